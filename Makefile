@@ -1,0 +1,45 @@
+# `make demo` shows what penstock does; `make test` checks everything. Both start from a clean clone.
+PYTHON ?= python3.11
+VENV   ?= .venv
+DEMO   ?= .venv-demo
+
+.PHONY: demo test test-all lint types unit bench clean
+
+$(DEMO)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(DEMO)/ready
+	$(DEMO)/bin/penstock demo
+
+test: lint types unit
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/ready
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/ready
+	$(VENV)/bin/pytest -n 2 -m 'not peers and not slow'
+	$(VENV)/bin/pytest --doctest-modules src/penstock -q
+
+test-all: lint types
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(VENV)/bin/pytest -n 2
+	$(VENV)/bin/pytest --doctest-modules src/penstock -q
+
+bench: $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(VENV)/bin/python -m benchmarks.loading
+
+clean:
+	rm -rf $(VENV) $(DEMO) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

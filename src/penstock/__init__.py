@@ -1,0 +1,51 @@
+"""penstock: everything between raw data and `model(batch)`. Every batch is a pure function of (plan, position)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Names are imported when first used, so that `import penstock` stays cheap.
+_HOME = {
+    "BusyError": "errors",
+    "DataLoader": "loaders",
+    "DatasetRecipe": "baking",
+    "EndOfRun": "errors",
+    "MissingExtraError": "errors",
+    "OutOfSpaceError": "errors",
+    "PenstockError": "errors",
+    "Plan": "plan",
+    "PlanError": "errors",
+    "PretrainDataLoader": "loaders",
+    "SourceError": "errors",
+    "SpecError": "errors",
+    "Store": "store",
+    "StoreError": "errors",
+    "TokenizerError": "errors",
+    "TraceRecord": "types",
+    "TrainingBatch": "types",
+    "WorkerError": "errors",
+    "bake": "baking",
+    "find": "tracing",
+    "open_store": "store",
+    "register_format": "sources",
+    "tokenize": "prepare",
+    "trace": "tracing",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(import_module(f"penstock.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,47 @@
+"""One gather for windows that lie anywhere in memory, however many mapped files they are spread over.
+
+NumPy gathers rows of one array. All mapped shards lie in one address space, so one strided view that begins at the
+lowest window and steps by one token is such an array: rows of it are windows, by address. Nothing outside the windows
+is ever touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["gather_windows"]
+
+
+class _Memory:
+    """What NumPy's array interface needs to see memory at an address."""
+
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, address: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": shape,
+            "strides": (dtype.itemsize, dtype.itemsize),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDArray[np.int64]) -> None:
+    """Copy out.shape[1] tokens from each address to a row of `out`, widening them.
+
+    The caller vouches for the addresses: each window must lie whole inside one live, aligned buffer of `dtype`.
+
+    >>> tokens = np.arange(10, dtype=np.uint16)
+    >>> out = np.empty((2, 3), np.int64)
+    >>> gather_windows(tokens.ctypes.data + 2 * np.array([6, 1]), tokens.dtype, out)
+    >>> out.tolist()
+    [[6, 7, 8], [1, 2, 3]]
+    """
+    lowest = int(addresses.min())
+    steps = (addresses - lowest) // dtype.itemsize
+    windows = np.asarray(_Memory(lowest, (int(steps.max()) + 1, out.shape[1]), dtype))
+    np.copyto(out, windows[steps])

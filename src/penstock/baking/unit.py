@@ -1,0 +1,312 @@
+"""Bake one unit of work: read its rows, keep or drop each with a reason, tokenise, and write one Arrow file.
+
+A pure function of (job, unit): it runs the same in this process or in any other, and its output file is named by what
+went in, so that work which an earlier, interrupted bake finished is found again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import PenstockError, SourceError, TokenizerError, WorkerError
+from penstock.fingerprint import fingerprint, fingerprint_file
+from penstock.order.permute import permutation
+from penstock.prepare.holdout import side_of
+from penstock.prepare.rows import RowStep
+from penstock.prepare.tokenize import Tokenize
+from penstock.sources.formats import Format
+from penstock.sources.units import Malformed, Unit, read_unit
+from penstock.spec import suggest
+from penstock.store.writer import write_arrow
+
+__all__ = ["Job", "UnitReport", "bake_unit", "read_unit_file", "read_unit_report", "scan_unit", "unit_key"]
+
+SPLITS = ("train", "val")
+_BATCH_CHARACTERS = 1 << 20
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is the same for all units of one ingredient. Travels to workers by value."""
+
+    ingredient: str
+    text: str
+    where: Callable[[dict[str, Any]], Any] | None
+    steps: list[RowStep]
+    tokenize: Tokenize
+    holdout: float
+    seed: int
+    shuffle: bool
+    on_error: str
+    formats: dict[str, Format]
+    fingerprint: str
+    """Of everything above that decides the output."""
+
+
+@dataclass(slots=True)
+class UnitReport:
+    """What became of a unit's rows."""
+
+    key: str = ""
+    rows_read: int = 0
+    documents: int = 0
+    tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    examples: list[tuple[str, int, str]] = field(default_factory=list)
+    """A few of the dropped: (file, row in span, reason)."""
+    errors: int = 0
+    """How many of the dropped were malformed, and passed over because on_error='skip'."""
+    span_rows: list[int] = field(default_factory=list)
+    span_hashes: list[str] = field(default_factory=list)
+
+
+def unit_key(job: Job, unit: Unit, number: int, identity: Any) -> str:
+    """Names a unit's output by what goes in."""
+    spans = [[s.path, s.start, s.stop] for s in unit.spans]
+    return fingerprint([job.fingerprint, number, spans, unit.first_row, identity])
+
+
+def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: Path) -> UnitReport:
+    """Write the unit's documents to `path`, and say what became of its rows."""
+    report = UnitReport(key=key, span_hashes=[fingerprint_file(Path(s.path), s.start, s.stop) for s in unit.spans])
+    dropped: Counter[str] = Counter()
+    keep = None if selected is None else set(selected.tolist())
+    tokens: list[np.ndarray] = []
+    spans: list[int] = []
+    rows: list[int] = []
+    splits: list[int] = []
+    texts: list[str] = []
+    waiting = 0
+
+    def flush() -> None:
+        nonlocal waiting
+        try:
+            tokens.extend(job.tokenize.encode(texts))
+        except TokenizerError as error:
+            at = len(tokens) + int(error.where.pop("number", 0))  # type: ignore[call-overload]
+            error.where |= _place(unit, spans[at], rows[at])
+            raise
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _failed(
+                f"the tokenizer {job.tokenize.tokenizer.name!r}", error, unit, spans[len(tokens)], rows[len(tokens)]
+            ) from error
+        texts.clear()
+        waiting = 0
+
+    ordinal = -1
+    for span, row_number, row in _rows(job, unit, report, dropped):
+        ordinal += 1
+        if keep is not None and ordinal not in keep:
+            dropped["beyond quantity"] += 1
+            continue
+        text = _prepared(job, unit, span, row_number, row)
+        if isinstance(text, _Dropped):
+            dropped[f"dropped by step {text.step!r}"] += 1
+            continue
+        if not text:
+            dropped["empty text"] += 1
+            continue
+        texts.append(text)
+        spans.append(span)
+        rows.append(row_number)
+        splits.append(SPLITS.index(side_of(text, job.holdout)) if job.holdout else 0)
+        waiting += len(text)
+        if waiting >= _BATCH_CHARACTERS:
+            flush()
+    flush()
+    report.dropped, report.documents = dict(dropped), len(tokens)
+    report.tokens = sum(map(len, tokens))
+    _write(job, number, path, report, tokens, spans, rows, splits)
+    return report
+
+
+def scan_unit(job: Job, unit: Unit, count_characters: bool) -> dict[str, Any]:
+    """What must be known of all units before any is baked: which rows pass `where`, and which characters there are."""
+    report = UnitReport()
+    passing: list[tuple[int, int]] = []
+    characters: set[str] = set()
+    for span, row_number, row in _rows(job, unit, report, Counter()):
+        passing.append((span, row_number))
+        if count_characters:
+            text = _prepared(job, unit, span, row_number, row)
+            if isinstance(text, str):
+                characters.update(text)
+    return {
+        "passing": np.array(passing, np.int64).reshape(-1, 2),
+        "span_rows": report.span_rows,
+        "characters": sorted(map(ord, characters)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    step: str
+
+
+def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Rows that can be read, have text, and pass `where`. All others are counted, or raised."""
+    report.span_rows = [0] * max(len(unit.spans), 1)
+    ended: dict[int, int] = {}
+    for span, row_number, row in read_unit(unit, job.formats):
+        if isinstance(row, dict) and not row:
+            report.span_rows[span] = row_number
+            ended[span] = row_number
+            continue
+        report.rows_read += 1
+        fault = row if isinstance(row, Malformed) else _text_fault(job, row)
+        if fault is not None:
+            if job.on_error == "raise":
+                raise _malformed(unit, span, row_number, fault)
+            dropped[fault.kind] += 1
+            report.errors += 1
+            if len(report.examples) < _EXAMPLES:
+                file = unit.spans[span].path if unit.spans else "<memory>"
+                report.examples.append(
+                    (file, row_number, f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind)
+                )
+            continue
+        assert isinstance(row, dict)
+        if job.text != "text":
+            row["text"] = row[job.text]
+        if job.where is not None:
+            try:
+                passes = job.where(row)
+            except Exception as error:
+                raise _failed(f"where= of {job.ingredient!r}", error, unit, span, row_number) from error
+            if not passes:
+                dropped["not where"] += 1
+                continue
+        yield span, row_number, row
+
+
+def _text_fault(job: Job, row: Any) -> Malformed | None:
+    if not isinstance(row, dict):
+        return Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
+    if job.text not in row:
+        near = suggest(job.text, row)
+        hint = f", perhaps {near!r}" if near else ""
+        return Malformed(f"no column {job.text!r}", f"this row has {', '.join(map(repr, row))}{hint}")
+    if not isinstance(row[job.text], str):
+        return Malformed(f"column {job.text!r} is not text", f"it is {type(row[job.text]).__name__}")
+    return None
+
+
+def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]) -> str | _Dropped:
+    for step in job.steps:
+        try:
+            after = step(row)
+        except PenstockError as error:
+            error.where |= _place(unit, span, row_number)
+            raise
+        except Exception as error:
+            raise _failed(f"step {step.name!r}", error, unit, span, row_number) from error
+        if after is None:
+            return _Dropped(step.name)
+        row = after
+    text = row.get(job.tokenize.text)
+    if not isinstance(text, str):
+        there = ", ".join(map(repr, row))
+        raise SourceError(
+            f"no text to tokenise in column {job.tokenize.text!r}: the row has {there}",
+            **_place(unit, span, row_number),
+            remedy="let the last step return a row with that column, or tokenize(..., text='column')",
+        )
+    return text
+
+
+def _write(
+    job: Job,
+    number: int,
+    path: Path,
+    report: UnitReport,
+    tokens: list[Any],
+    spans: list[int],
+    rows: list[int],
+    splits: list[int],
+) -> None:
+    count = len(tokens)
+    order = (
+        permutation(count, job.seed, job.ingredient, number).at(range(count)) if job.shuffle and count else range(count)
+    )
+    lengths = np.array([len(tokens[i]) for i in order], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = np.concatenate([tokens[i] for i in order]) if count else np.empty(0, job.tokenize.dtype)
+    columns = {
+        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)),
+        "span": pa.array(np.array(spans, np.int32)[list(order)] if count else np.empty(0, np.int32)),
+        "row": pa.array(np.array(rows, np.int64)[list(order)] if count else np.empty(0, np.int64)),
+        "split": pa.array(np.array(splits, np.int8)[list(order)] if count else np.empty(0, np.int8)),
+    }
+    batch = pa.RecordBatch.from_pydict(columns).replace_schema_metadata({"report": msgspec.json.encode(report)})
+    write_arrow(path, batch)
+
+
+def read_unit_file(path: Path) -> pa.RecordBatch:
+    """A unit's documents, mapped."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).get_batch(0)
+
+
+def read_unit_report(path: Path) -> UnitReport | None:
+    """What a finished unit's file says; None where it is not there or not whole."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            metadata = pa.ipc.open_file(file).schema.metadata
+        return msgspec.json.decode(metadata[b"report"], type=UnitReport)
+    except (FileNotFoundError, pa.ArrowInvalid, KeyError, TypeError, msgspec.DecodeError):
+        return None
+
+
+def _place(unit: Unit, span: int, row_number: int) -> dict[str, Any]:
+    """Where a row is, in words that a person can use: file and line (or row), counted from the file's start."""
+    if not unit.spans:
+        return {"file": "<memory>", "row": unit.first_row + row_number}
+    where = unit.spans[span]
+    place: dict[str, Any] = {"file": where.path}
+    if where.format != "text":
+        place["line"] = _lines_before(where.path, where.start) + row_number + 1
+    return place
+
+
+def _lines_before(path: str, start: int) -> int:
+    lines = 0
+    if start:
+        with open(path, "rb") as file:
+            while start > 0 and (piece := file.read(min(start, 1 << 20))):
+                lines += piece.count(b"\n")
+                start -= len(piece)
+    return lines
+
+
+def _malformed(unit: Unit, span: int, row_number: int, fault: Malformed) -> SourceError:
+    lost = "this file" if fault.rest or fault.kind == "empty file" else "such rows"
+    return SourceError(
+        fault.kind if not fault.reason else f"{fault.kind}: {fault.reason}",
+        **_place(unit, span, row_number),
+        remedy=f"mend the row, or bake(..., on_error='skip') to leave out {lost} and count them"
+        if lost == "such rows"
+        else "mend or leave out the file, or bake(..., on_error='skip') to pass over it and count it",
+    )
+
+
+def _failed(what: str, error: Exception, unit: Unit, span: int, row_number: int) -> WorkerError:
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return WorkerError(
+        f"{what} failed: {type(error).__name__}: {error}",
+        **_place(unit, span, row_number),
+        at=f"{frame.filename}:{frame.lineno}",
+        remedy="mend the function, or leave such rows out with where=",
+    )

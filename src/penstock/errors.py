@@ -1,0 +1,105 @@
+"""Every error a user can cause, each saying what is wrong, where, and what to do.
+
+    PenstockError
+    ├─ SpecError (ValueError)        a parameter or recipe that cannot work
+    ├─ SourceError (ValueError)      raw data that cannot be read: names the file and the row
+    ├─ TokenizerError (ValueError)   a tokenizer that cannot do what is asked
+    ├─ StoreError                    a store that is missing, unfinished or damaged
+    ├─ PlanError (ValueError)        a plan, state or position that does not belong here
+    ├─ BusyError                     another process is writing here
+    ├─ OutOfSpaceError (OSError)     the disk is full; nothing that was finished is lost
+    ├─ WorkerError (RuntimeError)    a worker process died, or user code failed inside one
+    ├─ EndOfRun                      there are no more batches
+    └─ MissingExtraError (ImportError)   an optional dependency is not installed
+
+Text: a headline, then one aligned line per named thing, then the remedy.
+
+>>> print(SpecError("batch_size=32 does not divide by world_size=3", remedy="batch_size=33, or uneven=True"))
+batch_size=32 does not divide by world_size=3
+  try        batch_size=33, or uneven=True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "BusyError",
+    "EndOfRun",
+    "MissingExtraError",
+    "OutOfSpaceError",
+    "PenstockError",
+    "PlanError",
+    "SourceError",
+    "SpecError",
+    "StoreError",
+    "TokenizerError",
+    "WorkerError",
+]
+
+
+class PenstockError(Exception):
+    """What all errors of this package share: `headline`, `where` (named things) and `remedy`."""
+
+    def __init__(self, headline: str, *, remedy: str | None = None, **where: object) -> None:
+        self.headline = headline
+        self.where = {name: value for name, value in where.items() if value is not None}
+        self.remedy = remedy
+        super().__init__(headline)
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for name, value in {**self.where, "try": self.remedy}.items():
+            if value is not None:
+                first, *rest = str(value).splitlines() or [""]
+                lines.append(f"  {name.replace('_', ' '):<10} {first}")
+                lines += [f"  {'':<10} {line}" for line in rest]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (bake and loader workers), and must arrive with everything they say.
+        return _rebuild, (type(self), self.headline, self.remedy, self.where)
+
+
+def _rebuild(kind: type[PenstockError], headline: str, remedy: str | None, where: dict[str, object]) -> PenstockError:
+    return kind(headline, remedy=remedy, **where)
+
+
+class SpecError(PenstockError, ValueError):
+    """A parameter or recipe that cannot work."""
+
+
+class SourceError(PenstockError, ValueError):
+    """Raw data that cannot be read. Names the file and the row."""
+
+
+class TokenizerError(PenstockError, ValueError):
+    """A tokenizer that cannot do what is asked of it."""
+
+
+class StoreError(PenstockError):
+    """A store that is missing, unfinished or damaged."""
+
+
+class PlanError(PenstockError, ValueError):
+    """A plan, state or position that does not belong to this loader or store."""
+
+
+class BusyError(PenstockError):
+    """Another process is writing here."""
+
+
+class OutOfSpaceError(PenstockError, OSError):
+    """The disk is full. What was finished is kept, and the same call continues there."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process died, or user code failed inside one."""
+
+
+class EndOfRun(PenstockError):
+    """There are no more batches: the run's epochs are used up."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional dependency is not installed. Says the command that installs it."""

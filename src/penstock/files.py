@@ -1,0 +1,133 @@
+"""Files that appear whole or not at all, and one writer at a time.
+
+Store, plans and bake all lean on these few functions: a temporary name, then a rename; a lock that dies with its
+process; sizes and names checked before they are trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import BusyError, OutOfSpaceError, StoreError
+
+__all__ = [
+    "exclusive",
+    "inside",
+    "is_in_use",
+    "out_of_space_at",
+    "part_name",
+    "publish",
+    "shared",
+    "sync_folder",
+    "write_whole",
+]
+
+_counter = itertools.count()
+
+
+def part_name(path: Path) -> Path:
+    """A temporary name beside `path`, unique to this call, that every reader ignores."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.part")
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that others may be watching for.
+
+    A reader sees the old file or the new one, never a part. Survives a crash after return.
+    Not for appending, and not across file systems.
+    """
+    part = part_name(path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def publish(part: Path, path: Path) -> None:
+    """Give a finished, synced file its name."""
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    # Without this a power cut can keep the manifest and lose the shard that it names.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, doing: str) -> Iterator[None]:
+    """Hold the one writer's lock at `path`. A second writer gets a BusyError that names the first.
+
+    The lock is the kernel's and ends with the process, however it ends; the file itself stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise BusyError(
+                f"another process is {doing} {path.parent}",
+                process=file.read().strip() or "unknown",
+                remedy="wait for it, or stop it; then run this again",
+            ) from None
+        file.truncate(0)
+        file.write(f"pid {os.getpid()}")
+        file.flush()
+        yield
+
+
+def shared(path: Path) -> int:
+    """Mark `path` as in use until the returned descriptor is closed (or the process ends)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether some process holds `shared(path)`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def inside(folder: Path, name: str) -> Path:
+    """`folder / name`, refusing names that would leave the folder."""
+    if name.startswith("/") or ".." in Path(name).parts or "\0" in name:
+        raise StoreError("a name in this manifest leaves its folder", folder=folder, name=repr(name))
+    return folder / name
+
+
+@contextlib.contextmanager
+def out_of_space_at(folder: Path) -> Iterator[None]:
+    """Turn 'disk full' inside the block into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OutOfSpaceError(
+                f"no space left while writing {folder}",
+                folder=folder,
+                remedy="free some space and run the same call again: it continues where it stopped",
+            ) from error
+        raise

@@ -1,0 +1,143 @@
+"""Online: the whole path on one page. Rows in, an order over them, blocks of gathered rows out.
+
+rows     = windows of each source            assemble/window.py: planned once, never changed by the order
+draw     = order.at(positions)               order/: position -> (source, row, epoch), no data yet
+located  = where those rows lie              for thousands of positions at once
+block    = one gather                        assemble/gather.py: tokens, widened, in reused memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.assemble.batch import Block, Fields, add_border_fields, mask_padding
+from penstock.assemble.gather import gather_windows
+from penstock.assemble.window import WindowRows
+from penstock.order.schedule import Draw, Order
+from penstock.protocols import Rows
+
+__all__ = ["Flow", "Located", "Task"]
+
+Allocate = Callable[[int, int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Consecutive steps of one rank: small, plain numbers, so that any thread or process can be given it."""
+
+    position: int
+    """Of the first row of the first step's global batch."""
+    num_steps: int
+    stride: int
+    """Positions from one step's first row to the next one's: the global batch, or several where workers take turns."""
+    first_row: int
+    """This rank's rows of each step: [first_row, last_row)."""
+    last_row: int
+    real_rows: int
+    """Rows of each step that are data; those after them repeat the last one, with weight 0."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_steps * (self.last_row - self.first_row)
+
+    def positions(self) -> NDArray[np.int64]:
+        rows = np.minimum(np.arange(self.first_row, self.last_row), self.real_rows - 1)
+        steps = self.position + self.stride * np.arange(self.num_steps)
+        return (steps[:, None] + rows).ravel()
+
+    def weights(self) -> NDArray[np.float32] | None:
+        if self.last_row <= self.real_rows:
+            return None
+        return np.tile((np.arange(self.first_row, self.last_row) < self.real_rows).astype(np.float32), self.num_steps)
+
+
+class Flow:
+    """Rows of some sources in one order. Pure: the same positions give the same blocks, on any thread or process."""
+
+    def __init__(self, rows: Sequence[Rows], order: Order, fields: Fields | None = None) -> None:
+        self.rows, self.order, self.fields = list(rows), order, fields or Fields()
+        self.row_tokens = rows[0].row_tokens
+        self.windows = [r for r in rows if isinstance(r, WindowRows)]
+        self.in_memory = len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1
+
+    def locate(self, task: Task) -> Located:
+        """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
+        positions = task.positions()
+        return Located(self, positions, task.weights(), self.order.at(positions))
+
+    def make(self, task: Task, allocate: Allocate) -> Block:
+        return self.locate(task).make(0, task.num_rows, allocate)
+
+
+class Located:
+    """Where the rows at some positions lie. `make` gathers any run of them."""
+
+    def __init__(
+        self, flow: Flow, positions: NDArray[np.int64], weight: NDArray[np.float32] | None, draw: Draw
+    ) -> None:
+        self.flow, self.positions, self.weight, self.draw = flow, positions, weight, draw
+        self.address: NDArray[np.int64] | None = None
+        if flow.in_memory:
+            self._find_addresses()
+
+    def _find_addresses(self) -> None:
+        source, index, epoch = self.draw
+        windows = self.flow.windows
+        if len(windows) == 1:
+            self.address, whole, held, self.start = windows[0].addresses(index, epoch)
+            self._held = [held]
+        else:
+            self.address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
+            whole, self._held = np.empty(len(index), bool), []
+            for number in np.unique(source).tolist():
+                mine = np.flatnonzero(source == number)
+                self.address[mine], whole[mine], held, self.start[mine] = windows[number].addresses(
+                    index[mine], epoch[mine]
+                )
+                self._held.append(held)
+        self.apart = np.flatnonzero(~whole)
+        if len(
+            self.apart
+        ):  # a few rows lie over the border of a shard: gather some safe row, then read them one by one
+            safe = self.address[whole]
+            self.address[self.apart] = safe[0] if len(safe) else 0
+            self.all_apart = not len(safe)
+        else:
+            self.all_apart = False
+
+    def make(self, first: int, last: int, allocate: Allocate) -> Block:
+        """Gather rows [first, last) of the located ones."""
+        flow = self.flow
+        out = allocate(last - first, flow.row_tokens + 1)
+        source = self.draw.source[first:last]
+        if self.address is not None:
+            if not self.all_apart:
+                gather_windows(self.address[first:last], flow.windows[0].stream.dtype, out)
+            if len(self.apart):
+                for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
+                    flow.windows[int(self.draw.source[row])].read_row(int(self.start[row]), out[row - first])
+        else:
+            self._gather_by_source(first, last, out)
+        weight = None if self.weight is None else self.weight[first:last]
+        block = Block(out, source, self.positions[first:last], weight)
+        if flow.fields.need_borders:
+            borders = [flow.windows[s].borders(int(self.start[first + i])) for i, s in enumerate(source.tolist())]
+            add_border_fields(block, borders, flow.fields)
+        mask_padding(block)
+        return block
+
+    def _gather_by_source(self, first: int, last: int, out: NDArray[np.int64]) -> None:
+        source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
+        for number, rows in enumerate(self.flow.rows):
+            mine = np.flatnonzero(source == number)
+            if len(mine) == len(source):
+                rows.gather(index, epoch, out)
+            elif len(mine):
+                part: NDArray[Any] = np.empty((len(mine), out.shape[1]), np.int64)
+                rows.gather(index[mine], epoch[mine], part)
+                out[mine] = part

@@ -1,0 +1,6 @@
+"""The doors: one loader per kind of data, all with the same cursor, state and batches."""
+
+from penstock.loaders.base import DataLoader
+from penstock.loaders.pretrain import PretrainDataLoader
+
+__all__ = ["DataLoader", "PretrainDataLoader"]

@@ -1,0 +1,216 @@
+"""Pretraining: windows of tokens from a store, shuffled, mixed, resumable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.assemble.batch import Fields
+from penstock.assemble.window import WindowRows
+from penstock.deliver.ranks import find_ranks
+from penstock.errors import PlanError, SpecError
+from penstock.flow import Flow
+from penstock.loaders.base import DataLoader
+from penstock.order.schedule import ORDER_VERSION, Order
+from penstock.plan import Plan, PlanSource
+from penstock.plans import find_plan, keep_plan, store_for_plan
+from penstock.spec import at_least, one_of
+from penstock.store.reader import Store
+
+__all__ = ["PretrainDataLoader", "open_flow"]
+
+
+class PretrainDataLoader(DataLoader):
+    """Rows of `chunk_size` tokens from a store.
+
+    PretrainDataLoader("corpus.store", chunk_size=2048, batch_size=32, seed=7)
+    PretrainDataLoader("corpus.store", chunk_size=2048, weights={"web": 0.7, "code": 0.3}, num_tokens=10**9)
+    PretrainDataLoader("corpus.store", chunk_size=2048, split="val")      unshuffled, once, last batch padded
+    PretrainDataLoader("corpus.store", plan="3f2a91c04be7d155")           exactly the rows of a run that was
+
+    Without weights an epoch is every row of every source once, in natural proportion. With weights the stream has no
+    end, unless num_rows, num_tokens or stop ends it; a source that runs out starts over, shuffled anew.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Store,
+        tokenizer: Any = None,
+        chunk_size: int | None = None,
+        *,
+        batch_size: int = 8,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        framework: str | None = None,
+        shuffle: str | bool | None = None,
+        epochs: int | None = 1,
+        plan: Any = None,
+        weights: Mapping[str, float] | None = None,
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+        stop: str | None = None,
+        split: str = "train",
+        epoch_end: str | None = None,
+        recut: bool = True,
+        position_ids: bool = False,
+        segment_ids: bool = False,
+        border_loss: bool = True,
+        alignment: str = "next",
+        uneven: bool = False,
+        prefetch: int = 0,
+        workers: int = 0,
+    ) -> None:
+        if plan is not None:
+            wanted = find_plan(path, plan)
+            store = store_for_plan(path, wanted)
+            steps = wanted.runs[0][-1][2] if len(wanted.runs) == 1 else batch_size
+            batch_size = steps if batch_size == 8 else batch_size
+            made = wanted
+        else:
+            store = path if isinstance(path, Store) else Store(path)
+            if chunk_size is None:
+                raise SpecError("how long is a row?", parameter="chunk_size", remedy="chunk_size=2048")
+            made = _make_plan(
+                store,
+                chunk_size,
+                seed,
+                _shuffle(shuffle, split),
+                weights,
+                num_rows,
+                num_tokens,
+                stop,
+                split,
+                epoch_end,
+                recut,
+            )
+        self.store = store
+        if tokenizer is not None:
+            _check_tokenizer(store, tokenizer)
+        fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
+        super().__init__(
+            open_flow(store, made, fields),
+            made,
+            batch_size=batch_size,
+            ranks=find_ranks(rank, world_size, mesh),
+            epochs=epochs,
+            framework=framework,
+            uneven=uneven,
+            alignment=alignment,
+            prefetch=prefetch,
+            workers=workers,
+            find_plan=lambda fingerprint: _known_plan(store, fingerprint),
+        )
+        keep_plan(store.path, self.plan)
+
+
+def open_flow(store: Store, plan: Plan, fields: Fields | None = None) -> Flow:
+    """The rows and the order that a plan means, over a store that has its content."""
+    rows = [
+        WindowRows(store.stream(source.name, source.split), plan.row_tokens, seed=plan.seed, recut=plan.recut)
+        for source in plan.sources
+    ]
+    return Flow(rows, order_of(plan), fields)
+
+
+def order_of(plan: Plan) -> Order:
+    """The order that a plan means. Needs no data."""
+    sizes = {source.name: source.num_rows for source in plan.sources}
+    return Order(sizes, seed=plan.seed, weights=plan.weights, shuffle=plan.shuffle)
+
+
+def _make_plan(
+    store: Store,
+    chunk_size: int,
+    seed: int,
+    shuffle: str,
+    weights: Mapping[str, float] | None,
+    num_rows: int | None,
+    num_tokens: int | None,
+    stop: str | None,
+    split: str,
+    epoch_end: str | None,
+    recut: bool,
+) -> Plan:
+    one_of(("train", "val"), split=split)
+    chunk_size = at_least(1, chunk_size=chunk_size)
+    given = [
+        name
+        for name, value in (("num_rows", num_rows), ("num_tokens", num_tokens), ("stop", stop))
+        if value is not None
+    ]
+    if given and weights is None:
+        raise SpecError(
+            f"{given[0]}= ends a mixture; this loader has no weights", parameter=given[0], remedy="weights=, or epochs="
+        )
+    if len(given) > 1:
+        raise SpecError(f"{' and '.join(given)} both end the stream", parameter=given[1], remedy="give one of them")
+    names = store.names if weights is None else [n for n in store.names if weights.get(n, 0) or n not in weights]
+    if weights is not None:
+        for name in weights:
+            if name not in store.names:
+                store.stream(name, split)  # says which names there are
+        names = [n for n in store.names if weights.get(n, 0.0) != 0.0]
+    streams = [store.stream(name, split) for name in names]
+    if weights is None:
+        # A source with too little text for one row is left out of a union; alone, it is an error that says so.
+        streams = [s for s in streams if s.num_tokens > chunk_size] or streams
+    rows = [WindowRows(stream, chunk_size, seed=seed, recut=recut) for stream in streams]
+    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle)
+    end = num_rows
+    if num_tokens is not None:
+        end = at_least(chunk_size, num_tokens=num_tokens) // chunk_size
+    elif stop is not None:
+        end = order.exhausted_at(first=one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted")
+    elif num_rows is not None:
+        end = at_least(1, num_rows=num_rows)
+    return Plan(
+        row_tokens=chunk_size,
+        seed=int(seed),
+        shuffle=shuffle,
+        sources=tuple(
+            PlanSource(
+                name=r.name, split=split, fingerprint=r.fingerprint, num_rows=r.num_rows, num_tokens=r.num_tokens
+            )
+            for r in rows
+        ),
+        segments=((0, None if weights is None else tuple((n, float(w)) for n, w in weights.items())),),
+        recut=recut and split == "train",
+        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
+        num_rows=end,
+        order_version=ORDER_VERSION,
+    )
+
+
+def _shuffle(asked: str | bool | None, split: str) -> str:
+    if asked is None:
+        return "none" if split == "val" else "global"
+    if isinstance(asked, bool):
+        return "global" if asked else "none"
+    return one_of(("global", "none"), shuffle=asked)
+
+
+def _check_tokenizer(store: Store, tokenizer: Any) -> None:
+    from penstock.prepare.tokenizers import resolve_tokenizer
+
+    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
+    if resolved.kind == "chars" and resolved.chars is None:
+        matches = store.manifest.tokenizer["kind"] == "chars"
+    else:
+        matches = resolved.fingerprint == store.manifest.tokenizer["fingerprint"]
+    if not matches:
+        raise SpecError(
+            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
+            parameter="tokenizer",
+            baked_with=store.manifest.tokenizer["name"],
+            remedy="leave tokenizer= out, or bake again with this one",
+        )
+
+
+def _known_plan(store: Store, fingerprint: str) -> Plan | None:
+    try:
+        return find_plan(store.path, fingerprint)
+    except PlanError:
+        return None

@@ -1,0 +1,20 @@
+"""Which sample is number i: positions only, never data."""
+
+from penstock.order.mix import Pattern, build_pattern
+from penstock.order.natural import Natural
+from penstock.order.permute import Permutation, permutation
+from penstock.order.schedule import ORDER_VERSION, Draw, Order
+from penstock.order.split import Cut, share
+
+__all__ = [
+    "ORDER_VERSION",
+    "Cut",
+    "Draw",
+    "Natural",
+    "Order",
+    "Pattern",
+    "Permutation",
+    "build_pattern",
+    "permutation",
+    "share",
+]

@@ -1,0 +1,267 @@
+"""Tokenizers of every kind behind one small interface: Hugging Face files and objects, callables, bytes, characters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TokenizerError
+from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+
+__all__ = [
+    "BytesTokenizer",
+    "CallableTokenizer",
+    "CharsTokenizer",
+    "JsonTokenizer",
+    "load_tokenizer",
+    "resolve_tokenizer",
+]
+
+WELL_KNOWN_EOS = (
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "<|eos|>",
+    "<|im_end|>",
+    "<|end▁of▁sentence|>",
+    "[EOS]",
+)
+
+
+class BytesTokenizer:
+    """UTF-8 bytes are the ids; 256 is the end of a document."""
+
+    name, kind, eos_id = "bytes", "bytes", 256
+    vocab_size = 256
+
+    @property
+    def fingerprint(self) -> str:
+        return "bytes"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        array = np.asarray(ids)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"penstock_tokenizer": "bytes"})
+
+
+class CharsTokenizer:
+    """Every character that the corpus has is an id, in code point order; one more is the end of a document."""
+
+    name, kind = "chars", "chars"
+
+    def __init__(self, chars: str | None = None) -> None:
+        self.chars = chars
+        """None until a bake has seen the corpus."""
+        if chars is not None:
+            self._points = np.array([ord(c) for c in chars], np.uint32)
+
+    def fitted(self, points: Iterable[int]) -> CharsTokenizer:
+        return CharsTokenizer("".join(map(chr, sorted(points))))
+
+    @property
+    def eos_id(self) -> int:
+        return len(self.chars or "")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.chars or "")
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(["chars", self.chars])[:16]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> NDArray[np.int64]:
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = np.searchsorted(self._points, points)
+        unknown = self._points[np.minimum(ids, len(self._points) - 1)] != points
+        if unknown.any():
+            raise TokenizerError(
+                f"character {chr(points[unknown][0])!r} is not in the vocabulary of {len(self._points)} characters",
+                remedy="bake again over text that has it",
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        assert self.chars is not None
+        return "".join(self.chars[i] for i in np.asarray(ids).tolist() if i < len(self.chars))
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"penstock_tokenizer": "chars", "chars": self.chars})
+
+
+class JsonTokenizer:
+    """A Hugging Face `tokenizer.json`. Padding and truncation in it are turned off: documents stay whole."""
+
+    kind = "tokenizer.json"
+
+    def __init__(self, json: str, name: str, config: dict[str, Any] | None = None) -> None:
+        self.json, self.name, self.config = json, name, config or {}
+
+    @cached_property
+    def backend(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.json)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"json": self.json, "name": self.name, "config": self.config}
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return vocab
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self.vocab.values(), default=-1) + 1  # ids may have gaps
+
+    @property
+    def special(self) -> dict[str, int]:
+        return {t.content: i for i, t in sorted(self.backend.get_added_tokens_decoder().items()) if t.special}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_bytes(self.backend.to_str().encode())[:16]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+        return text
+
+    def to_json(self) -> bytes:
+        return self.json.encode()
+
+
+class CallableTokenizer:
+    """A function from text to ids."""
+
+    kind = "callable"
+
+    def __init__(
+        self,
+        function: Callable[[str], Any],
+        vocab_size: int,
+        *,
+        decode: Callable[[Any], str] | None = None,
+        version: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.function, self.vocab_size, self._decode = function, vocab_size, decode
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.fingerprint = fingerprint([function_fingerprint(function, name=self.name, version=version), vocab_size])[
+            :16
+        ]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        return [self.function(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return None if self._decode is None else self._decode(np.asarray(ids).tolist())
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"penstock_tokenizer": "callable", "name": self.name})
+
+
+class _Undecodable:
+    """Stands for a callable in a store: the function itself is not kept."""
+
+    kind = "callable"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return None
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer that a store keeps, or a `tokenizer.json`."""
+    try:
+        data = path.read_bytes()
+        body = msgspec.json.decode(data)
+    except FileNotFoundError:
+        raise TokenizerError("no tokenizer file", file=path, remedy="the path of a tokenizer.json") from None
+    except (msgspec.DecodeError, IsADirectoryError) as error:
+        raise TokenizerError("this is not a tokenizer.json", file=path, reason=error) from None
+    kind = body.get("penstock_tokenizer") if isinstance(body, dict) else None
+    if kind == "bytes":
+        return BytesTokenizer()
+    if kind == "chars":
+        return CharsTokenizer(body["chars"])
+    if kind == "callable":
+        return _Undecodable(body["name"])
+    config_path = path.with_name("tokenizer_config.json")
+    config = msgspec.json.decode(config_path.read_bytes()) if config_path.exists() else {}
+    tokenizer = JsonTokenizer(data.decode(), path.parent.name if path.name == "tokenizer.json" else path.stem, config)
+    try:
+        _ = tokenizer.backend
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError("this is not a tokenizer.json", file=path, reason=error) from None
+    return tokenizer
+
+
+def resolve_tokenizer(
+    tokenizer: Any,
+    *,
+    vocab_size: int | None = None,
+    decode: Callable[[Any], str] | None = None,
+    version: str | None = None,
+) -> Any:
+    """One of the classes here, from whatever a user has: a path, a name, an object or a function."""
+    if isinstance(tokenizer, BytesTokenizer | CharsTokenizer | JsonTokenizer | CallableTokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str) and tokenizer == "bytes":
+        return BytesTokenizer()
+    if isinstance(tokenizer, str) and tokenizer == "chars":
+        return CharsTokenizer()
+    if isinstance(tokenizer, str | os.PathLike):
+        path = Path(tokenizer)
+        return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
+    if backend is not None:
+        name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
+        return JsonTokenizer(backend.to_str(), name, {"eos_token": tokenizer.eos_token})
+    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        return JsonTokenizer(tokenizer.to_str(), "tokenizers")
+    if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer
+        return CallableTokenizer(
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            len(tokenizer),
+            decode=tokenizer.decode,
+            version=version or fingerprint(tokenizer.get_vocab()),
+            name=type(tokenizer).__name__,
+        )
+    if callable(tokenizer):
+        vocab_size = vocab_size or getattr(tokenizer, "vocab_size", None) or getattr(tokenizer, "n_vocab", None)
+        if not isinstance(vocab_size, int):
+            raise TokenizerError(
+                "a function as tokenizer needs vocab_size=: it decides how many bytes an id takes",
+                parameter="vocab_size",
+                remedy="tokenize(function, vocab_size=50257)",
+            )
+        return CallableTokenizer(tokenizer, vocab_size, decode=decode, version=version)
+    raise TokenizerError(
+        f"a {type(tokenizer).__name__} is not a tokenizer",
+        remedy="the path of a tokenizer.json, a tokenizers or transformers object, a function, 'bytes' or 'chars'",
+    )

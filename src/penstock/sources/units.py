@@ -1,0 +1,191 @@
+"""Cut a source into units of work, and read one: about 64 MB each, fixed before any worker starts.
+
+A unit is either several whole files, or a byte range of one file by line (its rows are the lines that *start* in the
+range), or some rows from memory. Cuts depend on names and sizes only, so they are the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SourceError
+from penstock.sources.compression import compression_of, open_raw
+from penstock.sources.formats import Format, Row, format_for
+
+__all__ = ["UNIT_BYTES", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"]
+
+UNIT_BYTES = 64 << 20
+_LINE_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, stop) of one file; stop None is its end."""
+
+    file: int
+    path: str
+    format: str
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one worker reads at a time."""
+
+    spans: tuple[Span, ...]
+    num_bytes: int
+    rows: tuple[Any, ...] | None = None
+    """Rows given from memory, instead of spans."""
+    first_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A row that could not be read, and why. `rest` means that the rest of the file is lost with it."""
+
+    kind: str
+    """What the report counts it under."""
+    reason: str = ""
+    rest: bool = False
+
+
+def cut_files(
+    files: Sequence[tuple[int, str, int]], named_format: str | None, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """Units over files given as (number, path, bytes), in order."""
+    units: list[Unit] = []
+    waiting: list[Span] = []
+    waiting_bytes = 0
+
+    def flush() -> None:
+        nonlocal waiting_bytes
+        if waiting:
+            units.append(Unit(tuple(waiting), waiting_bytes))
+            waiting.clear()
+            waiting_bytes = 0
+
+    for number, path, num_bytes in files:
+        kind = format_for(path, named_format)
+        if kind.by_line and not compression_of(path) and num_bytes > unit_bytes:
+            flush()
+            for start in range(0, num_bytes, unit_bytes):
+                stop = min(start + unit_bytes, num_bytes)
+                units.append(Unit((Span(number, path, kind.name, start, stop),), stop - start))
+            continue
+        if waiting_bytes + num_bytes > unit_bytes:
+            flush()
+        waiting.append(Span(number, path, kind.name))
+        waiting_bytes += num_bytes
+    flush()
+    return units
+
+
+def cut_rows(rows: Sequence[Any], rows_per_unit: int = 100_000) -> list[Unit]:
+    """Units over rows from memory."""
+    return [
+        Unit(
+            (),
+            sum(_size_of(row) for row in rows[start : start + rows_per_unit]),
+            tuple(rows[start : start + rows_per_unit]),
+            start,
+        )
+        for start in range(0, len(rows), rows_per_unit)
+    ]
+
+
+def _size_of(row: Any) -> int:
+    return (
+        len(row)
+        if isinstance(row, str)
+        else sum(len(v) if isinstance(v, str) else 8 for v in row.values())
+        if isinstance(row, dict)
+        else 8
+    )
+
+
+def read_unit(unit: Unit, formats: Mapping[str, Format]) -> Iterator[tuple[int, int, Row | Malformed]]:
+    """(span, row in span, row or why it is malformed), in order. Blank lines count as rows, and are not given.
+
+    Row numbers count from the start of the span; the last thing of each span is (span, number of rows, {}).
+    """
+    if unit.rows is not None:
+        for number, row in enumerate(unit.rows):
+            yield 0, number, _row_from_memory(row)
+        yield 0, len(unit.rows), {}
+        return
+    for which, span in enumerate(unit.spans):
+        kind = formats[span.format]
+        with open_raw(Path(span.path)) as stream:
+            yield from _read_lines(which, span, kind, stream) if kind.by_line else _read_stream(which, kind, stream)
+
+
+def _row_from_memory(row: Any) -> Row | Malformed:
+    if isinstance(row, dict):
+        return row
+    if isinstance(row, str):
+        return {"text": row}
+    return Malformed("malformed row", f"a row is a dict or a str, got {type(row).__name__}")
+
+
+def _read_stream(which: int, kind: Format, stream: BufferedReader) -> Iterator[tuple[int, int, Row | Malformed]]:
+    number = 0
+    try:
+        if not stream.peek(1):
+            yield which, 0, Malformed("empty file")
+        else:
+            for row in kind.read(stream):
+                yield which, number, row
+                number += 1
+    except UnicodeDecodeError as error:
+        yield which, number, Malformed("not UTF-8", _not_utf8(error), rest=True)
+    except SourceError as error:
+        yield which, number, Malformed("damaged archive", _reason(error), rest=True)
+    except ValueError as error:
+        yield which, number, Malformed("malformed row", _reason(error), rest=True)
+    yield which, number, {}
+
+
+def _read_lines(
+    which: int, span: Span, kind: Format, stream: BufferedReader
+) -> Iterator[tuple[int, int, Row | Malformed]]:
+    number = 0
+    at = span.start
+    if at:
+        stream.seek(at - 1)
+        at += len(stream.readline()) - 1  # the line that began before this range is the range before's
+    try:
+        while span.stop is None or at < span.stop:
+            line = stream.readline(_LINE_LIMIT)
+            if not line:
+                break
+            at += len(line)
+            line = line.rstrip(b"\r\n")
+            if line.strip():
+                try:
+                    yield which, number, kind.read(line)
+                except UnicodeDecodeError as error:
+                    yield which, number, Malformed("not UTF-8", _not_utf8(error))
+                except ValueError as error:
+                    yield which, number, Malformed("malformed row", _reason(error))
+            number += 1
+    except SourceError as error:  # a damaged archive: what came before it is good
+        yield which, number, Malformed("damaged archive", _reason(error), rest=True)
+    if number == 0 and span.start == 0:
+        yield which, 0, Malformed("empty file")
+    yield which, number, {}
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, SourceError):
+        detail = error.where.get("reason")
+        return f"{error.headline} ({detail})" if detail else error.headline
+    return str(error) or type(error).__name__

@@ -1,0 +1,56 @@
+"""Checks that settings share: each returns the value it was given, or says what is wrong with which parameter."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from penstock.errors import SpecError
+
+__all__ = ["at_least", "one_of", "suggest"]
+
+T = TypeVar("T")
+
+
+def at_least(smallest: int, **parameter: Any) -> int:
+    """The one named parameter as an int that is `smallest` or more.
+
+    >>> at_least(1, batch_size=8)
+    8
+    """
+    ((name, value),) = parameter.items()
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name) from None
+    if number < smallest:
+        raise SpecError(
+            f"{name} must be at least {smallest}, got {value}", parameter=name, remedy=f"{name}={max(smallest, 1)}"
+        )
+    return number
+
+
+def one_of(choices: Iterable[T], **parameter: T) -> T:
+    """The one named parameter, which must be one of the choices."""
+    ((name, value),) = parameter.items()
+    choices = list(choices)
+    if value not in choices:
+        listed = ", ".join(repr(c) for c in choices)
+        raise SpecError(
+            f"{name}={value!r} is not one of {listed}",
+            parameter=name,
+            remedy=f"{name}={suggest(str(value), map(str, choices)) or choices[0]!r}",
+        )
+    return value
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name nearest to a wrong one, if any is near.
+
+    >>> suggest("contnet", ["content", "url"])
+    'content'
+    """
+    near = difflib.get_close_matches(wrong, list(known), n=1)
+    return near[0] if near else None

@@ -1,0 +1,168 @@
+"""Where things lie in a store's folder, and what its manifest says.
+
+corpus.store/
+  penstock.json              the pointer: which version is current; null until the first bake is complete
+  versions/<id>/
+    manifest.json            written last: its existence means that the version is complete
+    shards.arrow             one row per shard: file, source, split, documents, tokens, bytes, hashes
+    files.arrow              one row per raw file: path, size, time, content hash
+    tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
+    <source>-<split>-00000.arrow
+  plans/<fingerprint>.json   what runs over this store were
+  work/                      units of an unfinished bake
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.files import inside, write_whole
+from penstock.fingerprint import fingerprint
+
+__all__ = [
+    "Manifest",
+    "Shard",
+    "StreamInfo",
+    "current_version",
+    "is_store",
+    "mark_as_store",
+    "point_to",
+    "version_folder",
+]
+
+POINTER = "penstock.json"
+STORE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One Arrow file: documents of one source and split, one record batch, `tokens` as a list column."""
+
+    file: str
+    source: str
+    split: str
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    file_hash: str
+    content_hash: str
+    """Of tokens and document borders alone, so that it does not depend on where the raw files lay."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """The documents of one source and split, end to end."""
+
+    source: str
+    split: str
+    num_documents: int
+    num_tokens: int
+    num_shards: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Small and JSON; the long tables lie beside it in Arrow."""
+
+    version: str
+    streams: list[StreamInfo]
+    token_dtype: str
+    tokenizer: dict[str, Any]
+    recipe: dict[str, Any]
+    report: dict[str, Any]
+    shards_hash: str
+    files_hash: str
+    format: int = STORE_FORMAT
+    made_by: str = field(default="penstock")
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: tokenizer and all streams."""
+        return fingerprint([self.tokenizer["fingerprint"], [[s.source, s.split, s.fingerprint] for s in self.streams]])[
+            :16
+        ]
+
+    def save(self, folder: Path) -> None:
+        write_whole(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        path = folder / "manifest.json"
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            raise StoreError(
+                f"no complete store version at {folder}",
+                folder=folder,
+                remedy="run the bake again: it continues what is there",
+            ) from None
+        except msgspec.DecodeError as error:
+            raise StoreError("the manifest is damaged", file=path, reason=error, remedy=_REBAKE) from None
+        if manifest.format != STORE_FORMAT:
+            raise StoreError(
+                f"this store has format {manifest.format}; this penstock reads format {STORE_FORMAT}",
+                file=path,
+                remedy="a penstock release that knows this format",
+            )
+        return manifest
+
+
+_REBAKE = "bake again, or copy the store again from where it came"
+
+
+def is_store(folder: Path) -> bool:
+    return (folder / POINTER).is_file()
+
+
+def mark_as_store(folder: Path) -> None:
+    """Make an (empty or new) folder a store that is not complete yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_store(folder):
+        write_whole(folder / POINTER, _pointer(None))
+
+
+def point_to(folder: Path, version: str) -> None:
+    """Make a complete version the current one. The last act of a bake."""
+    write_whole(folder / POINTER, _pointer(version))
+
+
+def _pointer(version: str | None) -> bytes:
+    return msgspec.json.encode({"penstock_store": STORE_FORMAT, "current": version})
+
+
+def current_version(folder: Path) -> str | None:
+    """The current version's id; None for a store whose first bake is not complete."""
+    path = folder / POINTER
+    try:
+        pointer = msgspec.json.decode(path.read_bytes())
+        version = pointer["current"]
+    except FileNotFoundError:
+        if not folder.exists():
+            raise StoreError(
+                f"no store at {folder}", folder=folder, remedy="ps.bake(recipe, to=...) makes one"
+            ) from None
+        raise StoreError(
+            f"{folder} is not a store: it has no {POINTER}",
+            folder=folder,
+            remedy="if it holds raw files, bake them: `penstock bake FOLDER --to NAME.store`",
+        ) from None
+    except (NotADirectoryError, PermissionError) as error:
+        raise StoreError(
+            f"{folder} is not a store: {os.strerror(error.errno or 0)}", folder=folder, remedy="a store's folder"
+        ) from None
+    except (msgspec.DecodeError, TypeError, KeyError):
+        raise StoreError("the store's pointer is damaged", file=path, remedy=_REBAKE) from None
+    if version is not None and not isinstance(version, str):
+        raise StoreError("the store's pointer is damaged", file=path, remedy=_REBAKE)
+    return version
+
+
+def version_folder(folder: Path, version: str) -> Path:
+    return inside(folder / "versions", version)

@@ -1,0 +1,93 @@
+"""Write documents as Arrow shards: token lists, and for each document the file and row it came from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.files import part_name, publish
+from penstock.fingerprint import fingerprint, fingerprint_file
+from penstock.store.layout import Shard, StreamInfo
+
+__all__ = ["MAX_SHARD_TOKENS", "smallest_dtype", "stream_info", "write_arrow", "write_shard", "write_table"]
+
+MAX_SHARD_TOKENS = (1 << 31) - 1
+"""Arrow list offsets are 32 bit."""
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds every id of a vocabulary.
+
+    >>> [smallest_dtype(v).name for v in (256, 257, 65_536, 65_537)]
+    ['uint8', 'uint16', 'uint16', 'uint32']
+    """
+    return np.min_scalar_type(max(vocab_size - 1, 0))
+
+
+def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
+    """One record batch as an Arrow file, whole or not at all, on disk when this returns."""
+    part = part_name(path)
+    try:
+        with open(part, "wb") as raw:
+            with pa.ipc.new_file(pa.PythonFile(raw, "w"), batch.schema) as file:
+                file.write_batch(batch)
+            raw.flush()
+            os.fsync(raw.fileno())
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_table(path: Path, columns: dict[str, Any]) -> str:
+    """Some columns as an Arrow file. Returns its hash."""
+    write_arrow(path, pa.RecordBatch.from_pydict(columns))
+    return fingerprint_file(path)
+
+
+def write_shard(
+    folder: Path,
+    name: str,
+    *,
+    source: str,
+    split: str,
+    tokens: NDArray[Any],
+    offsets: NDArray[np.int32],
+    file: NDArray[np.int32],
+    row: NDArray[np.int64],
+) -> Shard:
+    """One shard: document d has tokens[offsets[d]:offsets[d + 1]], and came from row `row[d]` of raw file `file[d]`."""
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))
+    batch = pa.RecordBatch.from_arrays([lists, pa.array(file), pa.array(row)], names=["tokens", "file", "row"])
+    path = folder / name
+    write_arrow(path, batch)
+    digest = xxhash.xxh3_128()
+    for array in (tokens, offsets):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return Shard(
+        file=name,
+        source=source,
+        split=split,
+        num_documents=len(offsets) - 1,
+        num_tokens=len(tokens),
+        num_bytes=path.stat().st_size,
+        file_hash=fingerprint_file(path),
+        content_hash=digest.hexdigest(),
+    )
+
+
+def stream_info(source: str, split: str, shards: list[Shard], dtype: str) -> StreamInfo:
+    return StreamInfo(
+        source=source,
+        split=split,
+        num_documents=sum(shard.num_documents for shard in shards),
+        num_tokens=sum(shard.num_tokens for shard in shards),
+        num_shards=len(shards),
+        fingerprint=fingerprint([dtype, [[s.num_documents, s.num_tokens, s.content_hash] for s in shards]])[:16],
+    )

@@ -1,0 +1,198 @@
+"""Trace both ways: a step to its documents, files and rows; a document to every step that uses it. From files alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.assemble.window import WindowRows
+from penstock.errors import PlanError, SourceError
+from penstock.flow import Flow
+from penstock.loaders.pretrain import open_flow
+from penstock.order.split import position_of_step, share, step_of_position
+from penstock.plan import Plan
+from penstock.plans import find_plan, store_for_plan
+from penstock.store.reader import Store, TokenStream
+from penstock.types import TraceRecord
+
+__all__ = ["find", "trace"]
+
+
+def trace(
+    store: str | os.PathLike[str] | Store,
+    plan: Any,
+    *,
+    step: int | None = None,
+    position: int | None = None,
+    batch_size: int | None = None,
+    world_size: int | None = None,
+) -> Iterator[TraceRecord]:
+    """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
+
+    `plan` is a plan, its fingerprint or file, a state, or a loader. The spans of a row's records tile its window of
+    chunk_size + 1 tokens (the last one is only a label).
+    """
+    found = find_plan(store, plan, batch_size=batch_size)
+    opened = store_for_plan(store, found)
+    if (step is None) == (position is None):
+        raise PlanError("trace takes step= or position=", remedy="trace(store, plan, step=100)")
+    spec: dict[str, Any] = {"epoch_rows": found.epoch_rows, "epoch_end": found.epoch_end}
+    if step is not None:
+        first, rows = position_of_step(found.steps, step, **spec)
+        if found.epoch_rows is not None and found.epoch_end == "pad":
+            rows = min(rows, found.epoch_rows - first % found.epoch_rows)  # the rest only fills the batch up
+    else:
+        assert position is not None
+        if position < 0:
+            raise PlanError(f"position {position} does not exist", remedy="a position of 0 or more")
+        first, rows = position, 1
+    if found.num_rows is not None and first >= found.num_rows:
+        raise PlanError(
+            f"position {first:,} is beyond the {found.num_rows:,} rows of this plan", remedy="an earlier step"
+        )
+    flow = open_flow(opened, found)
+    return _records(opened, flow, found, np.arange(first, first + rows), world_size or found.world_size)
+
+
+def find(
+    store: str | os.PathLike[str] | Store,
+    plan: Any,
+    *,
+    file: str | os.PathLike[str],
+    row: int | None = None,
+    batch_size: int | None = None,
+    until: int | None = None,
+) -> list[TraceRecord]:
+    """Every use of a document (or of all documents of a file) in a run, in the order of the run.
+
+    Found by inverting the order, not by going through it. `until` is the position up to which to look: by default one
+    epoch, or as far as the given state or loader has come if that is further; for an endless mixture, the first epoch
+    of each source.
+    """
+    found = find_plan(store, plan, batch_size=batch_size)
+    opened = store_for_plan(store, found)
+    flow = open_flow(opened, found)
+    if until is None:
+        until = max(found.epoch_rows or 0, _position_of(plan))
+    number = _file_number(opened, os.fspath(file))
+    uses: set[tuple[int, int, int]] = set()
+    for which, rows in enumerate(flow.windows):
+        stream = rows.stream
+        assert isinstance(stream, TokenStream)
+        for document in stream.find(number, row):
+            start, stop = stream.document_span(document)
+            for epoch in range(_epochs(flow, which, until)):
+                touching = rows.rows_touching(start, stop, epoch)
+                if touching:
+                    positions = flow.order.positions(which, touching, epoch)
+                    uses.update((int(p), which, document) for p in positions if not until or p < until)
+    wanted = {(position, document) for position, _, document in uses}
+    positions = np.array(sorted({position for position, _, _ in uses}), np.int64)
+    records = _records(opened, flow, found, positions, found.world_size, only=wanted)
+    return list(records)
+
+
+def _position_of(plan: Any) -> int:
+    if isinstance(plan, dict):
+        return int(plan.get("position", 0))
+    return int(getattr(plan, "position", 0))
+
+
+def _epochs(flow: Flow, source: int, until: int) -> int:
+    """How many epochs of a source a run enters before a position."""
+    if not until:
+        return 1
+    rows = flow.order.counts(until)[source]
+    return -(-rows // flow.order.sizes[source])
+
+
+def _file_number(store: Store, wanted: str) -> int:
+    paths = [str(path) for path in store.files["path"].to_pylist()]
+    absolute = os.path.abspath(wanted)
+    for matches in (
+        [i for i, path in enumerate(paths) if path == wanted],
+        [i for i, path in enumerate(paths) if os.path.abspath(path) == absolute],
+        [i for i, path in enumerate(paths) if path.endswith(os.sep + wanted)],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise SourceError(
+                f"{len(matches)} files of this store end in {wanted}",
+                file=", ".join(paths[i] for i in matches[:4]),
+                remedy="more of the path",
+            )
+    from penstock.spec import suggest
+
+    near = suggest(wanted, paths) or suggest(Path(wanted).name, [Path(path).name for path in paths])
+    raise SourceError(
+        f"{wanted} is not a file of this store",
+        file=wanted,
+        remedy=f"perhaps {near}" if near else "`penstock info` lists them",
+    )
+
+
+def _records(
+    store: Store, flow: Flow, plan: Plan, positions: Any, world_size: int, only: set[tuple[int, int]] | None = None
+) -> Iterator[TraceRecord]:
+    draw = flow.order.at(positions)
+    for position, source, index, epoch in zip(
+        positions.tolist(), draw.source.tolist(), draw.index, draw.epoch.tolist(), strict=True
+    ):
+        rows = flow.windows[source]
+        start = int(rows.starts(np.array([index]), np.array([epoch]))[0])
+        step, row_in_batch, rank = _place_in_run(plan, position, world_size)
+        for window_start, window_stop, document, document_start, begin in _pieces(rows, start):
+            if only is not None and (position, document) not in only:
+                continue
+            stream = rows.stream
+            assert isinstance(stream, TokenStream)
+            stored = stream.document(document)
+            span = (begin - document_start, begin - document_start + window_stop - window_start)
+            yield TraceRecord(
+                step=step,
+                position=position,
+                epoch=epoch,
+                rank=rank,
+                row_in_batch=row_in_batch,
+                source=rows.name,
+                file=stored.file,
+                row=stored.row,
+                window_span=(window_start, window_stop),
+                document_span=span,
+                text=store.decode(stored.tokens[span[0] : span[1]]),
+                lines=_lines(store, stored.tokens, span),
+            )
+
+
+def _pieces(rows: WindowRows, start: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(window start, window stop, document, where it starts in the stream, where the piece starts in the stream)."""
+    for at, begin, stop in rows.pieces(start):
+        for document, document_start, document_stop in rows.stream.documents_in(begin, stop):
+            piece_start, piece_stop = max(document_start, begin), min(document_stop, stop)
+            yield at + piece_start - begin, at + piece_stop - begin, document, document_start, piece_start
+
+
+def _lines(store: Store, tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
+    before, piece = store.decode(tokens[: span[0]]), store.decode(tokens[span[0] : span[1]])
+    if before is None or piece is None:
+        return None
+    first = 1 + before.count("\n")
+    return first, first + piece.rstrip("\n").count("\n")
+
+
+def _place_in_run(plan: Plan, position: int, world_size: int) -> tuple[int | None, int, int]:
+    """(step, row in the global batch, rank) of a position; no step where the plan does not say how it was cut."""
+    spec: dict[str, Any] = {"epoch_rows": plan.epoch_rows, "epoch_end": plan.epoch_end}
+    if len(plan.runs) != 1:
+        return None, 0, 0
+    step = step_of_position(plan.steps, position, **spec)
+    first, rows = position_of_step(plan.steps, step, **spec)
+    row = position - first
+    if not 0 <= row < rows:
+        return None, 0, 0  # in the tail of an epoch that `drop` passes over
+    return step, row, next(r for r in range(world_size) if row in share(rows, rank=r, world=world_size))
