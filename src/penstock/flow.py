@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.assemble.batch import Block, Fields, add_border_fields, mask_padding
-from penstock.assemble.gather import gather_windows
+from penstock.assemble.gather import windows_at
 from penstock.assemble.window import WindowRows
 from penstock.order.schedule import Draw, Order
 from penstock.protocols import Rows
@@ -81,47 +81,43 @@ class Located:
         self, flow: Flow, positions: NDArray[np.int64], weight: NDArray[np.float32] | None, draw: Draw
     ) -> None:
         self.flow, self.positions, self.weight, self.draw = flow, positions, weight, draw
-        self.address: NDArray[np.int64] | None = None
+        self.windows: NDArray[Any] | None = None
+        self.apart: NDArray[np.int64] | None = None
+        """Rows that lie over the border of a shard, and are read one by one."""
         if flow.in_memory:
-            self._find_addresses()
+            self._find_windows()
 
-    def _find_addresses(self) -> None:
+    def _find_windows(self) -> None:
         source, index, epoch = self.draw
-        windows = self.flow.windows
-        if len(windows) == 1:
-            self.address, whole, held, self.start = windows[0].addresses(index, epoch)
+        sources = self.flow.windows
+        if len(sources) == 1:
+            address, whole, held, self.start = sources[0].addresses(index, epoch)
             self._held = [held]
         else:
-            self.address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
+            address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
             whole, self._held = np.empty(len(index), bool), []
             for number in np.unique(source).tolist():
                 mine = np.flatnonzero(source == number)
-                self.address[mine], whole[mine], held, self.start[mine] = windows[number].addresses(
-                    index[mine], epoch[mine]
-                )
+                address[mine], whole[mine], held, self.start[mine] = sources[number].addresses(index[mine], epoch[mine])
                 self._held.append(held)
-        self.apart = np.flatnonzero(~whole)
-        if len(
-            self.apart
-        ):  # a few rows lie over the border of a shard: gather some safe row, then read them one by one
-            safe = self.address[whole]
-            self.address[self.apart] = safe[0] if len(safe) else 0
-            self.all_apart = not len(safe)
-        else:
-            self.all_apart = False
+        if not whole.all():
+            self.apart = np.flatnonzero(~whole)
+            if len(self.apart) == len(address):
+                return
+            address[self.apart] = address[whole][0]  # some row that is safe to gather, to be overwritten
+        self.windows, self.rows = windows_at(address, self.flow.row_tokens + 1, sources[0].stream.dtype)
 
     def make(self, first: int, last: int, allocate: Allocate) -> Block:
         """Gather rows [first, last) of the located ones."""
         flow = self.flow
         out = allocate(last - first, flow.row_tokens + 1)
         source = self.draw.source[first:last]
-        if self.address is not None:
-            if not self.all_apart:
-                gather_windows(self.address[first:last], flow.windows[0].stream.dtype, out)
-            if len(self.apart):
-                for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
-                    flow.windows[int(self.draw.source[row])].read_row(int(self.start[row]), out[row - first])
-        else:
+        if self.windows is not None:
+            np.copyto(out, self.windows[self.rows[first:last]])
+        if self.apart is not None:
+            for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
+                flow.windows[int(self.draw.source[row])].read_row(int(self.start[row]), out[row - first])
+        if not flow.in_memory:
             self._gather_by_source(first, last, out)
         weight = None if self.weight is None else self.weight[first:last]
         block = Block(out, source, self.positions[first:last], weight)

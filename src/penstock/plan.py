@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Plan:
         del spec["runs"], spec["world_size"]
         return spec
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.spec())[:16]
 

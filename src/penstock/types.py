@@ -62,7 +62,8 @@ class TrainingBatch:
         self.cu_seqlens = cu_seqlens
         self.max_seqlen = max_seqlen
         self._metadata = metadata
-        # [rows, tokens + 1]: input_ids and labels are views of it, so that a device copy moves it once.
+        # (tokens, first, last): input_ids and labels are views of tokens[first:last], [rows, tokens + 1], so that a
+        # device copy moves it once.
         self._block = block
 
     @property
@@ -107,7 +108,8 @@ class TrainingBatch:
         fields = {name: getattr(self, name) for name in _FIELDS}
         block = None
         if self._block is not None:
-            block = move(self._block)
+            tokens, first, last = self._block
+            block = move(tokens[first:last])
             fields |= {"input_ids": block[:, :-1], "labels": block[:, 1:]}
         moved = {
             name: move(value)
@@ -115,7 +117,7 @@ class TrainingBatch:
             else value
             for name, value in fields.items()
         }
-        return TrainingBatch(metadata=self._metadata, block=block, **moved)
+        return TrainingBatch(metadata=self._metadata, block=None if block is None else (block, 0, len(block)), **moved)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_batch, ([getattr(self, name) for name in _FIELDS], self.metadata, self._block is not None)

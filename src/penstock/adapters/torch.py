@@ -44,7 +44,7 @@ class TorchBlocks:
             self._masks[rows, tokens] = masks
         return masks
 
-    def same_alignment(self, inputs: Any, loss: Any, attention: Any) -> tuple[Any, Any]:
+    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
         """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
         shifted = torch.ones(inputs.shape, dtype=torch.float32)
         if loss is not None:

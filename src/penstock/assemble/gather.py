@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["gather_windows"]
+__all__ = ["gather_windows", "windows_at"]
 
 
 class _Memory:
@@ -30,18 +30,24 @@ class _Memory:
         }
 
 
-def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDArray[np.int64]) -> None:
-    """Copy out.shape[1] tokens from each address to a row of `out`, widening them.
+def windows_at(
+    addresses: NDArray[np.int64], length: int, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """An array whose rows are windows of `length` tokens, and which of its rows lie at these addresses.
 
     The caller vouches for the addresses: each window must lie whole inside one live, aligned buffer of `dtype`.
 
     >>> tokens = np.arange(10, dtype=np.uint16)
-    >>> out = np.empty((2, 3), np.int64)
-    >>> gather_windows(tokens.ctypes.data + 2 * np.array([6, 1]), tokens.dtype, out)
-    >>> out.tolist()
+    >>> windows, rows = windows_at(tokens.ctypes.data + 2 * np.array([6, 1]), 3, tokens.dtype)
+    >>> windows[rows].tolist()
     [[6, 7, 8], [1, 2, 3]]
     """
     lowest = int(addresses.min())
-    steps = (addresses - lowest) // dtype.itemsize
-    windows = np.asarray(_Memory(lowest, (int(steps.max()) + 1, out.shape[1]), dtype))
-    np.copyto(out, windows[steps])
+    rows = (addresses - lowest) // dtype.itemsize
+    return np.asarray(_Memory(lowest, (int(rows.max()) + 1, length), dtype)), rows
+
+
+def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDArray[np.int64]) -> None:
+    """Copy out.shape[1] tokens from each address to a row of `out`, widening them. As `windows_at`, in one go."""
+    windows, rows = windows_at(addresses, out.shape[1], dtype)
+    np.copyto(out, windows[rows])

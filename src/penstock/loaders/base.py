@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,21 @@ _AHEAD_BYTES = 4 << 20
 
 log = logging.getLogger("penstock")
 
-Handed = tuple[Block, int, int, int]
-"""(block, first row in it, last row in it, position after): one batch, ready to be handed over."""
+Ready = tuple[TrainingBatch, int]
+"""A batch that is ready to be handed over, and the position after it."""
+Piece = tuple[int, Located, int, int]
+"""(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
+
+
+class BlockFields(NamedTuple):
+    """The arrays of a block: what a batch takes slices of."""
+
+    tokens: Any
+    inputs: Any
+    labels: Any
+    attention: Any
+    loss: Any
+    extra: dict[str, Any]
 
 
 class DataLoader:
@@ -52,8 +65,10 @@ class DataLoader:
 
     _position: int
     _steps: list[list[int]]
-    _stream: Iterator[Handed] | None = None
-    _stream_at: tuple[int, int] | None = None
+    _stream: Generator[Ready, None, None] | None = None
+    _stream_position: int
+    _stream_rows: int
+    _stream_steps: list[list[int]]
 
     def __init__(
         self,
@@ -196,23 +211,34 @@ class DataLoader:
 
     def _hand_over(self, rows: int) -> TrainingBatch | None:
         """The batch at the cursor, and the cursor moved past it; None at the end of the run."""
-        if self._stream is None or self._stream_at != (self._position, rows):
-            self._close_stream()
-            self._stream = self._ready(self._position, rows)
-        handed = next(self._stream, None)
-        if handed is None:
+        if self._stream is None or self._position != self._stream_position or rows != self._stream_rows:
+            self._open_stream(rows)
+        assert self._stream is not None
+        ready = next(self._stream, None)
+        if ready is None:
             self._close_stream()
             return None
-        block, first, last, after = handed
-        if rows != self._steps[-1][2]:
-            self._steps = _with_cut(self._steps, self._position, rows, **self._epoch_spec)
-        self._position = after
-        self._stream_at = (after, rows)
+        batch, self._stream_position = ready
+        self._position = self._stream_position
+        self._steps = self._stream_steps
         self._handed_any = True
-        return self._batch(block, first, last, partial(self._metadata, block, first, last, rows, after, self._steps))
+        return batch
 
-    def _ready(self, position: int, rows: int) -> Iterator[Handed]:
-        """Batches from a position to the end of the run, as blocks that hold several."""
+    def _open_stream(self, rows: int) -> None:
+        self._close_stream()
+        record = self._steps
+        if rows != record[-1][2]:
+            record = _with_cut(record, self._position, rows, **self._epoch_spec)
+        self._stream = self._ready(self._position, rows, record)
+        self._stream_position, self._stream_rows, self._stream_steps = self._position, rows, record
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _ready(self, position: int, rows: int, record: list[list[int]]) -> Generator[Ready, None, None]:
+        """(batch, position after it) from a position to the end of the run. Several batches share a gathered block."""
         cut, mine = self._cut(rows), self._share(rows)
         width = len(mine)
         if self.workers:
@@ -222,11 +248,18 @@ class DataLoader:
             pieces = self._pieces(self._tasks(position, cut, mine), width, steps)
             made = by_threads(self._make, pieces, self.prefetch) if self.prefetch else map(self._make, pieces)
         position = cut.settle(position)
-        for block in made:
-            block = self._adapt(block)
-            for first in range(0, len(block.source), width):
-                position = cut.settle(cut.after(position, 1))
-                yield block, first, first + width, position
+        last_simple = cut.last_simple(position)
+        for num_steps, block in made:
+            fields = self._fields(self._adapt(block), width)
+            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
+                last = first + width
+                if position <= last_simple:
+                    position += rows
+                else:
+                    position = cut.settle(cut.after(position, 1))
+                    last_simple = cut.last_simple(position)
+                metadata = partial(self._metadata, block, first, last, rows, position, record)
+                yield self._batch(fields, first, last, metadata), position
 
     def _tasks(self, position: int, cut: Cut, mine: range, largest: int | None = None) -> Iterator[Task]:
         """All steps from a position to the end of the run, many at a time, never over the end of an epoch."""
@@ -249,17 +282,18 @@ class DataLoader:
             yield Task(position, steps, rows, mine.start, mine.stop, real)
             position = cut.after(position, steps)
 
-    def _pieces(self, tasks: Iterator[Task], width: int, steps: int) -> Iterator[tuple[Located, int, int]]:
+    def _pieces(self, tasks: Iterator[Task], width: int, steps: int) -> Iterator[Piece]:
         for task in tasks:
             located = self._flow.locate(task)
-            for first in range(0, task.num_rows, steps * width):
-                yield located, first, min(first + steps * width, task.num_rows)
+            for step in range(0, task.num_steps, steps):
+                some = min(steps, task.num_steps - step)
+                yield some, located, step * width, (step + some) * width
 
-    def _make(self, piece: tuple[Located, int, int]) -> Block:
-        located, first, last = piece
-        return located.make(first, last, self._pool.take)
+    def _make(self, piece: Piece) -> tuple[int, Block]:
+        num_steps, located, first, last = piece
+        return num_steps, located.make(first, last, self._pool.take)
 
-    def _made_by_processes(self, position: int, cut: Cut, mine: range) -> Iterator[Block]:
+    def _made_by_processes(self, position: int, cut: Cut, mine: range) -> Iterator[tuple[int, Block]]:
         steps = self._steps_per_block(len(mine), _AHEAD_BYTES)
         tasks = self._tasks(position, cut, mine, largest=steps)
         slot_bytes = steps * len(mine) * ((self._flow.row_tokens + 1) * 8 * 6 + 64) + 4096
@@ -267,28 +301,35 @@ class DataLoader:
             tokens = self._pool.take(*arrays["tokens"].shape)
             tokens[:] = arrays.pop("tokens")  # out of the slot, which the worker will use again
             own = {name: array.copy() for name, array in arrays.items()}
-            weight = own.pop("weight", None)
-            yield Block(tokens, own.pop("source"), own.pop("position"), weight, own)
+            num_steps, weight = int(own.pop("num_steps")[0]), own.pop("weight", None)
+            yield num_steps, Block(tokens, own.pop("source"), own.pop("position"), weight, own)
 
     def _steps_per_block(self, width: int, num_bytes: int) -> int:
         return max(1, num_bytes // (max(width, 1) * (self._flow.row_tokens + 1) * 8))
 
-    def _batch(self, block: Block, first: int, last: int, metadata: Callable[[], dict[str, Any]]) -> TrainingBatch:
-        tokens = block.tokens[first:last]
-        extra = block.extra
-        attention, loss = self._adapt.masks(last - first, self._flow.row_tokens)
-        if self.alignment == "next" and not extra:
-            return TrainingBatch(tokens[:, :-1], attention, tokens[:, 1:], loss, metadata, block=tokens)
-        fields = {name: array[first:last] for name, array in extra.items()}
-        labels = fields.pop("labels", None)
-        loss = fields.pop("loss_mask", loss)
-        inputs = tokens[:, :-1]
+    def _fields(self, block: Block, width: int) -> BlockFields:
+        """A block's fields as whole arrays, from which every batch of it is one slice each."""
+        attention, loss = self._adapt.masks(width, self._flow.row_tokens)
+        return BlockFields(block.tokens, block.tokens[:, :-1], block.tokens[:, 1:], attention, loss, block.extra)
+
+    def _batch(
+        self, fields: BlockFields, first: int, last: int, metadata: Callable[[], dict[str, Any]]
+    ) -> TrainingBatch:
+        inputs = fields.inputs[first:last]
+        if not fields.extra and self.alignment == "next":  # nothing but tokens: the common case, and the fast one
+            labels = fields.labels[first:last]
+            return TrainingBatch(
+                inputs, fields.attention, labels, fields.loss, metadata, block=(fields.tokens, first, last)
+            )
+        own = {name: array[first:last] for name, array in fields.extra.items()}
+        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
         if self.alignment == "same":
-            labels, loss = self._adapt.same_alignment(inputs, loss if labels is not None else None, attention)
-            return TrainingBatch(inputs, attention, labels, loss, metadata, **fields)
+            labels, loss = self._adapt.same_alignment(inputs, None if labels is None else loss)
+            return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
         if labels is None:
-            return TrainingBatch(inputs, attention, tokens[:, 1:], loss, metadata, block=tokens, **fields)
-        return TrainingBatch(inputs, attention, labels, loss, metadata, **fields)
+            labels = fields.labels[first:last]
+            own["block"] = (fields.tokens, first, last)
+        return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
 
     def _metadata(
         self, block: Block, first: int, last: int, rows: int, after: int, steps: list[list[int]]
@@ -360,12 +401,6 @@ class DataLoader:
         self._position, self._steps = position, steps
         self._generation += 1
 
-    def _close_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()  # type: ignore[attr-defined]
-        self._stream = None
-        self._stream_at = None
-
     # Ends and shares
 
     @property
@@ -430,7 +465,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()  # without threads, maps or memory: another process makes its own
-        for name in ("_stream", "_stream_at", "_pool", "_adapt", "_find_plan"):
+        for name in ("_stream", "_pool", "_adapt", "_find_plan"):
             state.pop(name, None)
         return state
 
@@ -462,7 +497,9 @@ class _Maker:
 
     def __call__(self, task: Task) -> dict[str, Any]:
         block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
-        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, **block.extra}
+        steps = np.array([task.num_steps])
+        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}
+        arrays |= block.extra
         return arrays if block.weight is None else {**arrays, "weight": block.weight}
 
 
@@ -488,7 +525,7 @@ class NumpyBatches:
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
 
-    def same_alignment(self, inputs: Any, loss: Any, attention: Any) -> tuple[Any, Any]:
+    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
         """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
         if loss is None:
             shifted = np.ones(inputs.shape, np.float32)

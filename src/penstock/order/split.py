@@ -87,6 +87,13 @@ class Cut:
         more, rest = divmod(num_steps - here, self.steps_per_epoch)
         return (epoch + 1 + more) * self.epoch_rows + rest * self.rows_per_step
 
+    def last_simple(self, position: int) -> float:
+        """The last position of this epoch from which the next step simply begins rows_per_step further on."""
+        if self.is_linear:
+            return float("inf")
+        assert self.epoch_rows is not None
+        return (position // self.epoch_rows + 1) * self.epoch_rows - 2 * self.rows_per_step
+
     def steps_until(self, position: int, later: int) -> int:
         """How many whole steps lead from one position to a later one."""
         if self.is_linear:
