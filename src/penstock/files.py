@@ -20,11 +20,13 @@ __all__ = [
     "exclusive",
     "inside",
     "is_in_use",
+    "is_part",
     "out_of_space_at",
     "part_name",
     "publish",
     "shared",
     "sync_folder",
+    "unused",
     "write_whole",
 ]
 
@@ -34,6 +36,15 @@ _counter = itertools.count()
 def part_name(path: Path) -> Path:
     """A temporary name beside `path`, unique to this call, that every reader ignores."""
     return path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.part")
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is one that `part_name` gave: what a killed writer left behind.
+
+    >>> is_part(part_name(Path("a.json")).name), is_part("a.json")
+    (True, False)
+    """
+    return name.startswith(".") and name.endswith(".part")
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
@@ -79,10 +90,11 @@ def exclusive(path: Path, *, doing: str) -> Iterator[None]:
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise BusyError(
                 f"another process is {doing} {path.parent}",
+                folder=path.parent,
                 process=file.read().strip() or "unknown",
                 remedy="wait for it, or stop it; then run this again",
             ) from None
@@ -93,28 +105,56 @@ def exclusive(path: Path, *, doing: str) -> Iterator[None]:
 
 
 def shared(path: Path) -> int:
-    """Mark `path` as in use until the returned descriptor is closed (or the process ends)."""
+    """Mark `path` as in use until the returned descriptor is closed (or the process ends).
+
+    Raises FileNotFoundError where the file is gone, or goes while this waits for `unused` to be done with it.
+    """
     descriptor = os.open(path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks: then nothing protects the file
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not os.fstat(descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
-def is_in_use(path: Path) -> bool:
-    """Whether some process holds `shared(path)`."""
+@contextlib.contextmanager
+def unused(path: Path) -> Iterator[bool]:
+    """Whether no process holds `shared(path)`. None can begin to, inside the block."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except OSError:  # held, or not to be known here: both mean hands off
+            free = False
+        yield free
     finally:
         os.close(descriptor)
-    return False
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether some process holds `shared(path)` right now."""
+    with unused(path) as free:
+        return not free
 
 
 def inside(folder: Path, name: str) -> Path:
-    """`folder / name`, refusing names that would leave the folder."""
-    if name.startswith("/") or ".." in Path(name).parts or "\0" in name:
-        raise StoreError("a name in this manifest leaves its folder", folder=folder, name=repr(name))
+    """`folder / name`, refusing names that would leave the folder.
+
+    >>> inside(Path("store"), "web-00000.arrow")
+    PosixPath('store/web-00000.arrow')
+    """
+    if not name or name.startswith("/") or ".." in Path(name).parts or "\0" in name:
+        raise StoreError(
+            "a name in this store leaves its folder",
+            folder=folder,
+            name=repr(name),
+            remedy="do not use this store: somebody changed it; copy it again from a source that you trust",
+        )
     return folder / name
 
 
@@ -123,11 +163,14 @@ def out_of_space_at(folder: Path) -> Iterator[None]:
     """Turn 'disk full' inside the block into one clear error."""
     try:
         yield
+    except OutOfSpaceError:
+        raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OutOfSpaceError(
                 f"no space left while writing {folder}",
                 folder=folder,
+                reason=os.strerror(error.errno),
                 remedy="free some space and run the same call again: it continues where it stopped",
             ) from error
         raise

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import copyreg
+import dis
 import functools
-import inspect
+import os
+import re
+import site
+import sys
+import sysconfig
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,86 +55,218 @@ def fingerprint_file(path: Path, start: int = 0, stop: int | None = None) -> str
 
 
 def function_fingerprint(function: Any, *, name: str, version: str | None = None) -> str:
-    """What a user's function does, as a name: bytecode, constants, defaults and closure.
+    """What a user's function does, as a name: bytecode, constants, defaults, closure and the globals that it uses.
 
-    Two lambdas written alike on different lines are equal; a changed constant, default or captured value is not.
-    Module-level functions that it calls are followed within its own module. Where the answer cannot be known (a
-    captured object without a stable value), the error asks for `version=`.
+    Two lambdas written alike on different lines are equal; a changed constant, default, captured value, or a changed
+    function or class of the user's own that it calls, is not. What comes from Python itself or from an installed
+    package is named, not followed. Where the answer cannot be known (a captured object without a stable value, such as
+    an open file), the error asks for `version=`. Modules imported inside the function are not seen.
     """
     if version is not None:
         return fingerprint({"name": name, "version": version})
-    return fingerprint(_describe(function, name, seen=set()))
+    return fingerprint(_Describer(name).describe(function))
 
 
-def _describe(value: Any, name: str, seen: set[int]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value if not isinstance(value, float) else ["float", value.hex()]
-    if isinstance(value, bytes):
-        return ["bytes", fingerprint_bytes(value)]
-    if id(value) in seen:
-        return ["again", getattr(value, "__qualname__", type(value).__name__)]
-    if isinstance(value, tuple | list):
-        return [type(value).__name__, *[_describe(item, name, seen) for item in value]]
-    if isinstance(value, set | frozenset):
-        return ["set", *sorted(fingerprint(_describe(item, name, seen)) for item in value)]
-    if isinstance(value, dict):
-        pairs = [[_describe(k, name, seen), _describe(v, name, seen)] for k, v in value.items()]
-        return ["dict", *sorted(pairs, key=fingerprint)]
-    if isinstance(value, functools.partial):
-        return ["partial", *[_describe(v, name, seen) for v in (value.func, value.args, value.keywords)]]
-    if isinstance(value, types.MethodType):
-        return ["method", _describe(value.__func__, name, seen), _describe(value.__self__, name, seen)]
-    if isinstance(value, types.FunctionType):
-        return _describe_function(value, name, seen | {id(value)})
-    if isinstance(value, types.ModuleType):
-        return ["module", value.__name__]
-    if isinstance(value, types.BuiltinFunctionType | type | types.MethodDescriptorType):
-        return ["builtin", getattr(value, "__module__", None), value.__qualname__]
-    if hasattr(value, "pattern") and hasattr(value, "flags"):
-        return ["regex", str(value.pattern), int(value.flags)]
-    described = getattr(value, "__dict__", None)
-    if callable(value) and described is not None and "__call__" in vars(type(value)):
-        call = vars(type(value))["__call__"]
-        return ["callable", _describe(call, name, seen | {id(value)}), _describe(described, name, seen | {id(value)})]
-    raise SpecError(
-        f"cannot tell when {name} has changed: it uses a {type(value).__module__}.{type(value).__qualname__}",
-        function=name,
-        remedy="give the step a version, e.g. version='1', and change it when the function changes",
-    )
+class _Describer:
+    """Turns values into JSON that is equal when they do the same. Remembers what it has met, because code is a graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.path: list[int] = []
+        """Objects that are being described now: meeting one again is a cycle."""
+        self.done: dict[int, Any] = {}
+        self.kept: list[Any] = []  # so that no id is used twice
+
+    def describe(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool) or type(value) is int:
+            return value
+        kind = _PLAIN.get(type(value))
+        if kind is not None:
+            return kind(value)
+        if id(value) in self.done:
+            return self.done[id(value)]
+        if id(value) in self.path:
+            return ["again", self.path.index(id(value))]
+        self.kept.append(value)
+        self.path.append(id(value))
+        try:
+            described = self._compound(value)
+        except RecursionError:
+            raise self._unknown(value) from None
+        finally:
+            self.path.pop()
+        if isinstance(value, types.FunctionType | type):  # met often, from many sides: by its fingerprint from now on
+            described = self.done[id(value)] = ["code of", fingerprint(described)]
+        return described
+
+    def _compound(self, value: Any) -> Any:
+        describe = self.describe
+        if type(value) in (tuple, list):
+            return [type(value).__name__, *map(describe, value)]
+        if type(value) in (set, frozenset):
+            return ["set", *sorted(fingerprint(describe(item)) for item in value)]
+        if type(value) in (dict, types.MappingProxyType):
+            return ["dict", *sorted(([describe(k), describe(v)] for k, v in value.items()), key=fingerprint)]
+        if isinstance(value, types.FunctionType):
+            return self._function(value) if _is_users(value.__module__) else _named(value)
+        if isinstance(value, type):
+            return self._class(value) if _is_users(value.__module__) else _named(value)
+        if isinstance(value, types.MethodType):
+            return ["method", describe(value.__func__), describe(value.__self__)]
+        if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+            owner = getattr(value, "__self__", None)  # "{}".format: what it is bound to decides what it does
+            bound = None if owner is None or isinstance(owner, types.ModuleType) else describe(owner)
+            return [*_named(value), bound]
+        if isinstance(value, _DESCRIPTORS):
+            return ["descriptor", value.__qualname__]
+        if isinstance(value, types.ModuleType):
+            return self._module(value)
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, staticmethod | classmethod):
+            return [type(value).__name__, describe(value.__func__)]
+        if isinstance(value, property):
+            return ["property", describe(value.fget), describe(value.fset)]
+        if isinstance(value, re.Pattern):
+            return ["regex", describe(value.pattern), value.flags]
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None and type(value).__module__ == "functools":  # lru_cache
+            return ["wrapped", describe(wrapped)]
+        if isinstance(value, functools.cached_property):
+            return ["cached_property", describe(value.func)]
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        """Any other object, by its class and what pickle would store of it."""
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            parts = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+        except Exception:  # whatever an object raises when it has no stable value
+            raise self._unknown(value) from None
+        if isinstance(parts, str):
+            return ["global", type(value).__module__, parts]
+        parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
+        return ["object", self.describe(type(value)), *map(self.describe, parts)]
+
+    def _unknown(self, value: Any) -> SpecError:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return SpecError(
+            f"cannot tell when {self.name} has changed: it uses a {kind}",
+            function=self.name,
+            remedy="give it a version, e.g. version='1', and change that when the function changes",
+        )
+
+    def _function(self, function: types.FunctionType) -> Any:
+        code = function.__code__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        names = sorted(set(_global_names(code)))
+        return [
+            "function",
+            self._code(code),
+            self.describe(function.__defaults__),
+            self.describe(function.__kwdefaults__),
+            [[name, self._cell(cell)] for name, cell in cells],
+            [[name, self._global(function, name)] for name in names],
+        ]
+
+    def _cell(self, cell: types.CellType) -> Any:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not filled yet
+            return ["empty"]
+        return self.describe(content)
+
+    def _global(self, function: types.FunctionType, name: str) -> Any:
+        if name in function.__globals__:
+            return self.describe(function.__globals__[name])
+        return ["builtin" if hasattr(builtins, name) else "undefined", name]
+
+    def _code(self, code: types.CodeType) -> Any:
+        return [
+            "code",
+            fingerprint_bytes(code.co_code),
+            fingerprint_bytes(code.co_exceptiontable),
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags & _FLAGS_THAT_MATTER,
+            list(code.co_names),
+            list(code.co_varnames),
+            [self._code(c) if isinstance(c, types.CodeType) else self.describe(c) for c in code.co_consts],
+        ]
+
+    def _class(self, described: type) -> Any:
+        members = [
+            [name, self.describe(member)]
+            for name, member in sorted(vars(described).items())
+            if (not name.startswith("__") or isinstance(member, _CODE_MEMBERS)) and name != "_abc_impl"
+        ]
+        return ["class", described.__qualname__, [self.describe(b) for b in described.__bases__], members]
+
+    def _module(self, module: types.ModuleType) -> Any:
+        if _is_users(module.__name__) and (file := getattr(module, "__file__", None)):
+            return ["module", module.__name__, fingerprint_file(Path(file))]
+        return ["module", module.__name__]
 
 
-def _describe_function(function: types.FunctionType, name: str, seen: set[int]) -> Any:
-    code = function.__code__
-    captured = inspect.getclosurevars(function)
-    used_globals = {
-        key: value
-        for key, value in captured.globals.items()
-        # A module stands for itself; what is defined beside the function is followed, what is imported is named.
-        if not isinstance(value, types.ModuleType)
-    }
-    followed = {
-        key: _describe(value, name, seen)
-        if getattr(value, "__module__", function.__module__) == function.__module__
-        else ["imported", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(type(value)))]
-        for key, value in used_globals.items()
-    }
-    return [
-        "function",
-        _describe_code(code, name, seen),
-        _describe(function.__defaults__ or (), name, seen),
-        _describe(function.__kwdefaults__ or {}, name, seen),
-        _describe(dict(captured.nonlocals), name, seen),
-        _describe(followed, name, seen),
-    ]
+_CODE_MEMBERS = types.FunctionType | staticmethod | classmethod | property
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+# *args, **kwargs, generator, coroutine, async generator. The others say where a function was written, not what it does.
+_FLAGS_THAT_MATTER = 0x04 | 0x08 | 0x20 | 0x80 | 0x200
 
 
-def _describe_code(code: types.CodeType, name: str, seen: set[int]) -> Any:
-    constants = [
-        _describe_code(c, name, seen) if isinstance(c, types.CodeType) else _describe(_plain(c), name, seen)
-        for c in code.co_consts
-    ]
-    return ["code", fingerprint_bytes(code.co_code), constants, list(code.co_names), list(code.co_varnames)]
+def _describe_str(value: str) -> Any:
+    return value if value.isascii() else ["str", fingerprint_bytes(value.encode("utf-8", "surrogatepass"))]
 
 
-def _plain(constant: Any) -> Any:
-    return repr(constant) if isinstance(constant, complex | type(Ellipsis)) else constant
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    str: _describe_str,
+    float: lambda value: ["float", value.hex()],
+    complex: lambda value: ["complex", value.real.hex(), value.imag.hex()],
+    bytes: lambda value: ["bytes", fingerprint_bytes(value)],
+    type(Ellipsis): lambda value: ["..."],
+    type(NotImplemented): lambda value: ["NotImplemented"],
+}
+
+
+def _named(value: Any) -> list[Any]:
+    return ["named", getattr(value, "__module__", None), value.__qualname__]
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """Names that code, and the code inside it (comprehensions, inner functions), looks up among the globals."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {site.getusersitepackages(), str(Path(__file__).parent)}
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+def _is_users(module_name: str | None) -> bool:
+    """Whether a module is the user's own: not Python's, and not an installed package's."""
+    if module_name is None or module_name == "__main__":
+        return True
+    if module_name in sys.builtin_module_names:
+        return False
+    module = sys.modules.get(module_name)
+    if module is None:
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:  # frozen into the interpreter, or made by hand
+        return getattr(getattr(module, "__spec__", None), "origin", None) != "frozen"
+    return not os.path.realpath(file).startswith(_installed_folders())

@@ -84,7 +84,7 @@ class Located:
         self.windows: NDArray[Any] | None = None
         self.apart: NDArray[np.int64] | None = None
         """Rows that lie over the border of a shard, and are read one by one."""
-        if flow.in_memory:
+        if flow.in_memory and len(positions):  # a rank may have no rows of a batch that is smaller than the world
             self._find_windows()
 
     def _find_windows(self) -> None:
@@ -117,7 +117,7 @@ class Located:
         if self.apart is not None:
             for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
                 flow.windows[int(self.draw.source[row])].read_row(int(self.start[row]), out[row - first])
-        if not flow.in_memory:
+        if not flow.in_memory and last > first:
             self._gather_by_source(first, last, out)
         weight = None if self.weight is None else self.weight[first:last]
         block = Block(out, source, self.positions[first:last], weight)

@@ -6,7 +6,6 @@ portable half (what macOS runs) can be tested anywhere.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -61,15 +60,22 @@ def is_alive(pid: int) -> bool:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """End this process when its parent ends, however that ends: a signal from Linux, otherwise a watching thread."""
-    if is_linux():
-        parent_death_signal = 1  # PR_SET_PDEATHSIG
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
-    else:
+    """End this process when its parent ends, however that ends: a signal from Linux, otherwise a watching thread.
+
+    Linux means the thread that started this process: start it from one that lives as long as the parent.
+    """
+    if not (is_linux() and _ask_for_parent_death_signal()):
         threading.Thread(target=_watch_parent, args=(parent_pid,), daemon=True).start()
     if os.getppid() != parent_pid:  # it died before we began to watch
         os._exit(1)
+
+
+def _ask_for_parent_death_signal() -> bool:
+    parent_death_signal = 1  # PR_SET_PDEATHSIG
+    try:
+        return int(ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def _watch_parent(parent_pid: int) -> None:

@@ -50,10 +50,6 @@ def trace(
         if position < 0:
             raise PlanError(f"position {position} does not exist", remedy="a position of 0 or more")
         first, rows = position, 1
-    if found.num_rows is not None and first >= found.num_rows:
-        raise PlanError(
-            f"position {first:,} is beyond the {found.num_rows:,} rows of this plan", remedy="an earlier step"
-        )
     flow = open_flow(opened, found)
     return _records(opened, flow, found, np.arange(first, first + rows), world_size or found.world_size)
 
@@ -76,23 +72,24 @@ def find(
     found = find_plan(store, plan, batch_size=batch_size)
     opened = store_for_plan(store, found)
     flow = open_flow(opened, found)
+    # A mixture without an end has no epoch of its own: the first one of each source stands for it.
+    first_epochs = until is None and found.epoch_rows is None
     if until is None:
         until = max(found.epoch_rows or 0, _position_of(plan))
     number = _file_number(opened, os.fspath(file))
-    uses: set[tuple[int, int, int]] = set()
+    uses: set[tuple[int, int]] = set()
     for which, rows in enumerate(flow.windows):
         stream = rows.stream
         assert isinstance(stream, TokenStream)
         for document in stream.find(number, row):
             start, stop = stream.document_span(document)
-            for epoch in range(_epochs(flow, which, until)):
+            for epoch in range(max(_epochs(flow, which, until), first_epochs)):
                 touching = rows.rows_touching(start, stop, epoch)
                 if touching:
-                    positions = flow.order.positions(which, touching, epoch)
-                    uses.update((int(p), which, document) for p in positions if not until or p < until)
-    wanted = {(position, document) for position, _, document in uses}
-    positions = np.array(sorted({position for position, _, _ in uses}), np.int64)
-    records = _records(opened, flow, found, positions, found.world_size, only=wanted)
+                    positions = flow.order.positions(which, touching, epoch).tolist()
+                    uses.update((p, document) for p in positions if p < until or (first_epochs and epoch == 0))
+    positions = np.array(sorted({position for position, _ in uses}), np.int64)
+    records = _records(opened, flow, found, positions, found.world_size, only=uses)
     return list(records)
 
 
@@ -104,8 +101,6 @@ def _position_of(plan: Any) -> int:
 
 def _epochs(flow: Flow, source: int, until: int) -> int:
     """How many epochs of a source a run enters before a position."""
-    if not until:
-        return 1
     rows = flow.order.counts(until)[source]
     return -(-rows // flow.order.sizes[source])
 
@@ -178,11 +173,14 @@ def _pieces(rows: WindowRows, start: int) -> Iterator[tuple[int, int, int, int, 
 
 
 def _lines(store: Store, tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
+    """First and last line of a piece. A line ends with its newline, so what follows that newline is the next line."""
     before, piece = store.decode(tokens[: span[0]]), store.decode(tokens[span[0] : span[1]])
     if before is None or piece is None:
         return None
+    if not piece:  # nothing but the end of the document
+        before, piece = before[:-1], before[-1:]
     first = 1 + before.count("\n")
-    return first, first + piece.rstrip("\n").count("\n")
+    return first, first + piece[:-1].count("\n")
 
 
 def _place_in_run(plan: Plan, position: int, world_size: int) -> tuple[int | None, int, int]:

@@ -37,7 +37,13 @@ class TrainingBatch:
     ([[6, 7]], False)
     """
 
-    __slots__ = (*_FIELDS, "_block", "_metadata")
+    position_ids: Any = None
+    segment_ids: Any = None
+    cu_seqlens: Any = None
+    max_seqlen: int | None = None
+    _block: tuple[Any, int, int] | None = None
+    """(tokens, first, last): input_ids and labels are views of tokens[first:last], [rows, tokens + 1], so that a device
+    copy moves it once."""
 
     def __init__(
         self,
@@ -46,25 +52,19 @@ class TrainingBatch:
         labels: Any,
         loss_mask: Any = None,
         metadata: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
-        *,
-        position_ids: Any = None,
-        segment_ids: Any = None,
-        cu_seqlens: Any = None,
-        max_seqlen: int | None = None,
-        block: Any = None,
+        **others: Any,
     ) -> None:
+        """`others`: position_ids, segment_ids, cu_seqlens, max_seqlen."""
         self.input_ids = input_ids
         self.attention_mask = attention_mask
         self.labels = labels
         self.loss_mask = loss_mask
-        self.position_ids = position_ids
-        self.segment_ids = segment_ids
-        self.cu_seqlens = cu_seqlens
-        self.max_seqlen = max_seqlen
         self._metadata = metadata
-        # (tokens, first, last): input_ids and labels are views of tokens[first:last], [rows, tokens + 1], so that a
-        # device copy moves it once.
-        self._block = block
+        if others:
+            for name, value in others.items():
+                if name not in _FIELDS:
+                    raise TypeError(f"a TrainingBatch has no field {name!r}; it has {', '.join(_FIELDS)}")
+                setattr(self, name, value)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -117,7 +117,9 @@ class TrainingBatch:
             else value
             for name, value in fields.items()
         }
-        return TrainingBatch(metadata=self._metadata, block=None if block is None else (block, 0, len(block)), **moved)
+        batch = TrainingBatch(metadata=self._metadata, **moved)
+        batch._block = None if block is None else (block, 0, len(block))
+        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_batch, ([getattr(self, name) for name in _FIELDS], self.metadata, self._block is not None)

@@ -36,8 +36,8 @@ def find_ranks(rank: int | None = None, world_size: int | None = None, mesh: Any
         found = _from_mesh(mesh)
     elif (distributed := _torch_distributed()) is not None:
         found = Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        found = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "the environment: RANK, WORLD_SIZE")
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # what torchrun sets
+        found = Ranks(_number("RANK"), _number("WORLD_SIZE"), "the environment: RANK, WORLD_SIZE")
     else:
         found = Ranks(0, 1, "nothing says otherwise")
     if found.world_size < 1 or not 0 <= found.rank < found.world_size:
@@ -47,6 +47,18 @@ def find_ranks(rank: int | None = None, world_size: int | None = None, mesh: Any
             remedy="a rank from 0 to world_size - 1",
         )
     return found
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(
+            f"the environment variable {variable} is {text!r}, not a number",
+            parameter=variable,
+            remedy="unset it, or give rank= and world_size=",
+        ) from None
 
 
 def _torch_distributed() -> Any:
@@ -59,16 +71,29 @@ def _torch_distributed() -> Any:
 
 def _from_mesh(mesh: Any) -> Ranks:
     """Data-parallel coordinates of a torch DeviceMesh: its data dimensions by name, or its only dimension."""
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise SpecError(
+            f"mesh= is a {type(mesh).__name__}, not a torch DeviceMesh",
+            parameter="mesh",
+            remedy="torch.distributed.device_mesh.init_device_mesh(...), or rank= and world_size=",
+        )
     names = mesh.mesh_dim_names or ()
     dimensions = [i for i, name in enumerate(names) if name in _DATA_DIMENSIONS] or ([0] if mesh.ndim == 1 else [])
     if not dimensions:
         raise SpecError(
-            f"cannot tell which dimension of this mesh is data parallel: it has {list(names) or mesh.ndim}",
+            f"cannot tell which dimension of this mesh is data parallel: it has {', '.join(names) or mesh.ndim}",
             parameter="mesh",
             remedy=f"name it one of {', '.join(_DATA_DIMENSIONS)}, or pass mesh['yours']",
         )
+    coordinates = mesh.get_coordinate()
+    if coordinates is None:
+        raise SpecError(
+            "this process is not in the mesh",
+            parameter="mesh",
+            remedy="a mesh that this process is in, or rank= and world_size=",
+        )
     rank, size = 0, 1
     for dimension in dimensions:
-        rank = rank * mesh.size(dimension) + mesh.get_local_rank(dimension)
+        rank = rank * mesh.size(dimension) + coordinates[dimension]
         size *= mesh.size(dimension)
     return Ranks(rank, size, f"mesh= ({', '.join(names[d] for d in dimensions) if names else '1 dimension'})")

@@ -18,7 +18,7 @@ from penstock.plans import find_plan, keep_plan, store_for_plan
 from penstock.spec import at_least, one_of
 from penstock.store.reader import Store
 
-__all__ = ["PretrainDataLoader", "open_flow"]
+__all__ = ["PretrainDataLoader", "make_plan", "open_flow"]
 
 
 class PretrainDataLoader(DataLoader):
@@ -31,6 +31,8 @@ class PretrainDataLoader(DataLoader):
 
     Without weights an epoch is every row of every source once, in natural proportion. With weights the stream has no
     end, unless num_rows, num_tokens or stop ends it; a source that runs out starts over, shuffled anew.
+
+    `batch_size` is 8 rows over all ranks together if nothing else is said; with `plan=`, what that plan's run had.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class PretrainDataLoader(DataLoader):
         tokenizer: Any = None,
         chunk_size: int | None = None,
         *,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
@@ -64,11 +66,23 @@ class PretrainDataLoader(DataLoader):
         workers: int = 0,
     ) -> None:
         if plan is not None:
-            wanted = find_plan(path, plan)
-            store = store_for_plan(path, wanted)
-            steps = wanted.runs[0][-1][2] if len(wanted.runs) == 1 else batch_size
-            batch_size = steps if batch_size == 8 else batch_size
-            made = wanted
+            made = find_plan(path, plan)
+            store = store_for_plan(path, made)
+            if batch_size is None and len(made.runs) == 1:
+                batch_size = made.steps[-1][2]
+            _refuse_other_settings(
+                made,
+                chunk_size=(chunk_size, None, made.row_tokens),
+                seed=(seed, 0, made.seed),
+                shuffle=(None if shuffle is None else _shuffle(shuffle, split), None, made.shuffle),
+                weights=(None if weights is None else _positive(weights, store), None, made.weights),
+                num_rows=(num_rows, None, made.num_rows),
+                num_tokens=(num_tokens, None, None),
+                stop=(stop, None, None),
+                split=(split, "train", made.sources[0].split),
+                epoch_end=(epoch_end, None, made.epoch_end),
+                recut=(recut, True, made.recut),
+            )
         else:
             store = path if isinstance(path, Store) else Store(path)
             if chunk_size is None:
@@ -93,7 +107,7 @@ class PretrainDataLoader(DataLoader):
         super().__init__(
             open_flow(store, made, fields),
             made,
-            batch_size=batch_size,
+            batch_size=8 if batch_size is None else batch_size,
             ranks=find_ranks(rank, world_size, mesh),
             epochs=epochs,
             framework=framework,
@@ -101,9 +115,44 @@ class PretrainDataLoader(DataLoader):
             alignment=alignment,
             prefetch=prefetch,
             workers=workers,
-            find_plan=lambda fingerprint: _known_plan(store, fingerprint),
         )
         keep_plan(store.path, self.plan)
+
+    def _known_plan(self, fingerprint: str) -> Plan | None:
+        try:
+            return find_plan(self.store, fingerprint)
+        except PlanError:
+            return None
+
+
+def make_plan(
+    store: Store,
+    chunk_size: int,
+    *,
+    seed: int = 0,
+    shuffle: str | bool | None = None,
+    weights: Mapping[str, float] | None = None,
+    num_rows: int | None = None,
+    num_tokens: int | None = None,
+    stop: str | None = None,
+    split: str = "train",
+    epoch_end: str | None = None,
+    recut: bool = True,
+) -> Plan:
+    """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand."""
+    return _make_plan(
+        store,
+        chunk_size,
+        seed,
+        _shuffle(shuffle, split),
+        weights,
+        num_rows,
+        num_tokens,
+        stop,
+        split,
+        epoch_end,
+        recut,
+    )
 
 
 def open_flow(store: Store, plan: Plan, fields: Fields | None = None) -> Flow:
@@ -147,13 +196,12 @@ def _make_plan(
         )
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} both end the stream", parameter=given[1], remedy="give one of them")
-    names = store.names if weights is None else [n for n in store.names if weights.get(n, 0) or n not in weights]
     if weights is not None:
         for name in weights:
             if name not in store.names:
                 store.stream(name, split)  # says which names there are
-        names = [n for n in store.names if weights.get(n, 0.0) != 0.0]
-    streams = [store.stream(name, split) for name in names]
+        weights = _positive(weights, store)
+    streams = [store.stream(name, split) for name in (store.names if weights is None else weights)]
     if weights is None:
         # A source with too little text for one row is left out of a union; alone, it is an error that says so.
         streams = [s for s in streams if s.num_tokens > chunk_size] or streams
@@ -176,12 +224,33 @@ def _make_plan(
             )
             for r in rows
         ),
-        segments=((0, None if weights is None else tuple((n, float(w)) for n, w in weights.items())),),
+        segments=((0, None if weights is None else tuple(weights.items())),),
         recut=recut and split == "train",
         epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
         num_rows=end,
         order_version=ORDER_VERSION,
     )
+
+
+def _positive(weights: Mapping[str, float], store: Store) -> dict[str, float]:
+    """Weights without those that are 0, in the store's order: however they were written, the same plan."""
+    kept = {name: float(weights[name]) for name in store.names if weights.get(name, 0.0) != 0.0}
+    if not kept:
+        raise SpecError(
+            "all weights are 0", parameter="weights", remedy=f"a weight for one of {', '.join(map(repr, store.names))}"
+        )
+    return kept
+
+
+def _refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None:
+    """A plan fixes these: (asked, default, what the plan has) of each must agree, or one of them would be ignored."""
+    for name, (asked, default, planned) in settings.items():
+        if asked != default and asked != planned:
+            raise SpecError(
+                f"{name}={asked!r} was asked for, and plan {plan.fingerprint} has {planned!r}",
+                parameter=name,
+                remedy=f"leave out {name}=, or leave out plan=",
+            )
 
 
 def _shuffle(asked: str | bool | None, split: str) -> str:
@@ -207,10 +276,3 @@ def _check_tokenizer(store: Store, tokenizer: Any) -> None:
             baked_with=store.manifest.tokenizer["name"],
             remedy="leave tokenizer= out, or bake again with this one",
         )
-
-
-def _known_plan(store: Store, fingerprint: str) -> Plan | None:
-    try:
-        return find_plan(store.path, fingerprint)
-    except PlanError:
-        return None

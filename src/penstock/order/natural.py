@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 __all__ = ["Natural"]
 
 _END = 1 << 62
+_STRETCH = 1 << 16
+"""Positions that are merged at once, at most: bounds the memory of `at`."""
+_WIDE_GAP = 4096
+"""Merging what lies between two positions costs more than finding the second one anew, if it is more than this."""
 
 
 class Natural:
@@ -30,8 +34,9 @@ class Natural:
         ordered = positions[order]
         source = np.empty(len(positions), np.int32)
         ordinal = np.empty(len(positions), np.int64)
-        # Nearby positions are merged in one go; a wide gap starts a new merge.
-        cuts = np.flatnonzero(np.diff(ordered) > 65_536) + 1
+        # Nearby positions are merged in one go, but never more than one stretch of the stream, whatever is asked for.
+        stretch = ordered // _STRETCH
+        cuts = np.flatnonzero((np.diff(ordered) > _WIDE_GAP) | (np.diff(stretch) > 0)) + 1
         for run in np.split(np.arange(len(ordered)), cuts):
             if len(run):
                 first, last = int(ordered[run[0]]), int(ordered[run[-1]])

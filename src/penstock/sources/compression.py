@@ -10,6 +10,8 @@ from penstock.errors import SourceError
 __all__ = ["COMPRESSED", "compression_of", "open_raw", "uncompressed_name"]
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+_BUFFER_BYTES = 64 << 10
+"""Read at once. What a damaged archive still gives ends within this much of the damage."""
 
 
 def compression_of(name: str) -> str | None:
@@ -35,7 +37,8 @@ def open_raw(path: Path) -> io.BufferedReader:
         return open(path, "rb")
     import pyarrow as pa
 
-    return io.BufferedReader(_Decompressed(path, pa.CompressedInputStream(pa.OSFile(str(path)), kind), kind))
+    stream = pa.CompressedInputStream(pa.OSFile(str(path)), kind)
+    return io.BufferedReader(_Decompressed(path, stream, kind), _BUFFER_BYTES)
 
 
 class _Decompressed(io.RawIOBase):

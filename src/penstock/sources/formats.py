@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from penstock.errors import SourceError
+from penstock.fingerprint import fingerprint, function_fingerprint
 from penstock.plugins import Registry
 from penstock.sources.compression import uncompressed_name
 
@@ -35,17 +36,31 @@ class Format:
     extensions: tuple[str, ...]
     by_line: bool
     read: Callable[..., Any]
-    version: str = "1"
-    """Change it when the same bytes give other rows: stores made before are then out of date."""
+    version: str | None = None
+    """Names what `read` does, where its code cannot: another version makes stores baked before out of date."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same bytes may give other rows."""
+        reads = function_fingerprint(self.read, name=f"format {self.name!r}", version=self.version)
+        return fingerprint([self.name, self.by_line, reads])
 
 
 _formats: Registry[Format] = Registry("format")
 
 
 def register_format(
-    name: str, *, extensions: tuple[str, ...] = (), by_line: bool = False, version: str = "1"
+    name: str, *, extensions: tuple[str, ...] = (), by_line: bool = False, version: str | None = None
 ) -> Callable[[F], F]:
-    """Make a function a format. A ValueError it raises for a line means: this row is malformed, and why."""
+    """Make a function a format. A ValueError that it raises means: this row is malformed, and why.
+
+    A changed function makes stores that were baked with it out of date; `version` names the function instead, should
+    it use things that cannot be compared. It travels to workers by value, so a script can define its own.
+    """
+
+    if isinstance(extensions, str):
+        extensions = (extensions,)
+    extensions = tuple(extension.lower() for extension in extensions)
 
     def register(function: F) -> F:
         _formats.add(name, Format(name, extensions, by_line, function, version))
@@ -63,37 +78,51 @@ def format_for(path: str, named: str | None = None) -> Format:
     if named is not None:
         return _formats.get(named)
     suffix = Path(uncompressed_name(path)).suffix.lower()
-    for known in _formats.values():
+    for known in reversed(list(_formats.values())):  # a format that was registered later wins
         if suffix in known.extensions:
             return known
     extensions = ", ".join(sorted(e for f in _formats.values() for e in f.extensions))
     raise SourceError(
-        f"cannot tell the format of a file from its extension {suffix!r}",
+        f"cannot tell the format of a file from its extension {suffix!r}"
+        if suffix
+        else "cannot tell the format of a file without an extension",
         file=path,
+        parameter="format",
         known=extensions,
         remedy="format='text' (a file is a document), 'lines' (a line is a document) or 'jsonl'",
     )
 
 
-@register_format("jsonl", extensions=(".jsonl", ".ndjson"), by_line=True)
-def _parse_jsonl(line: bytes) -> Row:
-    try:
-        row = _decode(line)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {type(row).__name__}")
-    return row
-
-
+_BOM = b"\xef\xbb\xbf"
+"""Some editors write it at the beginning of a file. It is no text."""
 _decode = msgspec.json.Decoder().decode
 
 
-@register_format("lines", extensions=(), by_line=True)
+@register_format("jsonl", extensions=(".jsonl", ".ndjson"), by_line=True, version="1")
+def _parse_jsonl(line: bytes) -> Row:
+    line = line.removeprefix(_BOM)
+    try:
+        row = _decode(line)
+    except UnicodeDecodeError:
+        line.decode("utf-8")  # raises the same, with the place in the line and not in the string
+        raise
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {_JSON_NAMES.get(type(row), type(row).__name__)}")
+    return row
+
+
+_JSON_NAMES = {list: "an array", str: "a string", type(None): "null", bool: "a boolean", int: "a number"}
+
+
+@register_format("lines", extensions=(), by_line=True, version="1")
 def _parse_line(line: bytes) -> Row:
-    return {"text": line.decode("utf-8")}
+    return {"text": line.removeprefix(_BOM).decode("utf-8")}
 
 
-@register_format("text", extensions=(".txt", ".md", ".rst"))
+@register_format("text", extensions=(".txt", ".md", ".rst"), version="1")
 def _read_text(stream: IO[bytes]) -> Iterable[Row]:
-    yield {"text": stream.read().decode("utf-8")}
+    yield {"text": stream.read().removeprefix(_BOM).decode("utf-8")}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock.errors import SourceError
 
-__all__ = ["InputFile", "list_files"]
+__all__ = ["InputFile", "list_files", "looks_like_paths"]
+
+_STORE_POINTER = "penstock.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +28,60 @@ class InputFile:
 
 
 def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[InputFile]:
-    """Every file of a source, each once. A folder means all files below it, hidden ones left out."""
+    """Every file of a source, each once.
+
+    A folder means all files below it, links followed; hidden ones and stores are left out. A file that is named, or
+    that a glob with a leading dot matches, may be hidden.
+    """
     parts = [source] if isinstance(source, str | os.PathLike) else list(source)
-    paths: set[str] = set()
+    by_place: dict[str, str] = {}
     for part in parts:
-        paths.update(_expand(os.fspath(part)))
-    ordered = sorted(paths, key=os.fsencode)
-    base = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in ordered])
-    files = []
-    for path in ordered:
+        for path in _expand(os.fspath(part)):
+            by_place.setdefault(os.path.abspath(path), path)
+    ordered = sorted(by_place.items(), key=lambda item: os.fsencode(item[1]))
+    base = os.path.commonpath([os.path.dirname(place) for place, _ in ordered])
+    return [_input_file(path, os.path.relpath(place, base)) for place, path in ordered]
+
+
+def _input_file(path: str, name: str) -> InputFile:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise SourceError(
+            "the name of this file is not UTF-8", file=ascii(path), remedy="rename it: a store keeps file names as text"
+        ) from None
+    try:
         status = os.stat(path)
-        name = os.path.relpath(os.path.abspath(path), base)
-        files.append(InputFile(path, name, status.st_size, status.st_mtime_ns))
-    return files
+    except OSError as error:
+        what = "this link leads nowhere" if os.path.islink(path) else "this file cannot be read"
+        raise SourceError(
+            what, file=path, reason=os.strerror(error.errno or 0), remedy="mend it, or leave it out of the source"
+        ) from None
+    return InputFile(path, name, status.st_size, status.st_mtime_ns)
+
+
+def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool:
+    """Whether a list means files, and not rows of text: paths that exist, or strings that could only be paths.
+
+    >>> looks_like_paths(["data/*.jsonl", "more/a.txt"], [".jsonl", ".txt"])
+    True
+    >>> looks_like_paths(["one", "two words", "A sentence. And/or another."], [".txt"])
+    False
+    """
+    if not parts or not all(isinstance(part, str | os.PathLike) for part in parts):
+        return False
+    if any(isinstance(part, os.PathLike) for part in parts):
+        return True
+    names = [str(part) for part in parts]
+    if any(len(name) > 4096 or "\n" in name or "\0" in name for name in names):
+        return False
+    if all(_could_only_be_path(name, extensions) for name in names):
+        return True
+    return any(os.path.exists(os.path.expanduser(name)) for name in names)
+
+
+def _could_only_be_path(name: str, extensions: Sequence[str]) -> bool:
+    return " " not in name and (os.sep in name or name.lower().endswith(tuple(extensions)))
 
 
 def _expand(path: str) -> list[str]:
@@ -46,25 +89,41 @@ def _expand(path: str) -> list[str]:
     if os.path.isfile(expanded):
         return [expanded]
     if os.path.isdir(expanded):
-        if (Path(expanded) / "penstock.json").exists():
+        if _is_store(expanded):
             raise SourceError(
                 f"{path} is a store, not raw files", file=path, remedy="open it with a loader, or name the raw files"
             )
-        found = []
-        for folder, folders, names in os.walk(expanded):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
-    else:
+        found = list(_walk(expanded, set()))
+        nothing = "this folder is empty"
+    elif glob.has_magic(path):
         found = [match for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)]
+        nothing = "this pattern matches no file"
+    else:
+        found = []
+        nothing = "this is no regular file" if os.path.exists(expanded) else "this file does not exist"
     if not found:
-        kind = (
-            "folder is empty"
-            if os.path.isdir(expanded)
-            else "pattern matches no file"
-            if glob.has_magic(path)
-            else "file does not exist"
-        )
         raise SourceError(
-            f"no input: this {kind}", file=path, remedy="a file, a folder, or a glob such as 'data/**/*.jsonl'"
+            f"no input: {nothing}", file=path, remedy="a file, a folder, or a glob such as 'data/**/*.jsonl'"
         )
     return found
+
+
+def _walk(folder: str, above: set[str]) -> Iterator[str]:
+    """Files below a folder. Links to folders are followed, unless they lead back to a folder that holds them."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            if not _is_store(entry.path):
+                yield from _walk(entry.path, above | {real})
+        elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
+            yield entry.path  # a link that leads nowhere is named too: leaving it out would lose data in silence
+        elif not stat.S_ISREG(os.stat(entry.path).st_mode):
+            continue  # a pipe or a socket: reading it could wait for ever
+
+
+def _is_store(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, _STORE_POINTER))

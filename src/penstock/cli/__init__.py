@@ -1,0 +1,3 @@
+"""The command line: one file per verb, each with `SUMMARY`, `add_arguments(parser)` and `run(arguments)`."""
+
+__all__: list[str] = []

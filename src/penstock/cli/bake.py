@@ -1,0 +1,206 @@
+"""Make a store from raw text.
+
+A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. A
+file's format is told by its extension (.jsonl, .txt, .md; .gz and .zst are unpacked) or by --format. Run again over
+unchanged files it does nothing; killed, the same command continues.
+
+With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
+is baked. It is code: run only files that you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.common import add_json, print_json, whole_number
+from penstock.errors import SpecError
+
+if TYPE_CHECKING:
+    from penstock.baking import DatasetRecipe
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "make a store from raw text"
+
+EXAMPLES = """\
+examples:
+  penstock bake data/ --tokenizer bytes --append-eos --to corpus.store
+  penstock bake web='web/*.jsonl.gz' code=src/ --format jsonl --text content --tokenizer tokenizer.json --to mix.store
+  penstock bake recipe.py --to corpus.store
+"""
+
+_OF_A_RECIPE = ("format", "text", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", metavar="SOURCE", help="file, folder, glob, NAME=PATH, or one recipe.py")
+    parser.add_argument("--to", required=True, metavar="STORE", help="the store's folder: new, or a store already")
+    parser.add_argument("--format", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's")
+    parser.add_argument("--text", metavar="COLUMN", help="the column that holds the text (text)")
+    parser.add_argument("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
+    parser.add_argument("--append-eos", action="store_true", help="end every document with the end-of-document id")
+    parser.add_argument("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
+    parser.add_argument("--name", help="name of the sources that are given without one")
+    parser.add_argument("--quantity", metavar="N", help="keep so many rows of each source, or a share such as 0.1")
+    parser.add_argument("--holdout", type=float, metavar="SHARE", help="hold out as split val, e.g. 0.005")
+    parser.add_argument("--seed", type=int, help="of everything that is drawn (0)")
+    parser.add_argument(
+        "--workers", type=whole_number, help="processes (one for each CPU); the bytes do not depend on it"
+    )
+    parser.add_argument(
+        "--on-error", choices=("raise", "skip"), default="raise", help="a malformed row: stop and name it, or count it"
+    )
+    parser.add_argument("--no-shuffle", action="store_true", help="keep documents in the order of the files")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from penstock.baking import bake
+    from penstock.store.layout import current_version, is_store
+
+    sources: list[str] = arguments.source
+    is_recipe = len(sources) == 1 and sources[0].endswith(".py") and arguments.format is None
+    recipe = _recipe_of_file(arguments) if is_recipe else _recipe_of_flags(arguments)
+    to = Path(arguments.to)
+    before = current_version(to) if is_store(to) else None
+    store = bake(
+        recipe,
+        to,
+        workers=arguments.workers,
+        on_error=arguments.on_error,
+        shuffle=not arguments.no_shuffle,
+        show_progress=not arguments.quiet,
+    )
+    if arguments.json:
+        print_json(
+            {
+                "store": str(store.path),
+                "version": store.version,
+                "fingerprint": store.fingerprint,
+                "was_up_to_date": store.version == before,
+                "num_documents": store.num_rows,
+                "num_tokens": store.num_tokens,
+                "tokenizer": store.manifest.tokenizer,
+                "report": store.report,
+            }
+        )
+    else:
+        print(store)
+    return 0
+
+
+def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
+    from penstock.baking import DatasetRecipe
+    from penstock.prepare import tokenize
+
+    if arguments.tokenizer is None:
+        raise SpecError(
+            "which tokenizer?",
+            parameter="tokenizer",
+            remedy="--tokenizer bytes, --tokenizer chars, or --tokenizer path/to/tokenizer.json",
+        )
+    eos = arguments.eos
+    step = tokenize(
+        arguments.tokenizer,
+        append_eos=arguments.append_eos or eos is not None,
+        eos=int(eos) if eos is not None and eos.isdigit() else eos,
+    )
+    recipe = DatasetRecipe(seed=arguments.seed or 0)
+    for name, paths in _by_name(arguments.source, arguments.name).items():
+        recipe.add_ingredient(
+            paths[0] if len(paths) == 1 else _existing(paths),
+            arguments.text or "text",
+            format=arguments.format,
+            name=name,
+            quantity=_quantity(arguments.quantity),
+        )
+    recipe.prepare_step(step)
+    return recipe if arguments.holdout is None else recipe.holdout(arguments.holdout)
+
+
+def _by_name(sources: list[str], default: str | None) -> dict[str | None, list[str]]:
+    """Sources of one name together, in the order in which the names come."""
+    named: dict[str | None, list[str]] = {}
+    for source in sources:
+        match = re.match(r"([\w.-]+)=(.+)", source, re.DOTALL)
+        if match is not None and not os.path.exists(source):
+            named.setdefault(match[1], []).append(match[2])
+        else:
+            named.setdefault(default, []).append(source)
+    if len(named.get(None, ())) > 1:  # the shell's own glob, as a rule: one source, named after the folder
+        paths = named.pop(None)
+        folder = os.path.basename(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]))
+        named.setdefault(folder or "data", []).extend(paths)
+    return named
+
+
+def _existing(paths: list[str]) -> list[str]:
+    """Several paths with globs expanded: a recipe would take a list with a glob in it for rows of text."""
+    from penstock.sources.listing import list_files
+
+    return paths if all(os.path.exists(path) for path in paths) else [file.path for file in list_files(paths)]
+
+
+def _quantity(text: str | None) -> int | float | None:
+    if text is None:
+        return None
+    if re.fullmatch(r"[\d_]+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError(
+            f"--quantity {text} is neither a number of rows nor a share", parameter="quantity", remedy="10000, or 0.1"
+        ) from None
+
+
+def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
+    """The `recipe` of a Python file. Its functions travel to workers by value: they cannot import it."""
+    import importlib.util
+
+    import cloudpickle
+
+    from penstock.baking import DatasetRecipe
+
+    path = Path(arguments.source[0])
+    given = [f"--{name.replace('_', '-')}" for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
+    if given:
+        raise SpecError(f"{', '.join(given)}: with a recipe file this is said in the recipe", file=path)
+    if not path.is_file():
+        raise SpecError(f"no recipe at {path}", file=path, remedy="a Python file that defines `recipe`, or --format")
+    spec = importlib.util.spec_from_file_location(f"penstock_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent.absolute()))  # as Python does for a script: modules beside it can be imported
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _failed(path, error) from error
+    recipe: Any = getattr(module, "recipe", None)
+    if not isinstance(recipe, DatasetRecipe):
+        what = "does not define" if recipe is None else f"has a {type(recipe).__name__} as"
+        raise SpecError(f"{path} {what} `recipe`", file=path, remedy="recipe = ps.DatasetRecipe(seed=0)")
+    return recipe
+
+
+def _failed(path: Path, error: BaseException) -> Exception:
+    from penstock.errors import PenstockError
+
+    if isinstance(error, PenstockError):
+        return error
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return SpecError(f"{path} failed: {type(error).__name__}: {error}", file=path, line=line)

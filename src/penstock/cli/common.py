@@ -1,0 +1,238 @@
+"""What verbs share: arguments that mean the same everywhere, and numbers and text as a terminal shows them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PlanError, SpecError
+
+if TYPE_CHECKING:
+    from penstock.plan import Plan
+    from penstock.store import Store
+
+__all__ = [
+    "add_json",
+    "add_settings",
+    "bytes_in_words",
+    "counted",
+    "indented",
+    "plan_argument",
+    "plan_of_settings",
+    "print_json",
+    "printable",
+    "settings_given",
+    "step_range",
+    "table",
+    "weights",
+    "whole_number",
+]
+
+_MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+# Arguments
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The settings of a PretrainDataLoader that make a plan, under its names and with its defaults."""
+    group = parser.add_argument_group("loader settings", "as in PretrainDataLoader, with the same defaults")
+    group.add_argument("--chunk-size", type=whole_number, metavar="TOKENS", help="tokens of a row")
+    group.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="rows of a step over all ranks (8)")
+    group.add_argument("--seed", type=int, help="of the shuffle (0)")
+    group.add_argument("--weights", type=weights, metavar="NAME=W,...", help="mix sources, e.g. web=.7,code=.3")
+    group.add_argument("--num-tokens", type=whole_number, metavar="N", help="end a mixture there, e.g. 10e9 or 10B")
+    group.add_argument("--num-rows", type=whole_number, metavar="N", help="end a mixture there")
+    group.add_argument(
+        "--stop",
+        choices=("first_exhausted", "all_exhausted"),
+        help="end a mixture when the first (or the last) source was read once",
+    )
+    group.add_argument("--split", choices=("train", "val"), help="which side of a holdout (train)")
+    group.add_argument("--no-shuffle", action="store_true", help="rows in the order of the store")
+    group.add_argument("--no-recut", action="store_true", help="cut later epochs where the first one was cut")
+    group.add_argument(
+        "--epoch-end", choices=("drop", "pad", "wrap"), help="what becomes of an epoch's last, partial batch (drop)"
+    )
+
+
+_PLAN_SETTINGS = ("seed", "weights", "num_tokens", "num_rows", "stop", "split", "epoch_end")
+
+
+def settings_given(arguments: argparse.Namespace) -> list[str]:
+    """The loader settings that fix a plan and were given, as they were written."""
+    given = [name for name in ("chunk_size", *_PLAN_SETTINGS) if getattr(arguments, name) is not None]
+    given += [name for name in ("no_shuffle", "no_recut") if getattr(arguments, name)]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def plan_of_settings(store: Store, arguments: argparse.Namespace) -> Plan:
+    """The plan that a loader with these settings would run, cut into its batches. Nothing is written."""
+    from penstock.loaders.pretrain import make_plan
+    from penstock.order.split import Cut
+
+    if arguments.chunk_size is None:
+        raise SpecError("how long is a row?", parameter="chunk_size", remedy="--chunk-size 2048")
+    chosen = {name: getattr(arguments, name) for name in _PLAN_SETTINGS if getattr(arguments, name) is not None}
+    plan = make_plan(
+        store,
+        arguments.chunk_size,
+        shuffle=False if arguments.no_shuffle else None,
+        recut=not arguments.no_recut,
+        **chosen,
+    )
+    rows = 8 if arguments.batch_size is None else arguments.batch_size
+    Cut(rows_per_step=rows, epoch_rows=plan.epoch_rows, epoch_end=plan.epoch_end)  # refuses what no loader can do
+    return plan.cut_as([[0, 0, rows]])
+
+
+def plan_argument(text: str) -> Any:
+    """What PLAN means on a command line: a fingerprint or a plan's file as they are, a state's file as the state."""
+    path = Path(text)
+    if re.fullmatch(r"[0-9a-f]{4,16}", text) and not path.is_file():
+        return text
+    if path.is_dir():
+        raise PlanError(f"{text} is a folder, not a plan", remedy="a plan's fingerprint or file: `penstock plan STORE`")
+    if not path.is_file():
+        raise PlanError(
+            f"{text} is neither a plan's fingerprint nor a file", remedy="`penstock plan STORE` lists the plans kept"
+        )
+    try:
+        body = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise PlanError("this is not a plan", file=path, reason=error) from None
+    if isinstance(body, dict) and {"position", "plan", "steps"} <= body.keys():
+        return body
+    return path
+
+
+def whole_number(text: str) -> int:
+    """
+    >>> whole_number("10e9"), whole_number("2_048"), whole_number("1.5B")
+    (10000000000, 2048, 1500000000)
+    """
+    body, multiple = text.strip().replace("_", "").replace(",", ""), 1
+    if body[-1:].lower() in _MULTIPLES:
+        body, multiple = body[:-1], _MULTIPLES[body[-1].lower()]
+    try:
+        number = float(body) * multiple if not body.lstrip("+-").isdigit() else int(body) * multiple
+        if number != int(number):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 2048, 10e9 or 10B") from None
+    return int(number)
+
+
+def weights(text: str) -> dict[str, float]:
+    """
+    >>> weights("web=.7,code=.3")
+    {'web': 0.7, 'code': 0.3}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not equals or not name or not 0 <= number < float("inf"):
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not NAME=WEIGHT, as in web=.7,code=.3")
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{name!r} has two weights")
+        found[name] = number
+    return found
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """
+    >>> step_range("0-99"), step_range("7")
+    ((0, 99), (7, 7))
+    """
+    match = re.fullmatch(r"(\d[\d_]*)(?:-(\d[\d_]*))?", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 0-99, or one step")
+    first = int(match[1])
+    return first, int(match[2] or first)
+
+
+# What is printed
+
+
+def print_json(value: dict[str, Any]) -> None:
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=1, default=_plain)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()  # NumPy's numbers and arrays
+    raise TypeError(f"{type(value).__name__} in a JSON answer")
+
+
+def printable(text: str) -> str:
+    r"""Text as it can safely be shown: control characters, which could move a terminal's cursor, come out as escapes.
+
+    >>> printable("a\tb\x1b[2J")
+    'a\tb\\x1b[2J'
+    """
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
+        return character
+    return ascii(character)[1:-1]
+
+
+def indented(text: str, margin: str) -> str:
+    return "\n".join(margin + line for line in printable(text).split("\n"))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, left: Sequence[str] = ()) -> str:
+    """Plain, aligned columns; those named in `left` to the left, numbers to the right.
+
+    >>> print(table(["name", "rows"], [["web", 12], ["code", 3]], left=["name"]))
+    name  rows
+    web     12
+    code     3
+    """
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for cell, width, name in zip(row, widths, header, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def bytes_in_words(number: int) -> str:
+    """
+    >>> bytes_in_words(1_234_567)
+    '1.2 MB'
+    """
+    size, units = float(number), ["bytes", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,134 @@
+"""What is in a store, or what a plan is.
+
+Of a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. STORE PLAN, or a
+plan's file alone, says what `penstock plan` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.common import add_json, bytes_in_words, counted, plan_argument, print_json, printable
+from penstock.errors import PlanError
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "what is in a store, or what a plan is"
+
+EXAMPLES = """\
+examples:
+  penstock info corpus.store
+  penstock info corpus.store --files
+  penstock info corpus.store 3f2a
+"""
+
+_FILES_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="a store, or a plan's file")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan that is kept with the store")
+    parser.add_argument("--version", metavar="ID", help="an older version of the store")
+    parser.add_argument("--files", action="store_true", help="list all raw files")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from penstock.cli.plan import describe
+    from penstock.plan import Plan
+    from penstock.plans import find_plan
+    from penstock.store import Store
+
+    if arguments.plan is not None:
+        return describe(find_plan(arguments.store, plan_argument(arguments.plan)), as_json=arguments.json)
+    if Path(arguments.store).is_file():
+        body = plan_argument(arguments.store)
+        if isinstance(body, dict):
+            raise PlanError(
+                f"{arguments.store} is a state of plan {body['plan']}",
+                remedy=f"penstock info STORE {arguments.store}",
+            )
+        return describe(Plan.load(body), as_json=arguments.json)
+    facts = _facts(Store(arguments.store, version=arguments.version), all_files=arguments.files)
+    if arguments.json:
+        print_json(facts)
+    else:
+        print(_render(facts))
+    return 0
+
+
+def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
+    from penstock.plans import list_plans
+    from penstock.store.layout import current_version
+    from penstock.store.versions import list_versions
+
+    paths, sizes = store.files["path"], store.files["num_bytes"]
+    shown = len(paths) if all_files else min(len(paths), _FILES_SHOWN)
+    return {
+        "store": str(store.path),
+        "version": store.version,
+        "is_current": store.version == current_version(store.path),
+        "versions": list_versions(store.path),
+        "fingerprint": store.fingerprint,
+        "num_documents": store.num_rows,
+        "num_tokens": store.num_tokens,
+        "num_bytes": int(store.shards["num_bytes"].sum()),
+        "token_dtype": store.manifest.token_dtype,
+        "tokenizer": store.manifest.tokenizer,
+        "sources": [
+            {
+                "name": stream.source,
+                "split": stream.split,
+                "num_documents": stream.num_documents,
+                "num_tokens": stream.num_tokens,
+                "num_shards": stream.num_shards,
+                "fingerprint": stream.fingerprint,
+            }
+            for stream in store.manifest.streams
+        ],
+        "report": store.report,
+        "plans": [plan.fingerprint for plan in list_plans(store.path)],
+        "num_files": len(paths),
+        "files": [{"path": str(paths[i]), "num_bytes": int(sizes[i])} for i in range(shown)],
+    }
+
+
+def _render(facts: dict[str, Any]) -> str:
+    tokenizer = facts["tokenizer"]
+    end = "" if tokenizer["eos"] is None else f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
+    current = "current" if facts["is_current"] else "not the current one"
+    lines = [
+        f"store {facts['store']} ({facts['fingerprint']})",
+        f"  content    {counted(facts['num_documents'], 'document')}, {counted(facts['num_tokens'], 'token')} as "
+        f"{facts['token_dtype']}, {bytes_in_words(facts['num_bytes'])}",
+        f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']:,} ids{end}",
+    ]
+    lines += [
+        f"  source     {source['name']} ({source['split']}): {counted(source['num_documents'], 'document')}, "
+        f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
+        for source in facts["sources"]
+    ]
+    for name, part in facts["report"]["ingredients"].items():
+        if part["dropped"]:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
+            lines.append(
+                f"  dropped    {name}: {reasons} ({part['documents']:,} of {counted(part['rows_read'], 'row')} kept)"
+            )
+    lines += [
+        f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}"
+        for file, row, reason in facts["report"]["examples"][:3]
+    ]
+    older = len(facts["versions"]) - 1
+    beside = f", {counted(older, 'other')} beside it (`penstock gc` removes what is not used)" if older else ""
+    lines.append(f"  version    {facts['version']} ({current}){beside}")
+    lines.append(f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}")
+    lines.append(f"  files      {facts['num_files']:,}")
+    lines += [f"    {printable(file['path'])}  {bytes_in_words(file['num_bytes'])}" for file in facts["files"]]
+    if (more := facts["num_files"] - len(facts["files"])) > 0:
+        lines.append(f"    and {more:,} more: --files lists all")
+    return "\n".join(lines)

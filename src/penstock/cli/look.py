@@ -1,0 +1,258 @@
+"""Look at data in the terminal: documents of a store, or the batches that a run will see.
+
+Without loader settings it shows documents as they are stored. With --chunk-size (or a PLAN) it shows the rows of one
+step, decoded, with a line where a document begins and which source it is from. Control characters in the text are
+shown as escapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.common import (
+    add_json,
+    add_settings,
+    counted,
+    indented,
+    plan_argument,
+    plan_of_settings,
+    print_json,
+    printable,
+    settings_given,
+    whole_number,
+)
+from penstock.errors import SpecError
+
+if TYPE_CHECKING:
+    from penstock.plan import Plan
+    from penstock.store import Store, StoredDocument
+    from penstock.types import TraceRecord
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "documents and batches, decoded, in the terminal"
+
+EXAMPLES = """\
+examples:
+  penstock look corpus.store                                     the first documents
+  penstock look corpus.store --document 120 --count 1 --chars 0  one, whole
+  penstock look corpus.store --chunk-size 64 --batch-size 4 --step 0
+  penstock look corpus.store 3f2a --step 100 --ids
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    parser.add_argument("--step", type=whole_number, metavar="N", help="which step's rows (0)")
+    parser.add_argument("--document", type=whole_number, metavar="N", help="the first document to show (0)")
+    parser.add_argument("--source", metavar="NAME", help="documents of this source only")
+    parser.add_argument("--count", type=whole_number, metavar="N", help="documents (3) or rows (all) to show")
+    parser.add_argument(
+        "--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all"
+    )
+    parser.add_argument("--ids", action="store_true", help="show token by token: id and text")
+    add_settings(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from penstock.plans import find_plan, store_for_plan
+    from penstock.spec import at_least
+    from penstock.store import Store
+
+    if arguments.count is not None:
+        at_least(1, count=arguments.count)
+    of_documents = [f"--{name}" for name in ("document", "source") if getattr(arguments, name) is not None]
+    given = settings_given(arguments)
+    if arguments.plan is not None:
+        if given:
+            raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
+        plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
+        store = store_for_plan(arguments.store, plan)
+    elif arguments.chunk_size is not None or arguments.step is not None:
+        store = Store(arguments.store)
+        plan = plan_of_settings(store, arguments)
+    else:
+        return _documents(Store(arguments.store), arguments)
+    if of_documents:
+        raise SpecError(f"{of_documents[0]} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
+    return _rows(store, plan, arguments)
+
+
+# Documents
+
+
+def _documents(store: Store, arguments: argparse.Namespace) -> int:
+    found = list(_chosen(store, arguments))
+    if arguments.json:
+        documents = [
+            {
+                "document": number,
+                "source": document.source,
+                "split": document.split,
+                "file": document.file,
+                "row": document.row,
+                "num_tokens": len(document.tokens),
+                "text": store.decode(document.tokens),
+                **({"ids": document.tokens} if arguments.ids else {}),
+            }
+            for number, document in found
+        ]
+        print_json({"store": str(store.path), "documents": documents})
+        return 0
+    out = _Out()
+    for number, document in found:
+        out.heading(
+            f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
+            f"{counted(len(document.tokens), 'token')}"
+        )
+        out.text(_content(store, document.tokens, arguments))
+    return 0
+
+
+def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[tuple[int, StoredDocument]]:
+    """(number in the store, document)."""
+    if arguments.source is not None and arguments.source not in store.names:
+        store.stream(arguments.source)  # says which names there are
+    base, skip = 0, arguments.document or 0
+    left = 3 if arguments.count is None else arguments.count
+    total = 0
+    for info in store.manifest.streams:
+        is_wanted = arguments.source in (None, info.source) and arguments.split in (None, info.split)
+        if is_wanted:
+            total += info.num_documents
+            stream = store.stream(info.source, info.split)
+            for number in range(min(skip, info.num_documents), info.num_documents):
+                if not left:
+                    return
+                yield base + number, stream.document(number)
+                left -= 1
+            skip = max(skip - info.num_documents, 0)
+        base += info.num_documents
+    if (arguments.document or 0) >= total:
+        raise SpecError(
+            f"document {arguments.document or 0:,} does not exist: there are {total:,}",
+            parameter="document",
+            remedy=f"--document {max(total - 1, 0)} or less",
+        )
+
+
+# Rows
+
+
+def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
+    from penstock.tracing import trace
+
+    step = arguments.step or 0
+    records = trace(store, plan, step=step)
+    rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
+    shown = rows[: arguments.count]
+    ids = _ids(store, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
+    if arguments.json:
+        print_json(
+            {
+                "store": str(store.path),
+                "plan": plan.fingerprint,
+                "step": step,
+                "rows": [
+                    {
+                        "position": row[0].position,
+                        "source": row[0].source,
+                        "epoch": row[0].epoch,
+                        "tokens": ids[row[0].position],
+                        "pieces": [asdict(piece) for piece in row],
+                    }
+                    for row in shown
+                ],
+            }
+        )
+        return 0
+    out = _Out()
+    out.heading(
+        f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
+        "more for the last label"
+    )
+    for row in shown:
+        first = row[0]
+        out.heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
+        for piece in row:
+            out.border(_border(piece))
+            tokens = ids.get(first.position)
+            start, stop = piece.window_span
+            out.text(_content(store, None if tokens is None else tokens[start:stop], arguments, piece.text))
+    if len(shown) < len(rows):
+        out.border(f"and {counted(len(rows) - len(shown), 'row')} more: --count {len(rows)}")
+    return 0
+
+
+def _border(piece: TraceRecord) -> str:
+    start, stop = piece.document_span
+    begins = "begins" if start == 0 else "continues"
+    lines = "" if piece.lines is None else f", lines {piece.lines[0]:,}-{piece.lines[1]:,}"
+    return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines}"
+
+
+def _ids(store: Store, plan: Plan, positions: list[int]) -> dict[int, Any]:
+    """The tokens of the windows at some positions."""
+    import numpy as np
+
+    from penstock.flow import Task
+    from penstock.loaders.pretrain import open_flow
+
+    flow = open_flow(store, plan)
+    return {
+        position: flow.make(
+            Task(position, 1, 1, 0, 1, 1), lambda rows, width: np.empty((rows, width), np.int64)
+        ).tokens[0]
+        for position in positions
+    }
+
+
+def _content(store: Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:
+    if arguments.ids and tokens is not None:
+        shown = tokens[: arguments.chars or None]
+        parts = [f"{int(token)}{_of_one(store, token)}" for token in shown]
+        return " ".join(parts) + (f" ... ({len(tokens):,} tokens)" if len(shown) < len(tokens) else "")
+    if text is None and tokens is not None:
+        text = store.decode(tokens)
+    if text is None:
+        return "(the tokenizer was a function, and cannot decode: --ids)"
+    short = text[: arguments.chars or None]
+    return short + (f" ... ({len(text):,} characters)" if len(short) < len(text) else "")
+
+
+def _of_one(store: Store, token: Any) -> str:
+    text = store.decode([token])
+    return "" if text is None else f":{text!r}"
+
+
+class _Out:
+    """Lines to stdout; on a terminal, headings stand out."""
+
+    def __init__(self) -> None:
+        self._console: Any = None
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def heading(self, text: str) -> None:
+        self._line(printable(text), "bold")
+
+    def border(self, text: str) -> None:
+        self._line(f"  -- {printable(text)}", "cyan")
+
+    def text(self, text: str) -> None:
+        self._line(indented(text, "  | "), None)
+
+    def _line(self, text: str, style: str | None) -> None:
+        if self._console is None:
+            print(text)
+        else:
+            self._console.print(text, style=style)

@@ -1,0 +1,115 @@
+"""From a command line to a verb, and from what the verb raises to one message and an exit code.
+
+Nothing here, and nothing at the top of a verb's file, imports NumPy, Arrow or a framework: `penstock --help` answers
+at once, and a verb pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from penstock import __version__
+from penstock.errors import PenstockError
+
+__all__ = ["VERBS", "Parser", "main"]
+
+OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 141
+
+VERBS = ("bake", "info", "look", "plan", "trace", "verify", "digest", "drill", "gc", "demo")
+
+_DESCRIPTION = """\
+Everything between raw data and model(batch).
+
+A store is a folder that `bake` makes. A plan fixes every batch of a run over it; opening a loader keeps its plan with
+the store. Wherever a PLAN is asked for, give its fingerprint (or the first digits), its file, or a saved state's file.
+"""
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    a check failed: verify found damage, drill found a difference
+  2    not done: bad usage, bad input, somebody else is writing, no space left
+  70   a fault in penstock itself
+  130  interrupted
+  141  whoever read the output went away
+
+`penstock VERB --help` explains a verb. Results go to stdout, progress and errors to stderr.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in the form that all errors of penstock have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"penstock: {message}\n  try        {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line. Returns the exit code; raises nothing but SystemExit (from --help and bad usage)."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    _print_anything()
+    try:
+        try:
+            code = _run(given)
+        finally:
+            sys.stdout.flush()  # here, where a reader that went away can be handled
+    except BrokenPipeError:
+        _forget_stdout()
+        return READER_GONE
+    except PenstockError as error:
+        return _say(BAD_INPUT, str(error))
+    except KeyboardInterrupt:
+        return _say(INTERRUPTED, "interrupted")
+    except OSError as error:
+        where = f": {error.filename}" if error.filename is not None else ""
+        return _say(BAD_INPUT, f"{error.strerror or error}{where}")
+    except Exception:
+        traceback.print_exc()
+        return _say(BUG, f"this is a fault in penstock {__version__}: please report it with the lines above")
+    return code
+
+
+def _run(given: list[str]) -> int:
+    if given[:1] == ["demo"]:  # it reads its own arguments
+        return int(import_module("penstock.cli.demo").run(given[1:]))
+    arguments = _parser().parse_args(given)
+    return int(arguments.run(arguments))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="penstock", description=_DESCRIPTION, epilog=_EXIT_CODES)
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True, title="verbs")
+    for name in VERBS:
+        verb = import_module(f"penstock.cli.{name}")
+        sub = verbs.add_parser(name, help=verb.SUMMARY, description=verb.__doc__, epilog=verb.EXAMPLES)
+        verb.add_arguments(sub)
+        sub.set_defaults(run=verb.run)
+    return parser
+
+
+def _print_anything() -> None:
+    """Text of any corpus can be printed anywhere: what a terminal's encoding lacks comes out as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _forget_stdout() -> None:
+    # The interpreter flushes stdout once more when it ends, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(code: int, text: str) -> int:
+    print(f"penstock: {text}", file=sys.stderr)
+    return code

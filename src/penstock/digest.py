@@ -1,0 +1,136 @@
+"""One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
+
+Each row of the global batch is hashed by itself (xxh3, 64 bits, over its input ids as little-endian int64), and the
+number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes; a
+range cut into other batches has the same number; and options that only change labels or masks do not matter. Rows
+that only fill the last batch of an epoch up are left out.
+
+Store, plan and steps are enough to compute it, before or after the run:
+
+    hashes = [row_hashes(batch.input_ids) for batch in ...]     in a training loop, on one rank
+    combine(hashes) == digest_of(digest_steps("corpus.store", plan, 0, 99))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError
+from penstock.flow import Flow, Task
+from penstock.loaders.pretrain import open_flow
+from penstock.order.split import Cut, position_of_step, step_of_position
+from penstock.plan import Plan
+from penstock.plans import find_plan, store_for_plan
+from penstock.store.reader import Store
+
+__all__ = ["StepDigest", "combine", "digest_of", "digest_steps", "row_hashes"]
+
+_TOKENS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepDigest:
+    """What one step reads, as hashes."""
+
+    step: int
+    position: int
+    """Of its first row."""
+    row_hashes: NDArray[np.uint64]
+    """One for each row of the global batch."""
+
+    @property
+    def number(self) -> str:
+        return combine([self.row_hashes])
+
+
+def digest_steps(
+    store: str | os.PathLike[str] | Store, plan: Any, first_step: int, last_step: int, *, batch_size: int | None = None
+) -> Iterator[StepDigest]:
+    """Steps `first_step` to `last_step`, both included, one after another.
+
+    `plan` is a plan, its fingerprint or file, a state, or a loader.
+    """
+    found = find_plan(store, plan, batch_size=batch_size)
+    _check_steps(found, first_step, last_step)
+    flow = open_flow(store_for_plan(store, found), found)
+    return _hash_tasks(flow, _tasks(found, first_step, last_step), first_step)
+
+
+def digest_of(steps: Iterable[StepDigest]) -> str:
+    """One number for all of these steps."""
+    return combine(step.row_hashes for step in steps)
+
+
+def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
+    """A hash for each row of [rows, tokens] ids: NumPy arrays, torch tensors in main memory, lists.
+
+    >>> [hex(int(h)) for h in row_hashes([[5, 6, 7], [5, 6, 8]])]
+    ['0x406dae4f9e20af6', '0x51677eb10e5157da']
+    """
+    rows = np.ascontiguousarray(np.asarray(input_ids), dtype="<i8")
+    return np.array([xxhash.xxh3_64_intdigest(row.data) for row in rows], np.uint64)
+
+
+def combine(parts: Iterable[NDArray[np.uint64]]) -> str:
+    """One number, as 16 hex digits, from the hashes of consecutive rows.
+
+    >>> combine([row_hashes([[5, 6, 7]]), row_hashes([[5, 6, 8]])]) == combine([row_hashes([[5, 6, 7], [5, 6, 8]])])
+    True
+    """
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(np.ascontiguousarray(part, dtype="<u8").data)
+    return digest.hexdigest()
+
+
+def _check_steps(plan: Plan, first_step: int, last_step: int) -> None:
+    if last_step < first_step:
+        raise PlanError(f"steps {first_step}-{last_step} run backwards", remedy=f"{last_step}-{first_step}")
+    position_of_step(plan.steps, first_step, **_epochs(plan))  # refuses a negative one
+    position, _ = position_of_step(plan.steps, last_step, **_epochs(plan))
+    if plan.num_rows is not None and position >= plan.num_rows:
+        last = step_of_position(plan.steps, plan.num_rows, **_epochs(plan)) - 1
+        raise PlanError(
+            f"step {last_step:,} is beyond the {plan.num_rows:,} rows of this plan", remedy=f"steps up to {last}"
+        )
+
+
+def _epochs(plan: Plan) -> dict[str, Any]:
+    return {"epoch_rows": plan.epoch_rows, "epoch_end": plan.epoch_end}
+
+
+def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
+    """The steps, as runs that lie end to end."""
+    waiting: Task | None = None
+    for step in range(first_step, last_step + 1):
+        position, rows = position_of_step(plan.steps, step, **_epochs(plan))
+        real = Cut(rows_per_step=rows, **_epochs(plan)).real_rows(position)
+        if (
+            waiting is not None
+            and waiting.stride == rows == real == waiting.real_rows
+            and waiting.position + waiting.num_steps * rows == position
+            and (waiting.num_rows + rows) * plan.row_tokens <= _TOKENS_AT_ONCE
+        ):
+            waiting = Task(waiting.position, waiting.num_steps + 1, rows, 0, rows, rows)
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = Task(position, 1, rows, 0, real, real)
+    if waiting is not None:
+        yield waiting
+
+
+def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDigest]:
+    for task in tasks:
+        block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
+        hashes = row_hashes(block.tokens[:, :-1])
+        for number, of_step in enumerate(np.split(hashes, task.num_steps)):
+            yield StepDigest(step, task.position + number * task.stride, of_step)
+            step += 1

@@ -1,0 +1,290 @@
+"""Work done ahead of need comes back in order, raises in place, and leaves nothing behind, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.deliver.ahead import by_processes, by_threads
+from penstock.errors import SourceError, SpecError, WorkerError
+from penstock.machine import is_alive
+
+SLOT_BYTES = 4096
+
+
+def squares(number):
+    """A task that says who did it."""
+    return {"square": np.array([number * number]), "pid": np.array([os.getpid()])}
+
+
+squares.__module__ = "__main__"  # by value: the workers need not import this file
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def is_gone(pid):
+    """Whether a process has ended. One that only waits to be collected by its parent has."""
+    try:
+        return not is_alive(pid) or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+
+
+def shared_memory_files():
+    return sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
+
+
+# Threads
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 100])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_give_results_in_the_order_of_their_tasks(ahead, threads):
+    def later_is_faster(number):
+        time.sleep(0.002 * (10 - number))
+        return number * number
+
+    assert list(by_threads(later_is_faster, range(10), ahead, threads)) == [n * n for n in range(10)]
+
+
+def test_threads_begin_no_more_tasks_than_they_may_be_ahead():
+    begun = []
+    results = by_threads(lambda task: begun.append(task) or task, range(100), ahead=3)
+    next(results)
+    assert wait_until(lambda: len(begun) == 4)
+    time.sleep(0.05)
+    assert begun == [0, 1, 2, 3]  # the one that was asked for, and three ahead
+    results.close()
+
+
+def test_an_error_in_a_thread_is_raised_where_its_result_would_have_been():
+    def fail_at_two(task):
+        if task == 2:
+            raise SourceError("row 2 is broken", remedy="mend it")
+        return task
+
+    results = by_threads(fail_at_two, range(5), ahead=4)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(SourceError, match="row 2 is broken"):
+        next(results)
+
+
+def test_closing_early_ends_the_threads_and_begins_nothing_more():
+    done = []
+    results = by_threads(lambda task: done.append(task) or time.sleep(0.01), range(1000), ahead=2)
+    next(results)
+    results.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead")]
+    count = len(done)
+    time.sleep(0.05)
+    assert len(done) == count <= 3
+
+
+# Processes
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_processes_give_results_in_the_order_of_their_tasks_and_take_turns(workers):
+    got = [(int(r["square"][0]), int(r["pid"][0])) for r in by_processes(squares, range(11), workers, SLOT_BYTES)]
+    assert [square for square, _ in got] == [n * n for n in range(11)]
+    pids = [pid for _, pid in got]
+    assert len(set(pids)) == workers
+    assert os.getpid() not in pids
+    assert pids == [pids[n % workers] for n in range(11)]
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1])
+def test_there_may_be_fewer_tasks_than_workers(num_tasks):
+    results = by_processes(squares, range(num_tasks), 2, SLOT_BYTES)
+    assert [int(r["square"][0]) for r in results] == list(range(num_tasks))
+
+
+def test_arrays_of_every_shape_and_dtype_come_back_as_they_were():
+    def many(seed):
+        import numpy as np
+
+        return {
+            "matrix": np.arange(12, dtype=np.int64).reshape(3, 4) + seed,
+            "odd": np.arange(5, dtype=np.uint8),
+            "floats": np.linspace(0, 1, 7, dtype=np.float32),
+            "none": np.empty((0, 3), np.int32),
+        }
+
+    expected = many(1)
+    (got,) = by_processes(many, [1], 1, SLOT_BYTES)
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(got[name], array)
+        assert got[name].dtype == array.dtype
+
+
+def test_a_result_stays_valid_until_the_next_one_is_asked_for():
+    results = by_processes(squares, range(50), 2, SLOT_BYTES, slots_each=1)
+    for number in range(50):
+        got = next(results)["square"]
+        time.sleep(0.002)  # were the slot free already, a worker would write its next result into it now
+        assert int(got[0]) == number * number
+
+
+def test_an_error_in_a_worker_is_raised_in_its_place_with_what_the_worker_said():
+    def fail_at_three(task):
+        import numpy as np
+
+        if task == 3:
+            raise ValueError("row 3 has no text")
+        return {"task": np.array([task])}
+
+    results = by_processes(fail_at_three, range(9), 2, SLOT_BYTES)
+    assert [int(r["task"][0]) for r in islice(results, 3)] == [0, 1, 2]
+    with pytest.raises(WorkerError, match="ValueError: row 3 has no text") as caught:
+        next(results)
+    assert "fail_at_three" in str(caught.value)
+
+
+def test_an_error_of_ours_arrives_whole():
+    def refuse(task):
+        from penstock.errors import SpecError
+
+        raise SpecError("no such column", parameter="text", remedy="text='body'")
+
+    with pytest.raises(SpecError, match="no such column") as caught:
+        next(by_processes(refuse, [0], 1, SLOT_BYTES))
+    assert caught.value.where == {"parameter": "text"}
+    assert caught.value.remedy == "text='body'"
+
+
+def test_a_result_larger_than_its_slot_says_both_sizes():
+    def large(_):
+        import numpy as np
+
+        return {"x": np.zeros(2000)}
+
+    with pytest.raises(WorkerError, match=r"16,000 bytes does not fit its slot of 4,096"):
+        next(by_processes(large, [0], 1, SLOT_BYTES))
+
+
+def test_a_function_that_cannot_travel_is_refused_before_anything_starts():
+    lock = threading.Lock()
+    before = open_descriptors()
+    with pytest.raises(SpecError, match="cannot be sent to worker processes"):
+        next(by_processes(lambda task: lock, [0], 2, SLOT_BYTES))
+    assert open_descriptors() == before
+
+
+def test_closing_early_leaves_no_process_no_shared_memory_and_no_descriptor():
+    files = shared_memory_files()
+    counts = []
+    for _ in range(3):
+        results = by_processes(squares, range(1000), 2, SLOT_BYTES)
+        pids = {int(next(results)["pid"][0]) for _ in range(2)}
+        results.close()
+        assert all(not is_alive(pid) for pid in pids)  # ended and collected: not even a zombie is left
+        counts.append(open_descriptors())
+    assert counts[0] == counts[1] == counts[2]
+    assert shared_memory_files() == files
+
+
+def test_dropping_the_iterator_ends_its_workers():
+    results = by_processes(squares, range(1000), 2, SLOT_BYTES)
+    pids = {int(next(results)["pid"][0]) for _ in range(2)}
+    del results
+    assert all(not is_alive(pid) for pid in pids)
+
+
+def test_a_worker_that_is_killed_gives_an_error_that_names_it_and_ends_the_others():
+    results = by_processes(squares, range(10_000), 2, SLOT_BYTES)
+    first, second = (int(next(results)["pid"][0]) for _ in range(2))
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"pid {first}\) died: killed by signal 9") as caught:
+        for _ in range(10):
+            next(results)
+    assert "fewer workers" in caught.value.remedy
+    assert not is_alive(second)
+
+
+def test_workers_outlive_the_thread_that_started_them():
+    results = by_processes(squares, range(20), 2, SLOT_BYTES)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(next(results)))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    assert [int(r["square"][0]) for r in results] == [n * n for n in range(1, 20)]
+
+
+PARENT = """
+    import os, sys, time
+    import numpy as np
+    from penstock.deliver.ahead import by_processes
+
+    def task(number):
+        if number >= 4:
+            time.sleep(600)       # busy in user code when the parent goes: nobody reads the pipe
+        return {"pid": np.array([os.getpid()])}
+
+    results = by_processes(task, range(100), 2, 4096)
+    print(*{int(next(results)["pid"][0]) for _ in range(4)}, flush=True)
+    %s
+"""
+
+
+def start_parent(then, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT) % then],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("portable", ["0", "1"], ids=["Linux", "portable half"])
+def test_killing_the_parent_leaves_no_orphan(portable):
+    with start_parent("time.sleep(600)", PENSTOCK_PORTABLE=portable) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(is_gone(pid) for pid in pids)
+        parent.kill()
+    assert wait_until(lambda: all(is_gone(pid) for pid in pids)), f"still running: {pids}"
+
+
+def test_a_parent_that_exits_in_the_middle_leaves_no_orphan():
+    with start_parent("sys.exit(0)") as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert parent.wait(timeout=20) == 0
+    assert wait_until(lambda: all(is_gone(pid) for pid in pids)), f"still running: {pids}"
+
+
+def test_a_forks_copy_of_the_iterator_does_not_end_the_parents_workers():
+    code = """
+        import os, numpy as np
+        from penstock.deliver.ahead import by_processes
+
+        results = by_processes(lambda n: {"n": np.array([n])}, range(40), 2, 4096)
+        next(results)
+        child = os.fork()
+        if not child:
+            results.close()       # as when a forked DataLoader worker lets go of what it inherited
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert [int(r["n"][0]) for r in results] == list(range(1, 40))
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=True, timeout=60)
