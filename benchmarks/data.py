@@ -24,7 +24,11 @@ def corpus_store(num_tokens: int = 200_000_000) -> Path:
         path = raw / f"{number:03d}.txt"
         if not path.exists():
             path.write_bytes(_text(min(_FILE_BYTES, num_tokens - number * _FILE_BYTES)))
-    recipe = ps.DatasetRecipe(seed=0).add_ingredient(raw, format="text", name="code").prepare_step(ps.tokenize("bytes", append_eos=True))
+    recipe = (
+        ps.DatasetRecipe(seed=0)
+        .add_ingredient(raw, format="text", name="code")
+        .prepare_step(ps.tokenize("bytes", append_eos=True))
+    )
     store = home / f"tokens-{num_tokens}.store"
     ps.bake(recipe, to=store)
     return store

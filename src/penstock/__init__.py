@@ -35,7 +35,7 @@ _HOME = {
     "trace": "tracing",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = sorted(["__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:
@@ -48,4 +48,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

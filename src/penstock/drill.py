@@ -238,7 +238,9 @@ def _read_without_break(crew: _Crew, steps: range) -> tuple[State, dict[int, _Re
             (truth[step],) = crew.step()
     except _RankError as error:
         where = f"at step {steps.start + len(truth):,}"
-        raise WorkerError(f"the uninterrupted run stopped {where}: {error}", remedy="`penstock verify`") from None
+        raise WorkerError(
+            f"the uninterrupted run stopped {where}: {error}", remedy="`penstock verify STORE` finds damage"
+        ) from None
     return start, truth
 
 

@@ -68,7 +68,7 @@ def function_fingerprint(function: Any, *, name: str, version: str | None = None
 
 
 class _Describer:
-    """Turns values into JSON that is equal when they do the same. Remembers what it has met, because code is a graph."""
+    """Turns values into JSON that is equal when they do the same. Remembers what it met: code is a graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name

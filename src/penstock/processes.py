@@ -47,6 +47,7 @@ class Worker:
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno(), *share],
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is for the parent, which ends its workers without tracebacks
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},  # one process a core already
             )
         self._send(packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 __all__ = ["TraceRecord", "TrainingBatch"]
@@ -18,6 +19,7 @@ _FIELDS = (
     "cu_seqlens",
     "max_seqlen",
 )
+_MASKS = ("attention_mask", "loss_mask")
 
 
 class TrainingBatch:
@@ -25,7 +27,8 @@ class TrainingBatch:
 
     `labels[t]` is the token that position t must predict (already shifted); `loss_mask[t]` belongs to `labels[t]`,
     and labels are -100 where it is 0. input_ids, labels and attention_mask are int64 [rows, tokens], loss_mask is
-    float32. A constant mask is one array shared by all batches: do not write into it.
+    float32. A constant mask is one array shared by all batches, and input_ids and labels are views of the same tokens:
+    do not write into them. Write into a copy and assign it: `batch.labels = mine`.
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch.
@@ -51,10 +54,10 @@ class TrainingBatch:
         attention_mask: Any,
         labels: Any,
         loss_mask: Any = None,
-        metadata: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        metadata: dict[str, Any] | tuple[Any, ...] | None = None,
         **others: Any,
     ) -> None:
-        """`others`: position_ids, segment_ids, cu_seqlens, max_seqlen."""
+        """`others`: position_ids, segment_ids, cu_seqlens, max_seqlen. Metadata may be (function, *its arguments)."""
         self.input_ids = input_ids
         self.attention_mask = attention_mask
         self.labels = labels
@@ -69,9 +72,13 @@ class TrainingBatch:
     @property
     def metadata(self) -> dict[str, Any]:
         """Made when first asked for: most steps never look."""
-        if not isinstance(self._metadata, dict):
-            self._metadata = self._metadata() if self._metadata is not None else {}
-        return self._metadata
+        if isinstance(self._metadata, tuple):
+            function, *arguments = self._metadata
+            self._metadata = function(*arguments)
+        elif self._metadata is None:
+            self._metadata = {}
+        made: dict[str, Any] = self._metadata  # type: ignore[assignment]
+        return made
 
     def keys(self) -> list[str]:
         return [name for name in _FIELDS if getattr(self, name) is not None]
@@ -93,44 +100,106 @@ class TrainingBatch:
         return int(self.input_ids.shape[0])
 
     def to(self, device: Any, non_blocking: bool = False) -> TrainingBatch:
-        """This batch on another device (torch). The tokens are copied once; input_ids and labels are views of them."""
-        return self._moved(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """This batch on another device (torch). The tokens are copied once; input_ids and labels are views of them.
+
+        With non_blocking, the memory that is copied from is not used again before the copy is done, even if this batch
+        is dropped at once.
+        """
+        adapter = self._adapter()
+        return self._moved(lambda array: adapter.copied(array, device, non_blocking), adapter.shared_ones)
 
     def pin_memory(self) -> TrainingBatch:
         """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
-        return self._moved(lambda tensor: tensor.pin_memory())
+        adapter = self._adapter()
+        return self._moved(lambda array: array.pin_memory(), lambda *of: adapter.shared_ones(*of, pinned=True))
 
-    def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
-        if not hasattr(self.input_ids, "pin_memory"):
+    def _adapter(self) -> Any:
+        adapter = _adapter_of(self.input_ids)
+        if adapter is None:
             raise TypeError(
                 f"a batch of {type(self.input_ids).__name__} cannot move: open the loader with framework='torch'"
             )
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        block = None
-        if self._block is not None:
-            tokens, first, last = self._block
-            block = move(tokens[first:last])
-            fields |= {"input_ids": block[:, :-1], "labels": block[:, 1:]}
-        moved = {
-            name: move(value)
-            if hasattr(value, "pin_memory") and not (block is not None and name in ("input_ids", "labels"))
-            else value
-            for name, value in fields.items()
-        }
-        batch = TrainingBatch(metadata=self._metadata, **moved)
-        batch._block = None if block is None else (block, 0, len(block))
-        return batch
+        return adapter
+
+    def _tokens(self) -> Any:
+        """[rows, tokens + 1], of which input_ids and labels are views; None where somebody assigned others."""
+        if self._block is None:
+            return None
+        tokens, first, last = self._block
+        tokens = tokens[first:last]
+        are_views = _is_same(self.input_ids, tokens[:, :-1]) and _is_same(self.labels, tokens[:, 1:])
+        return tokens if are_views else None
+
+    def _moved(self, move: Callable[[Any], Any], ones: Callable[[str, Any], Any]) -> TrainingBatch:
+        tokens = self._tokens()
+        fields = {name: self[name] for name in self.keys()}
+        if tokens is not None:
+            tokens = move(tokens)
+            moved = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        else:
+            moved = {"input_ids": move(self.input_ids)}
+            if self.labels is self.input_ids:
+                moved["labels"] = moved["input_ids"]
+        for name in fields.keys() - moved.keys():
+            if name in _MASKS and self._adapter().is_shared(fields[name]):
+                moved[name] = ones(name, moved["input_ids"])  # already there: the same for every batch
+            else:
+                moved[name] = move(fields[name]) if hasattr(fields[name], "pin_memory") else fields[name]
+        return _make_batch(moved, tokens, self.metadata)  # made, so that it does not hold the memory that was copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_batch, ([getattr(self, name) for name in _FIELDS], self.metadata, self._block is not None)
+        fields: dict[str, Any] = {name: self[name] for name in self.keys()}
+        tokens, adapter = self._tokens(), _adapter_of(self.input_ids)
+        if tokens is not None:
+            del fields["input_ids"], fields["labels"]
+        shared = [name for name in _MASKS if name in fields and adapter is not None and adapter.is_shared(fields[name])]
+        for name in shared:  # whoever writes into a mask must not reach other processes
+            del fields[name]
+        return _rebuild_batch, (fields, tokens, shared, self.metadata)
 
     def __repr__(self) -> str:
         rows, tokens = self.input_ids.shape
         return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(self.keys())})"
 
 
-def _rebuild_batch(values: list[Any], metadata: dict[str, Any], was_block: bool) -> TrainingBatch:
-    return TrainingBatch(metadata=metadata, **dict(zip(_FIELDS, values, strict=True)))
+def _make_batch(fields: dict[str, Any], tokens: Any, metadata: Any) -> TrainingBatch:
+    others = {name: value for name, value in fields.items() if name not in ("input_ids", "labels", *_MASKS)}
+    batch = TrainingBatch(
+        fields["input_ids"],
+        fields.get("attention_mask"),
+        fields.get("labels"),
+        fields.get("loss_mask"),
+        metadata,
+        **others,
+    )
+    batch._block = None if tokens is None else (tokens, 0, len(tokens))
+    return batch
+
+
+def _rebuild_batch(fields: dict[str, Any], tokens: Any, shared: list[str], metadata: dict[str, Any]) -> TrainingBatch:
+    if tokens is not None:
+        fields |= {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+    for name in shared:
+        fields[name] = _adapter_of(fields["input_ids"]).shared_ones(name, fields["input_ids"])
+    return _make_batch(fields, tokens, metadata)
+
+
+def _adapter_of(array: Any) -> Any:
+    """penstock.adapters.<framework>, for the framework that an array is of; None where it is NumPy's."""
+    framework = type(array).__module__.partition(".")[0]
+    try:
+        return None if framework == "numpy" else import_module(f"penstock.adapters.{framework}")
+    except ModuleNotFoundError:
+        return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two arrays are the same memory, seen in the same way."""
+    if type(one) is not type(other) or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if hasattr(one, "data_ptr"):
+        return bool(one.data_ptr() == other.data_ptr() and one.stride() == other.stride())
+    return bool(one.ctypes.data == other.ctypes.data and one.strides == other.strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,7 @@ def test_a_worker_that_is_killed_gives_an_error_that_names_it_and_ends_the_other
     first, second = (int(next(results)["pid"][0]) for _ in range(2))
     os.kill(first, signal.SIGKILL)
     with pytest.raises(WorkerError, match=rf"pid {first}\) died: killed by signal 9") as caught:
-        for _ in range(10):
-            next(results)
+        list(islice(results, 10))
     assert "fewer workers" in caught.value.remedy
     assert not is_alive(second)
 

@@ -35,30 +35,21 @@ def test_untrained_loss_is_close_to_that_of_guessing():
     assert loss == pytest.approx(np.log(257), abs=0.1)
 
 
-def test_a_token_is_predicted_from_those_before_it_only():
-    weights, input_ids, labels = _tiny()
-    later = input_ids.copy()
-    later[:, -1] = (later[:, -1] + 1) % 7
-    whole, _ = loss_and_gradients(weights, input_ids[:, :-1], labels[:, :-1])
-    changed, _ = loss_and_gradients(weights, later[:, :-1], labels[:, :-1])
-    assert changed == whole
-    assert loss_and_gradients(weights, later, labels)[0] != loss_and_gradients(weights, input_ids, labels)[0]
+def test_a_token_is_predicted_from_the_tokens_before_it_and_no_more_than_it_can_see():
+    weights = {n: w.astype(np.float64) for n, w in new_weights(vocab_size=7, embedding=3, hidden=5, seed=1).items()}
+    labels = np.zeros((1, 12), np.int64)
 
+    def loss_of_last_token(ids: np.ndarray) -> float:
+        whole, _ = loss_and_gradients(weights, ids, labels)
+        without, _ = loss_and_gradients(weights, ids[:, :-1], labels[:, :-1])
+        return whole * 12 - without * 11
 
-def test_the_model_sees_as_many_tokens_as_it_says():
-    weights = new_weights(vocab_size=7, embedding=3, hidden=5, seed=1)
-    ids = np.zeros((1, CONTEXT_TOKENS + 1), np.int64)
-
-    def loss_of_last_token(first: int) -> float:
-        ids[0, 0] = first
-        whole, _ = loss_and_gradients(weights, ids, ids)
-        before, _ = loss_and_gradients(weights, ids[:, :-1], ids[:, :-1])
-        return whole * ids.shape[1] - before * (ids.shape[1] - 1)
-
-    outside = loss_of_last_token(1) - loss_of_last_token(2) - 0.0
-    assert outside != 0  # the labels of the first position differ, and nothing else does
-    ids = np.zeros((1, CONTEXT_TOKENS), np.int64)
-    assert loss_of_last_token(1) != loss_of_last_token(2)
+    ids = np.arange(12).reshape(1, 12) % 7
+    out_of_sight, in_sight = ids.copy(), ids.copy()
+    out_of_sight[0, -CONTEXT_TOKENS - 1] = 6
+    in_sight[0, -CONTEXT_TOKENS] = 6
+    assert loss_of_last_token(out_of_sight) == pytest.approx(loss_of_last_token(ids), abs=1e-12)
+    assert loss_of_last_token(in_sight) != pytest.approx(loss_of_last_token(ids), abs=1e-12)
 
 
 def test_updates_lower_the_loss():

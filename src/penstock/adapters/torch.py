@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, SpecError
+from penstock.order.split import position_of_step, step_of_position
 
 try:
     import torch
@@ -22,88 +25,176 @@ if TYPE_CHECKING:
     from penstock.loaders.base import DataLoader
     from penstock.types import TrainingBatch
 
-__all__ = ["FollowingDataLoader", "TorchBatches", "TorchBlocks"]
+__all__ = ["FollowingDataLoader", "TorchBatches", "TorchBlocks", "copied", "is_shared", "shared_ones"]
+
+
+# Tensors
 
 
 class TorchBlocks:
     """Blocks as tensors that share their memory."""
 
+    masks_are_writable = True
+
     def __init__(self) -> None:
         self._masks: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, block: Block) -> Block:
+        if torch.is_inference_mode_enabled():  # the block's next batches may be for training
+            with torch.inference_mode(False):
+                return self(block)
         block.tokens = torch.from_numpy(block.tokens)
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
         return block
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
-        """Masks of ones, shared by all batches. One that somebody wrote into is replaced, never handed out again."""
+        """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
         masks = self._masks.get((rows, tokens))
         if masks is None or masks[0]._version or masks[1]._version:
-            masks = torch.ones(rows, tokens, dtype=torch.int64), torch.ones(rows, tokens)
+            masks = _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
             self._masks[rows, tokens] = masks
         return masks
 
     def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
         """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
-        shifted = torch.ones(inputs.shape, dtype=torch.float32)
+        shifted = torch.ones(inputs.shape, dtype=torch.float32, device=inputs.device)
         if loss is not None:
             shifted[:, 1:] = loss[:, :-1]
         shifted[:, 0] = 0  # the first token is never predicted
         return torch.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 
 
+_CPU = torch.device("cpu")
+_MASK_TYPES = {"attention_mask": torch.int64, "loss_mask": torch.float32}
+_MOST_MASKS = 64
+_masks: dict[tuple[str, int, int, torch.device, bool], Any] = {}
+_mask_versions: dict[int, tuple[Any, int]] = {}
+
+
+def shared_ones(field: str, like: Any, pinned: bool = False) -> Any:
+    """A mask of ones with the shape of `like`, where it lies: one for all batches.
+
+    It is handed out until somebody writes into it, which torch counts, and then never again.
+    """
+    rows, tokens = like.shape
+    return _ones(field, rows, tokens, like.device, pinned)
+
+
+def is_shared(mask: Any) -> bool:
+    """Whether a mask is one of the shared ones, as it was made."""
+    known, version = _mask_versions.get(id(mask), (None, 0))
+    return known is mask and mask._version == version
+
+
+def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool = False) -> Any:
+    key = (field, rows, tokens, device, pinned)
+    mask = _masks.get(key)
+    if mask is None or not is_shared(mask):
+        if len(_masks) >= _MOST_MASKS:
+            _masks.clear()
+            _mask_versions.clear()
+        # Made with everything said: a program may have set another default device, dtype or mode. And made whole
+        # before it is used: `to` waits here, so that any stream may read it.
+        with torch.inference_mode(False):
+            mask = torch.ones(rows, tokens, dtype=_MASK_TYPES[field], device=_CPU)
+            mask = mask.pin_memory() if pinned else mask.to(device)
+        _masks[key] = mask
+        _mask_versions[id(mask)] = (mask, mask._version)
+    return mask
+
+
+def copied(tensor: Any, device: Any, non_blocking: bool) -> Any:
+    """A tensor on a device. The memory that it is copied from stays as it is until the copy is done."""
+    if not non_blocking or tensor.device.type != "cpu":
+        return tensor.to(device, non_blocking=non_blocking)
+    target = torch.device(device)
+    if target.type == "cpu" or tensor.is_pinned():  # torch itself waits before it uses pinned memory again
+        return tensor.to(target, non_blocking=True)
+    if target.type != "cuda":  # some devices (MPS) read ordinary memory after the call has returned
+        return tensor.to(target)
+    on_device = tensor.to(target, non_blocking=True)
+    _hold_until_copied(tensor, on_device.device)
+    return on_device
+
+
+_in_flight: deque[tuple[Any, Any]] = deque()
+_in_flight_lock = threading.Lock()
+
+
+def _hold_until_copied(tensor: Any, device: torch.device) -> None:
+    """Refer to a tensor until the copies queued so far are done, so that its block does not return to the pool.
+
+    CUDA takes what it needs of ordinary memory before a copy call returns, on most machines; it does not promise to.
+    """
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(device))
+    with _in_flight_lock:
+        while _in_flight and _in_flight[0][0].query():
+            _in_flight.popleft()
+        _in_flight.append((done, tensor))
+
+
+# Datasets
+
+
 class TorchBatches(IterableDataset):  # type: ignore[misc]
     """A loader's batches as a dataset: `torch.utils.data.DataLoader(ds, batch_size=None, num_workers=k)`.
 
     Worker w of k computes whole steps w, w + k, ..., and torch asks the workers in turn, so the stream is the loader's
-    own whatever k is. One pass goes from the loader's cursor to the end of its epoch. Without workers the cursor moves
-    as batches are handed over. With a plain DataLoader and workers it cannot: the checkpoint is the last batch's
-    `metadata["state"]`, and `loader.load_state_dict(...)` with it begins the next epoch. `ds.loader(num_workers=k)`
-    is a DataLoader that does this by itself.
+    own whatever k is. One pass goes from the loader's cursor to the end of its epoch.
+
+    ds.loader(num_workers=k)                 a DataLoader that moves the cursor and has its state: use this one
+    DataLoader(ds, batch_size=None)          moves the cursor too
+    DataLoader(ds, ..., num_workers=k)       cannot: the checkpoint is the last batch's metadata["state"], and
+                                             ds.set_epoch(n) before each pass says which epoch it is for
+    StatefulDataLoader(ds, ...)              likewise, with its own state_dict()
     """
 
     def __init__(self, loader: DataLoader) -> None:
         self.source = loader
-        if loader.framework != "torch":
-            from copy import copy
-
-            self.source = copy(loader)
-            self.source.framework = "torch"
-            self.source.__setstate__(self.source.__getstate__())
         self._taken = 0
-        self._resume_at: int | None = None
+        self._passes = 0
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         info = get_worker_info()
         if info is None:
-            yield from self.source.get_iterator()
-            return
-        first, self._resume_at = self._resume_at, None
-        yield from self._every(info.id, info.num_workers, first or 0)
+            if self.source.framework == "torch":
+                return self.source.get_iterator()
+            return self.source._follow(_with_tensors(self.source).get_iterator())
+        if not self._passes:
+            self.source = _with_tensors(self.source, alone=True)
+        else:  # a worker that is kept for the next pass
+            self.source._go_to(_after_pass(self.source), self.source._steps)
+            self._taken = 0
+        self._passes += 1
+        return self._turns(info.id, info.num_workers)
 
-    def _every(self, worker: int, workers: int, taken: int) -> Iterator[TrainingBatch]:
-        """Steps worker, worker + workers, ... of the epoch, counted from the cursor."""
-        from copy import copy
-
-        start = copy(self.source)
-        start.__setstate__(start.__getstate__())
-        cut = start._cut(start.batch_size)
-        position = cut.settle(start.position)
-        epoch_rows = start.plan.epoch_rows
-        end = None if epoch_rows is None else (position // epoch_rows + 1) * epoch_rows
-        step = worker + taken * workers
-        self._taken = taken
-        while True:
-            here = cut.settle(cut.after(position, step))
-            if (end is not None and here >= end) or start._is_over(here, cut):
-                return
-            start.seek(position=here)
-            start._steps = self.source._steps
-            batch = start.get_batch()
+    def _turns(self, worker: int, workers: int) -> Iterator[TrainingBatch]:
+        for batch in self.source._turns(worker, workers, self._taken):
             self._taken += 1
             yield batch
-            step += workers
+
+    def __len__(self) -> int:
+        """Batches of an epoch, at most."""
+        try:
+            self.source.get_num_batches()
+        except SpecError as error:
+            raise TypeError(str(error)) from None  # what len() of an endless dataset raises in torch
+        plan = self.source.plan
+        assert plan.epoch_rows is not None
+        cut = self.source._cut(self.source.batch_size)
+        return -(-plan.epoch_rows // self.source.batch_size) if cut.is_linear else cut.steps_per_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
+        source = self.source
+        rows = source.plan.epoch_rows
+        if rows is None or source._cut(source.batch_size).settle(source.position) // rows == epoch:
+            return
+        steps, spec = source.plan.steps, source._epoch_spec
+        step = step_of_position(steps, epoch * rows, **spec)
+        step += position_of_step(steps, step, **spec)[0] < epoch * rows  # begun in the epoch before, with `wrap`
+        source.seek(step=step)
 
     def state_dict(self) -> dict[str, Any]:
         """For torchdata's StatefulDataLoader, which keeps one such state per worker."""
@@ -111,10 +202,19 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.source.load_state_dict(state["loader"])
-        self._resume_at = int(state["taken"])
+        self._taken, self._passes = int(state["taken"]), 0
 
     def loader(self, num_workers: int = 0, **options: Any) -> FollowingDataLoader:
-        """A torch DataLoader over this dataset whose `state_dict()` follows what was handed over."""
+        """A torch DataLoader over this dataset whose `state_dict()` follows what was handed over.
+
+        `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
+        """
+        if not options.get("in_order", True):
+            raise SpecError(
+                "in_order=False would hand over steps in another order, which no state can describe",
+                parameter="in_order",
+                remedy="leave in_order= out",
+            )
         return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
 
@@ -122,23 +222,48 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
     """A torch DataLoader that moves the loader's cursor as batches come out of it, with any number of workers."""
 
     dataset: TorchBatches
+    _iterator: Any
+    _kept_workers_at: dict[str, Any]
 
-    def __iter__(self) -> Iterator[TrainingBatch]:
+    def __iter__(self) -> Iterator[Any]:
         source = self.dataset.source
-        for batch in super().__iter__():
-            if self.num_workers:
-                state = batch.metadata["state"]
-                source._go_to(state["position"], state["steps"])
-                source._handed_any = True
-            yield batch
+        if not self.num_workers:
+            return super().__iter__()  # type: ignore[no-any-return]  # the loader's own iterator, and its cursor
+        if source._next_start()[1]:
+            return source.get_iterator()  # nothing, or the error that says so
+        # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
+        if self._iterator is not None and self._kept_workers_at != source.state_dict():
+            self._iterator = None
+        batches = super().__iter__()
+        self._kept_workers_at = {**source.state_dict(), "position": _after_pass(source)}
+        return source._follow(batches)
 
     def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: after the last batch that this handed over, whatever the workers have made since."""
         return self.dataset.source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dataset.source.load_state_dict(state)
 
 
-@lru_cache(maxsize=1)
-def version() -> str:
-    return str(torch.__version__)
+def _with_tensors(loader: DataLoader, alone: bool = False) -> DataLoader:
+    """A loader at the same place that gives tensors. `alone`: without helpers, in a process that is one itself."""
+    own = copy(loader)  # without the stream and the memory of the other
+    own.framework = "torch"
+    if alone:
+        own.workers = own.prefetch = 0
+    own.__setstate__(own.__getstate__())
+    return own
+
+
+def _after_pass(loader: DataLoader) -> int:
+    """Where the pass after the one that begins at the cursor begins. (A pass without an end is begun again.)"""
+    cut = loader._cut(loader.batch_size)
+    start, is_over = loader._next_start()
+    stop = loader._epoch_end(start)
+    if stop is None or is_over:
+        return start
+    steps = -(-(stop - start) // cut.rows_per_step)
+    if cut.is_linear and loader._end is not None:
+        steps = min(steps, (loader._end - start) // cut.rows_per_step)
+    return cut.after(start, steps) if cut.is_linear else stop

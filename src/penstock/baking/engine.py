@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from penstock.errors import WorkerError
 from penstock.processes import Worker
 
 __all__ = ["run_tasks"]
@@ -14,8 +15,13 @@ __all__ = ["run_tasks"]
 Task = tuple[Any, ...]
 
 
-def run_tasks(function: Callable[..., Any], tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Any]]:
-    """(task number, function(*task)) for every task. The first failure stops the rest, and is raised here."""
+def run_tasks(
+    function: Callable[..., Any], tasks: Sequence[Task], workers: int, *, about: Callable[[Task], str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """(task number, function(*task)) for every task. The first failure stops the rest, and is raised here.
+
+    `about` says what a task is about, for the error of a worker that dies in it.
+    """
     if workers <= 1 or len(tasks) <= 1:
         for number, task in enumerate(tasks):
             yield number, function(*task)
@@ -35,6 +41,11 @@ def run_tasks(function: Callable[..., Any], tasks: Sequence[Task], workers: int)
         while doing:
             for connection in wait(list(doing)):
                 number, worker = doing.pop(connection)
-                answer = worker.receive()
+                try:
+                    answer = worker.receive()
+                except WorkerError as error:
+                    if about is not None and "file" not in error.where:
+                        error.where["working_on"] = about(tasks[number])
+                    raise
+                give(worker)  # before the result is looked at: the worker need not wait for that
                 yield number, answer
-                give(worker)

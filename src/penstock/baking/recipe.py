@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import operator
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +18,16 @@ from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from penstock.prepare.rows import RowStep, row_step
 from penstock.prepare.tokenize import Tokenize
-from penstock.sources.formats import format_for
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.formats import format_for, known_extensions
+from penstock.sources.listing import InputFile, list_files, looks_like_paths
+from penstock.spec import at_least
 
 __all__ = ["DatasetRecipe", "Ingredient"]
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ingredient:
     """One source of a recipe, and what of it is wanted."""
 
@@ -34,10 +39,11 @@ class Ingredient:
     where_fingerprint: str | None
     quantity: int | float | None
 
-    @property
+    @cached_property
     def is_memory(self) -> bool:
-        return not isinstance(self.source, str | os.PathLike) and not all(
-            isinstance(part, str | os.PathLike) and os.path.exists(part) for part in self.source
+        """Whether the source is rows given from Python; otherwise it names files."""
+        return not isinstance(self.source, str | os.PathLike) and not (
+            self.format is not None or looks_like_paths(self.source, known_extensions())
         )
 
     def files(self) -> list[InputFile]:
@@ -65,7 +71,7 @@ class DatasetRecipe:
     """
 
     def __init__(self, *, seed: int = 0) -> None:
-        self.seed = seed
+        self.seed = at_least(0, seed=seed)
         self.ingredients: list[Ingredient] = []
         self.steps: list[RowStep | Tokenize] = []
         self.holdout_fraction = 0.0
@@ -87,32 +93,28 @@ class DatasetRecipe:
         rows that `where` kept (a whole number), or that share of them (a fraction), chosen by a hash of seed, name,
         file and row: the same ones every time. `version` names `where`, should it use things that cannot be compared.
         """
-        name = name if name is not None else self._free_name(source)
-        if not name or "/" in name or name.startswith(".") or name in (i.name for i in self.ingredients):
-            raise SpecError(
-                f"an ingredient cannot be named {name!r}"
-                + (": that name is taken" if name and "/" not in name else ""),
-                parameter="name",
-                remedy="a name of its own, without '/'",
-            )
-        if quantity is not None and (
-            isinstance(quantity, bool) or quantity < 0 or (isinstance(quantity, float) and not 0.0 <= quantity <= 1.0)
-        ):
-            raise SpecError(
-                f"quantity={quantity!r} is neither a number of rows nor a share",
-                parameter="quantity",
-                remedy="a whole number such as 10_000, or a fraction from 0.0 to 1.0",
-            )
+        if not isinstance(text, str):
+            raise SpecError(f"text={text!r} is not the name of a column", parameter="text", remedy="text='content'")
         if format is not None:
             format_for("", format)
-        if not isinstance(source, str | os.PathLike):
-            source = list(source)
-            if not source:
-                raise SpecError(f"ingredient {name!r} is an empty list", parameter="source", remedy="rows, or paths")
-        where_fingerprint = (
-            None if where is None else function_fingerprint(where, name=f"where of {name!r}", version=version)
+        if where is not None and not callable(where):
+            raise SpecError(
+                f"where= is a function of a row, not a {type(where).__name__}",
+                parameter="where",
+                remedy="where=lambda row: row['score'] > 3",
+            )
+        ingredient = Ingredient(
+            "" if name is None else self._checked_name(name),
+            _checked_source(source),
+            text,
+            format,
+            where,
+            None if where is None else function_fingerprint(where, name="where=", version=version),
+            _checked_quantity(quantity),
         )
-        self.ingredients.append(Ingredient(name, source, text, format, where, where_fingerprint, quantity))
+        self.ingredients.append(
+            ingredient if name is not None else replace(ingredient, name=self._free_name(ingredient))
+        )
         return self
 
     def prepare_step(
@@ -128,7 +130,11 @@ class DatasetRecipe:
         elif callable(step):
             self.steps.append(row_step(step, name=name, version=version))
         else:
-            raise SpecError(f"a step is a function or ps.tokenize(...), not a {type(step).__name__}", parameter="step")
+            raise SpecError(
+                f"a step is a function or ps.tokenize(...), not a {type(step).__name__}",
+                parameter="step",
+                remedy="recipe.prepare_step(ps.tokenize('bytes'))",
+            )
         return self
 
     def holdout(self, fraction: float) -> DatasetRecipe:
@@ -136,8 +142,8 @@ class DatasetRecipe:
 
         A document's side is a hash of the text that is tokenised: duplicates fall together, new files move nothing.
         """
-        if not 0.0 < fraction < 1.0:
-            raise SpecError(f"holdout({fraction}) is not a share", parameter="fraction", remedy="holdout(0.005)")
+        if not isinstance(fraction, int | float) or not 0.0 < fraction < 1.0:
+            raise SpecError(f"holdout({fraction!r}) is not a share", parameter="fraction", remedy="holdout(0.005)")
         self.holdout_fraction = fraction
         return self
 
@@ -161,7 +167,8 @@ class DatasetRecipe:
         return {
             "seed": self.seed,
             "ingredients": [ingredient.spec() for ingredient in self.ingredients],
-            "steps": [[step.describe(), step.fingerprint] for step in self.steps],
+            # A tokenizer by what it does alone: where its file lies does not matter.
+            "steps": [[s.name if isinstance(s, RowStep) else "tokenize", s.fingerprint] for s in self.steps],
             "holdout": self.holdout_fraction,
         }
 
@@ -169,15 +176,40 @@ class DatasetRecipe:
     def fingerprint(self) -> str:
         return fingerprint(self.spec())[:16]
 
-    def _free_name(self, source: Any) -> str:
-        if isinstance(source, str | os.PathLike):
-            parts = [p for p in Path(source).parts if not any(c in p for c in "*?[") and p not in ("/", "..", ".")]
-            base = Path(parts[-1]).name.split(".")[0] if parts else "data"
-        else:
-            base = "memory"
-        base = base or "data"
-        taken = {ingredient.name for ingredient in self.ingredients}
-        return next(n for n in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if n not in taken)
+    def _checked_name(self, name: str) -> str:
+        """A name that can be part of a file's name, on every system."""
+        why = (
+            "a name is text"
+            if not isinstance(name, str)
+            else "it is empty"
+            if not name
+            else "it is longer than 100 bytes"
+            if len(name.encode("utf-8", "replace")) > 100
+            else "it begins with '.'"
+            if name.startswith(".")
+            else "it holds '/' or a character that cannot be printed"
+            if "/" in name or not name.isprintable()
+            else "that name is taken"  # some file systems do not tell large letters from small ones
+            if name.casefold() in (known.name.casefold() for known in self.ingredients)
+            else None
+        )
+        if why:
+            raise SpecError(
+                f"an ingredient cannot be named {name!r}: {why}",
+                parameter="name",
+                remedy="a short name of its own, such as 'web'",
+            )
+        return name
+
+    def _free_name(self, ingredient: Ingredient) -> str:
+        source = "memory" if ingredient.is_memory else ingredient.source
+        if isinstance(source, list):
+            source = source[0]
+        parts = [p for p in Path(source).parts if not any(c in p for c in "*?[") and p not in ("/", "..", ".", "~")]
+        base = Path(parts[-1]).name.lstrip(".").split(".")[0] if parts else ""
+        base = "".join(c for c in base if c.isprintable())[:40] or "data"
+        taken = {ingredient.name.casefold() for ingredient in self.ingredients}
+        return next(n for n in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if n.casefold() not in taken)
 
     def __repr__(self) -> str:
         lines = [f"DatasetRecipe, seed {self.seed}"]
@@ -201,10 +233,52 @@ class DatasetRecipe:
         return "\n".join([*lines, *(f"{'└─' if n == len(entries) - 1 else '├─'} {e}" for n, e in enumerate(entries))])
 
 
+def _checked_source(source: Any) -> Any:
+    if isinstance(source, str | os.PathLike):
+        return source
+    if hasattr(source, "to_pylist"):  # an Arrow table
+        source = source.to_pylist()
+    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # iterating it would give the names of its columns
+        raise SpecError(
+            "a data frame is not a source", parameter="source", remedy="frame.to_dict('records'): rows as dicts"
+        )
+    if isinstance(source, bytes | bytearray | dict) or not hasattr(source, "__iter__"):
+        raise SpecError(
+            f"a {type(source).__name__} is not a source",
+            parameter="source",
+            remedy="a path, folder or glob, a list of them, or a list of rows (dicts or strings)",
+        )
+    rows = list(source)
+    if not rows:
+        raise SpecError("this source is an empty list", parameter="source", remedy="rows, or paths")
+    return rows
+
+
+def _checked_quantity(quantity: Any) -> int | float | None:
+    """A number of rows as int, a share as float."""
+    if quantity is None:
+        return None
+    if not isinstance(quantity, bool):
+        with contextlib.suppress(TypeError):
+            if operator.index(quantity) >= 0:
+                return operator.index(quantity)
+        with contextlib.suppress(TypeError, ValueError):
+            if not isinstance(quantity, str) and not hasattr(quantity, "__index__") and 0.0 <= float(quantity) <= 1.0:
+                return float(quantity)
+    raise SpecError(
+        f"quantity={quantity!r} is neither a number of rows nor a share",
+        parameter="quantity",
+        remedy="a whole number such as 10_000, or a fraction from 0.0 to 1.0",
+    )
+
+
 def _encode_rows(ingredient: Ingredient) -> bytes:
     try:
-        return msgspec.json.encode(ingredient.source, order="deterministic")
-    except TypeError as error:
+        try:
+            return msgspec.json.encode(ingredient.source, order="deterministic")
+        except UnicodeEncodeError:  # half a surrogate pair: the row that has it will be named when it is read
+            return json.dumps(ingredient.source, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
             f"the rows of {ingredient.name!r} hold values that cannot be compared: {error}",
             parameter="source",

@@ -6,6 +6,7 @@ went in, so that work which an earlier, interrupted bake finished is found again
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,11 +24,20 @@ from penstock.prepare.holdout import side_of
 from penstock.prepare.rows import RowStep
 from penstock.prepare.tokenize import Tokenize
 from penstock.sources.formats import Format
-from penstock.sources.units import Malformed, Unit, read_unit
+from penstock.sources.units import EndOfSpan, Malformed, Unit, read_unit
 from penstock.spec import suggest
-from penstock.store.writer import write_arrow
+from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
 
-__all__ = ["Job", "UnitReport", "bake_unit", "read_unit_file", "read_unit_report", "scan_unit", "unit_key"]
+__all__ = [
+    "Job",
+    "UnitReport",
+    "bake_unit",
+    "find_characters",
+    "find_passing",
+    "read_unit_file",
+    "read_unit_report",
+    "unit_key",
+]
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 20
@@ -77,9 +87,8 @@ def unit_key(job: Job, unit: Unit, number: int, identity: Any) -> str:
 
 def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: Path) -> UnitReport:
     """Write the unit's documents to `path`, and say what became of its rows."""
-    report = UnitReport(key=key, span_hashes=[fingerprint_file(Path(s.path), s.start, s.stop) for s in unit.spans])
+    report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
-    keep = None if selected is None else set(selected.tolist())
     tokens: list[np.ndarray] = []
     spans: list[int] = []
     rows: list[int] = []
@@ -90,26 +99,23 @@ def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: 
     def flush() -> None:
         nonlocal waiting
         try:
-            tokens.extend(job.tokenize.encode(texts))
+            encoded = job.tokenize.encode(texts)
+            for number_in_batch, document in enumerate(encoded):
+                if len(document) > MAX_SHARD_TOKENS:
+                    raise TokenizerError(
+                        f"a document of {len(document):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}",
+                        number=number_in_batch,
+                        remedy="cut the document into several, in a step before tokenize",
+                    )
         except TokenizerError as error:
             at = len(tokens) + int(error.where.pop("number", 0))  # type: ignore[call-overload]
-            error.where |= _place(unit, spans[at], rows[at])
+            error.where |= _place(job, unit, spans[at], rows[at])
             raise
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise _failed(
-                f"the tokenizer {job.tokenize.tokenizer.name!r}", error, unit, spans[len(tokens)], rows[len(tokens)]
-            ) from error
+        tokens.extend(encoded)
         texts.clear()
         waiting = 0
 
-    ordinal = -1
-    for span, row_number, row in _rows(job, unit, report, dropped):
-        ordinal += 1
-        if keep is not None and ordinal not in keep:
-            dropped["beyond quantity"] += 1
-            continue
+    for span, row_number, row in _selected(_rows(job, unit, report, dropped), selected, dropped):
         text = _prepared(job, unit, span, row_number, row)
         if isinstance(text, _Dropped):
             dropped[f"dropped by step {text.step!r}"] += 1
@@ -125,28 +131,49 @@ def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: 
         if waiting >= _BATCH_CHARACTERS:
             flush()
     flush()
-    report.dropped, report.documents = dict(dropped), len(tokens)
+    report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = sum(map(len, tokens))
     _write(job, number, path, report, tokens, spans, rows, splits)
     return report
 
 
-def scan_unit(job: Job, unit: Unit, count_characters: bool) -> dict[str, Any]:
-    """What must be known of all units before any is baked: which rows pass `where`, and which characters there are."""
+def find_passing(job: Job, unit: Unit) -> tuple[Any, list[int]]:
+    """((span, row) of every row that passes `where`, rows of each span): what a quantity chooses from."""
     report = UnitReport()
-    passing: list[tuple[int, int]] = []
+    passing = [(span, row_number) for span, row_number, _ in _rows(job, unit, report, Counter())]
+    return np.array(passing, np.int64).reshape(-1, 2), report.span_rows
+
+
+def find_characters(job: Job, unit: Unit, selected: Any) -> list[int]:
+    """The characters of a unit's documents, as code points: what a vocabulary of characters is made of."""
     characters: set[str] = set()
-    for span, row_number, row in _rows(job, unit, report, Counter()):
-        passing.append((span, row_number))
-        if count_characters:
-            text = _prepared(job, unit, span, row_number, row)
-            if isinstance(text, str):
-                characters.update(text)
-    return {
-        "passing": np.array(passing, np.int64).reshape(-1, 2),
-        "span_rows": report.span_rows,
-        "characters": sorted(map(ord, characters)),
-    }
+    for span, row_number, row in _selected(_rows(job, unit, UnitReport(), Counter()), selected, Counter()):
+        text = _prepared(job, unit, span, row_number, row)
+        if isinstance(text, str):
+            characters.update(text)
+    return sorted(map(ord, characters))
+
+
+def _hash_of(path: str, start: int, stop: int | None) -> str:
+    try:
+        return fingerprint_file(Path(path), start, stop)
+    except OSError:  # reading its rows will say so
+        return ""
+
+
+def _selected(
+    rows: Iterator[tuple[int, int, dict[str, Any]]], selected: Any, dropped: Counter[str]
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The rows whose numbers were selected, if that was done."""
+    if selected is None:
+        yield from rows
+        return
+    keep = set(selected.tolist())
+    for ordinal, row in enumerate(rows):
+        if ordinal in keep:
+            yield row
+        else:
+            dropped["beyond quantity"] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +184,15 @@ class _Dropped:
 def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Rows that can be read, have text, and pass `where`. All others are counted, or raised."""
     report.span_rows = [0] * max(len(unit.spans), 1)
-    ended: dict[int, int] = {}
-    for span, row_number, row in read_unit(unit, job.formats):
-        if isinstance(row, dict) and not row:
+    for span, row_number, row in _read(job, unit):
+        if isinstance(row, EndOfSpan):
             report.span_rows[span] = row_number
-            ended[span] = row_number
             continue
         report.rows_read += 1
         fault = row if isinstance(row, Malformed) else _text_fault(job, row)
         if fault is not None:
             if job.on_error == "raise":
-                raise _malformed(unit, span, row_number, fault)
+                raise _malformed(job, unit, span, row_number, fault)
             dropped[fault.kind] += 1
             report.errors += 1
             if len(report.examples) < _EXAMPLES:
@@ -176,29 +201,51 @@ def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> It
                     (file, row_number, f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind)
                 )
             continue
-        assert isinstance(row, dict)
         if job.text != "text":
             row["text"] = row[job.text]
         if job.where is not None:
             try:
                 passes = job.where(row)
             except Exception as error:
-                raise _failed(f"where= of {job.ingredient!r}", error, unit, span, row_number) from error
+                raise _failed(f"where= of {job.ingredient!r}", error, job, unit, span, row_number) from error
             if not passes:
                 dropped["not where"] += 1
                 continue
         yield span, row_number, row
 
 
+def _read(job: Job, unit: Unit) -> Iterator[tuple[int, int, Any]]:
+    """What `read_unit` gives. An error in a user's format is located: it came after the last good row."""
+    last_span, last_row = 0, -1
+    try:
+        for span, row_number, row in read_unit(unit, job.formats):
+            last_span, last_row = span, row_number
+            if isinstance(row, EndOfSpan):
+                last_span, last_row = span + 1, -1
+            yield span, row_number, row
+    except PenstockError:
+        raise
+    except Exception as error:
+        kind = unit.spans[min(last_span, len(unit.spans) - 1)].format if unit.spans else "memory"
+        raise _failed(f"format {kind!r}", error, job, unit, last_span, last_row + 1) from error
+
+
 def _text_fault(job: Job, row: Any) -> Malformed | None:
+    """What is wrong with a row, if anything: it must be a dict whose text is text."""
     if not isinstance(row, dict):
         return Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
     if job.text not in row:
-        near = suggest(job.text, row)
-        hint = f", perhaps {near!r}" if near else ""
-        return Malformed(f"no column {job.text!r}", f"this row has {', '.join(map(repr, row))}{hint}")
+        near = suggest(job.text, map(str, row))
+        hint = f"; perhaps text={near!r}" if near else ""
+        columns = ", ".join(map(repr, list(row)[:12])) or "no columns"
+        return Malformed(f"no column {job.text!r}", f"this row has {columns}{hint}")
     if not isinstance(row[job.text], str):
         return Malformed(f"column {job.text!r} is not text", f"it is {type(row[job.text]).__name__}")
+    if not row[job.text].isascii():
+        try:
+            row[job.text].encode("utf-8")
+        except UnicodeEncodeError as error:
+            return Malformed("not UTF-8", f"half a surrogate pair at character {error.start:,}")
     return None
 
 
@@ -207,10 +254,10 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
         try:
             after = step(row)
         except PenstockError as error:
-            error.where |= _place(unit, span, row_number)
+            error.where |= _place(job, unit, span, row_number)
             raise
         except Exception as error:
-            raise _failed(f"step {step.name!r}", error, unit, span, row_number) from error
+            raise _failed(f"step {step.name!r}", error, job, unit, span, row_number) from error
         if after is None:
             return _Dropped(step.name)
         row = after
@@ -219,7 +266,7 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
         there = ", ".join(map(repr, row))
         raise SourceError(
             f"no text to tokenise in column {job.tokenize.text!r}: the row has {there}",
-            **_place(unit, span, row_number),
+            **_place(job, unit, span, row_number),
             remedy="let the last step return a row with that column, or tokenize(..., text='column')",
         )
     return text
@@ -240,10 +287,10 @@ def _write(
         permutation(count, job.seed, job.ingredient, number).at(range(count)) if job.shuffle and count else range(count)
     )
     lengths = np.array([len(tokens[i]) for i in order], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = np.concatenate([tokens[i] for i in order]) if count else np.empty(0, job.tokenize.dtype)
     columns = {
-        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)),
+        "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),
         "span": pa.array(np.array(spans, np.int32)[list(order)] if count else np.empty(0, np.int32)),
         "row": pa.array(np.array(rows, np.int64)[list(order)] if count else np.empty(0, np.int64)),
         "split": pa.array(np.array(splits, np.int8)[list(order)] if count else np.empty(0, np.int8)),
@@ -264,49 +311,53 @@ def read_unit_report(path: Path) -> UnitReport | None:
         with pa.memory_map(str(path)) as file:
             metadata = pa.ipc.open_file(file).schema.metadata
         return msgspec.json.decode(metadata[b"report"], type=UnitReport)
-    except (FileNotFoundError, pa.ArrowInvalid, KeyError, TypeError, msgspec.DecodeError):
+    except (OSError, pa.ArrowException, KeyError, TypeError, msgspec.DecodeError):
         return None
 
 
-def _place(unit: Unit, span: int, row_number: int) -> dict[str, Any]:
-    """Where a row is, in words that a person can use: file and line (or row), counted from the file's start."""
+def _place(job: Job, unit: Unit, span: int, row_number: int) -> dict[str, Any]:
+    """Where a row is, in words that a person can use: file and line (from 1), or file and row (from 0)."""
     if not unit.spans:
         return {"file": "<memory>", "row": unit.first_row + row_number}
-    where = unit.spans[span]
-    place: dict[str, Any] = {"file": where.path}
-    if where.format != "text":
-        place["line"] = _lines_before(where.path, where.start) + row_number + 1
-    return place
+    where = unit.spans[min(span, len(unit.spans) - 1)]
+    if job.formats[where.format].by_line:
+        return {"file": where.path, "line": _lines_before(where.path, where.start) + row_number + 1}
+    return {"file": where.path} if where.format == "text" else {"file": where.path, "row": row_number}
 
 
 def _lines_before(path: str, start: int) -> int:
-    lines = 0
+    """Lines that begin before a byte of a file: the number, from 0, of the first line that begins at it or after it."""
+    lines, last = 0, b"\n"
     if start:
         with open(path, "rb") as file:
             while start > 0 and (piece := file.read(min(start, 1 << 20))):
                 lines += piece.count(b"\n")
                 start -= len(piece)
-    return lines
+                last = piece[-1:]
+    return lines + (last != b"\n")  # a line that the byte lies inside began before it
 
 
-def _malformed(unit: Unit, span: int, row_number: int, fault: Malformed) -> SourceError:
-    lost = "this file" if fault.rest or fault.kind == "empty file" else "such rows"
+def _malformed(job: Job, unit: Unit, span: int, row_number: int, fault: Malformed) -> SourceError:
+    of_file = fault.rest or fault.kind == "empty file"
     return SourceError(
-        fault.kind if not fault.reason else f"{fault.kind}: {fault.reason}",
-        **_place(unit, span, row_number),
-        remedy=f"mend the row, or bake(..., on_error='skip') to leave out {lost} and count them"
-        if lost == "such rows"
-        else "mend or leave out the file, or bake(..., on_error='skip') to pass over it and count it",
+        f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind,
+        **_place(job, unit, span, row_number),
+        remedy="mend or leave out the file, or bake(..., on_error='skip') to pass over it and count it"
+        if of_file
+        else f"text= with the column that holds the text, or {_SKIP_ROWS}"
+        if fault.kind.startswith("no column")
+        else f"mend the row, or {_SKIP_ROWS}",
     )
 
 
-def _failed(what: str, error: Exception, unit: Unit, span: int, row_number: int) -> WorkerError:
-    import traceback
+_SKIP_ROWS = "bake(..., on_error='skip') to leave out such rows and count them"
 
+
+def _failed(what: str, error: Exception, job: Job, unit: Unit, span: int, row_number: int) -> WorkerError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return WorkerError(
         f"{what} failed: {type(error).__name__}: {error}",
-        **_place(unit, span, row_number),
+        **_place(job, unit, span, row_number),
         at=f"{frame.filename}:{frame.lineno}",
         remedy="mend the function, or leave such rows out with where=",
     )

@@ -1,8 +1,9 @@
 """Make a store from raw text.
 
 A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. A
-file's format is told by its extension (.jsonl, .txt, .md; .gz and .zst are unpacked) or by --format. Run again over
-unchanged files it does nothing; killed, the same command continues.
+file's format is told by its extension (.jsonl, .txt, .md; .gz and .zst are unpacked) or by --format. --format, --text
+and --quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. Run again over unchanged
+files it does nothing; killed, the same command continues.
 
 With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
 is baked. It is code: run only files that you trust.
@@ -14,11 +15,13 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import add_json, print_json, whole_number
 from penstock.errors import SpecError
+from penstock.spec import suggest
 
 if TYPE_CHECKING:
     from penstock.baking import DatasetRecipe
@@ -30,7 +33,8 @@ SUMMARY = "make a store from raw text"
 EXAMPLES = """\
 examples:
   penstock bake data/ --tokenizer bytes --append-eos --to corpus.store
-  penstock bake web='web/*.jsonl.gz' code=src/ --format jsonl --text content --tokenizer tokenizer.json --to mix.store
+  penstock bake web='web/*.jsonl.gz' code='src/**/*.py' --format code=text --text web=content \\
+      --tokenizer tokenizer.json --append-eos --holdout 0.005 --to mix.store
   penstock bake recipe.py --to corpus.store
 """
 
@@ -40,13 +44,17 @@ _OF_A_RECIPE = ("format", "text", "tokenizer", "append_eos", "eos", "name", "qua
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="+", metavar="SOURCE", help="file, folder, glob, NAME=PATH, or one recipe.py")
     parser.add_argument("--to", required=True, metavar="STORE", help="the store's folder: new, or a store already")
-    parser.add_argument("--format", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's")
-    parser.add_argument("--text", metavar="COLUMN", help="the column that holds the text (text)")
+    parser.add_argument(
+        "--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's"
+    )
+    parser.add_argument("--text", action="append", metavar="COLUMN", help="the column that holds the text (text)")
     parser.add_argument("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
     parser.add_argument("--append-eos", action="store_true", help="end every document with the end-of-document id")
     parser.add_argument("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
     parser.add_argument("--name", help="name of the sources that are given without one")
-    parser.add_argument("--quantity", metavar="N", help="keep so many rows of each source, or a share such as 0.1")
+    parser.add_argument(
+        "--quantity", action="append", metavar="N", help="keep so many rows of a source, or a share such as 0.1"
+    )
     parser.add_argument("--holdout", type=float, metavar="SHARE", help="hold out as split val, e.g. 0.005")
     parser.add_argument("--seed", type=int, help="of everything that is drawn (0)")
     parser.add_argument(
@@ -112,13 +120,17 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
         eos=int(eos) if eos is not None and eos.isdigit() else eos,
     )
     recipe = DatasetRecipe(seed=arguments.seed or 0)
-    for name, paths in _by_name(arguments.source, arguments.name).items():
+    named = _by_name(arguments.source, arguments.name)
+    formats, texts, quantities = (
+        _per_source(flag, getattr(arguments, flag), named) for flag in ("format", "text", "quantity")
+    )
+    for name, paths in named.items():
         recipe.add_ingredient(
             paths[0] if len(paths) == 1 else _existing(paths),
-            arguments.text or "text",
-            format=arguments.format,
+            texts.get(name, "text"),
+            format=formats.get(name),
             name=name,
-            quantity=_quantity(arguments.quantity),
+            quantity=_quantity(quantities.get(name)),
         )
     recipe.prepare_step(step)
     return recipe if arguments.holdout is None else recipe.holdout(arguments.holdout)
@@ -138,6 +150,28 @@ def _by_name(sources: list[str], default: str | None) -> dict[str | None, list[s
         folder = os.path.basename(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]))
         named.setdefault(folder or "data", []).extend(paths)
     return named
+
+
+def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None]) -> dict[str | None, str]:
+    """What a flag that was given as VALUE or NAME=VALUE says for each source."""
+    for_all: str | None = None
+    for_one: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.rpartition("=")
+        if not equals:
+            for_all = text
+        elif name in named:
+            for_one[name] = value
+        else:
+            names = [known for known in named if known is not None]
+            raise SpecError(
+                f"--{flag} {text}: no source is named {name!r}",
+                parameter=flag,
+                sources=", ".join(names) or "none has a name",
+                remedy=f"--{flag} {suggest(name, names) or names[0]}={value}" if names else f"--{flag} {value}",
+            )
+    said = {name: for_one.get(name or "", for_all) for name in named}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _existing(paths: list[str]) -> list[str]:
@@ -200,7 +234,7 @@ def _failed(path: Path, error: BaseException) -> Exception:
     line = error.lineno if isinstance(error, SyntaxError) else None
     frame = error.__traceback__
     while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
+        if frame.tb_frame.f_code.co_filename == str(path.absolute()):
             line = frame.tb_lineno
         frame = frame.tb_next
     return SpecError(f"{path} failed: {type(error).__name__}: {error}", file=path, line=line)

@@ -140,7 +140,7 @@ def weights(text: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, value = part.strip().rpartition("=")
+        name, equals, value = part.strip().partition("=")
         try:
             number = float(value)
         except ValueError:

@@ -66,10 +66,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.drill import legs_over, run_drill
+    from penstock.spec import at_least
 
     store, plan = _target(arguments)
     legs = legs_over(arguments.ranks, arguments.workers)
     rows: int = plan.steps[-1][2]
+    at_least(len(legs), steps=arguments.steps)
     if not arguments.json:
         _begin(arguments, store, plan, rows, legs)
     report = run_drill(

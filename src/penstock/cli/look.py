@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
         plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
         store = store_for_plan(arguments.store, plan)
-    elif arguments.chunk_size is not None or arguments.step is not None:
+    elif arguments.step is not None or set(given) - {"--split"}:
         store = Store(arguments.store)
         plan = plan_of_settings(store, arguments)
     else:
@@ -187,7 +187,7 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
             start, stop = piece.window_span
             out.text(_content(store, None if tokens is None else tokens[start:stop], arguments, piece.text))
     if len(shown) < len(rows):
-        out.border(f"and {counted(len(rows) - len(shown), 'row')} more: --count {len(rows)}")
+        out.border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
     return 0
 
 

@@ -65,11 +65,12 @@ def summarize(plan: Plan, *, batch_rows: int | None, epochs: int = 1) -> PlanSum
         cut = Cut(rows_per_step=batch_rows, epoch_rows=rows, epoch_end=plan.epoch_end)
         steps = epochs * rows // batch_rows if cut.is_linear else epochs * cut.steps_per_epoch
         if cut.is_linear:
-            read = _counts(plan, steps * batch_rows)
+            read = _rows_read(plan, [(0, steps * batch_rows)])
         else:
-            read = [epochs * count for count in _counts(plan, min(rows, cut.steps_per_epoch * batch_rows))]
+            of_epoch = min(rows, cut.steps_per_epoch * batch_rows)
+            read = _rows_read(plan, [(epoch * rows, epoch * rows + of_epoch) for epoch in range(epochs)])
     elif rows is not None:
-        read = [epochs * count for count in _counts(plan, rows)]
+        read = _rows_read(plan, [(0, epochs * rows)])
     return PlanSummary(
         fingerprint=plan.fingerprint,
         row_tokens=plan.row_tokens,
@@ -82,10 +83,16 @@ def summarize(plan: Plan, *, batch_rows: int | None, epochs: int = 1) -> PlanSum
     )
 
 
-def _counts(plan: Plan, rows: int) -> list[int]:
+def _rows_read(plan: Plan, spans: list[tuple[int, int]]) -> list[int]:
+    """Rows of each source that lie in some spans of positions."""
     from penstock.loaders.pretrain import order_of
 
-    return order_of(plan).counts(rows)
+    order = order_of(plan)
+    read = [0] * len(plan.sources)
+    for start, stop in spans:
+        pairs = zip(order.counts(start), order.counts(stop), strict=True)
+        read = [count + after - before for count, (before, after) in zip(read, pairs, strict=True)]
+    return read
 
 
 def _sources(plan: Plan, read: list[int] | None, batch_rows: int | None) -> tuple[SourceSummary, ...]:

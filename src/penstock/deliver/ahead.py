@@ -55,7 +55,6 @@ def by_processes(
     for, so take what is needed before that. The memory has no name: nothing is left behind, whatever dies.
     """
     descriptor = shared_memory(workers * slots_each * slot_bytes)
-    owner_pid = os.getpid()
     crew: list[Worker] = []
     memory: mmap.mmap | None = None
     try:
@@ -85,9 +84,8 @@ def by_processes(
             given += 1
             send()
     finally:
-        if os.getpid() == owner_pid:  # a fork's copy of this generator must not end its parent's workers
-            for member in crew:
-                member.close()
+        for member in crew:
+            member.close()
         os.close(descriptor)
         if memory is not None:
             with contextlib.suppress(BufferError):  # a view is still held: the map goes when it does

@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -95,8 +96,8 @@ def _demo(folder: Path, num_steps: int, kill_at: int | None) -> int:
     resumed = _resume(run)
     same = _compare(whole, before, resumed, kill_at, checkpoint)
 
-    _trace_a_step(store, whole, resumed.checkpoint().loader)
-    _what_next(store, checkpoint)
+    step = _trace_a_step(store, whole, resumed.checkpoint().loader)
+    _what_next(store, step, checkpoint.loader["plan"])
     _say(
         f"The demo took {time.monotonic() - started:.0f} s. Losses and weights after resume: "
         f"{'equal, bit for bit.' if same else 'DIFFERENT.'}"
@@ -377,7 +378,8 @@ class _LiveLine:
 # 4. Back to the files
 
 
-def _trace_a_step(store: Path, whole: _Run, state: dict[str, Any]) -> None:
+def _trace_a_step(store: Path, whole: _Run, state: dict[str, Any]) -> int:
+    """Show the files of the step with the largest loss, and the steps of one of those files. Returns that step."""
     library = sysconfig.get_path("stdlib")
     warm = {step: float.fromhex(loss) for step, loss in whole.losses.items() if step >= whole.num_steps // 4}
     step = max(warm, key=lambda s: warm[s])
@@ -395,6 +397,7 @@ def _trace_a_step(store: Path, whole: _Run, state: dict[str, Any]) -> None:
     _say()
     _say(f"And the other way: {names[0]} was used in {len(steps)} of the {whole.num_steps} steps:")
     _say(textwrap.shorten(", ".join(map(str, steps)), COLUMNS - 2, placeholder=" ..."))
+    return step
 
 
 def _snippet(text: str, columns: int) -> str:
@@ -409,19 +412,34 @@ def _snippet(text: str, columns: int) -> str:
 # 5. What next
 
 
-def _what_next(store: Path, checkpoint: Checkpoint) -> None:
-    plan = checkpoint.loader["plan"]
+def _what_next(store: Path, step: int, plan: str) -> None:
+    """Commands that can be pasted as they are."""
+    penstock, store_name = _command(), shlex.quote(str(store))
     _head(5, "Try next")
-    for command, what in (
-        (f"penstock info {store}", "what is in the store"),
-        (f"penstock look {store}", "decoded samples and batches"),
-        (f"penstock plan {store}", "epochs, shares and tokens, before you spend a GPU"),
-        (f"penstock drill {store}/plans/{plan}.json --steps 200", "kill -9 at random steps, 1 -> 3 -> 8 ranks"),
+    for arguments, what in (
+        (f"info {store_name}", "what is in the store"),
+        (f"look {store_name} {plan[:8]} --step {step}", "a batch, decoded"),
+        (f"plan {store_name} --chunk-size 2048", "epochs and tokens of a run, before it costs anything"),
+        (f"drill {plan[:8]} --store {store_name}", "200 steps under kill -9, on 1, 3 and 8 ranks"),
     ):
-        _say(f"  {command}")
-        _say(f"      {what}")
-    _say("  The example at the top of README.md is the same path in 12 lines, for your own files.")
+        _say(f"  # {what}")
+        _say(f"  {penstock} {arguments}")
+    _say("The example at the top of README.md is the same path in 12 lines, for your own files.")
     _say()
+
+
+def _command() -> str:
+    """How to call penstock from this shell: `make demo` installs it where a shell does not look."""
+    beside = Path(sys.executable).with_name("penstock")
+    if not beside.exists():
+        return f"{shlex.quote(_near(Path(sys.executable)))} -m penstock"
+    on_path = shutil.which("penstock")
+    return "penstock" if on_path and Path(on_path) == beside else shlex.quote(_near(beside))
+
+
+def _near(path: Path) -> str:
+    """A path, relative to here where that is shorter."""
+    return min(os.path.relpath(path), str(path), key=len)
 
 
 def _head(number: int, text: str) -> None:

@@ -9,18 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-import numpy as np
-
-from penstock.assemble.batch import Block, constant_mask
-from penstock.deliver.ahead import by_processes, by_threads
 from penstock.deliver.memory import BlockPool
 from penstock.deliver.ranks import Ranks
 from penstock.errors import EndOfRun, PlanError, SpecError
-from penstock.flow import Flow, Located, Task
+from penstock.flow import Flow
+from penstock.loaders.stream import BatchStream, NumpyBlocks
 from penstock.order.split import Cut, position_of_step, share, step_of_position
 from penstock.plan import Plan, State
 from penstock.spec import at_least, one_of
@@ -28,32 +24,9 @@ from penstock.types import TrainingBatch
 
 __all__ = ["DataLoader"]
 
-_LOCATED_ROWS = 4096
-"""Rows whose places are computed at once: the order then costs a batch about a microsecond."""
-_LOCATED_SPAN = 1 << 20
-"""Positions over which those rows may lie."""
-_BLOCK_BYTES = 512 << 10
-"""Tokens gathered at once: small batches share a gather, and the block still fits a core's second-level cache."""
-_AHEAD_BYTES = 4 << 20
-"""The same for work that a thread or process does ahead: fewer hand-overs."""
-
 log = logging.getLogger("penstock")
 
-Ready = tuple[TrainingBatch, int]
-"""A batch that is ready to be handed over, and the position after it."""
-Piece = tuple[int, Located, int, int]
-"""(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
-
-
-class BlockFields(NamedTuple):
-    """The arrays of a block: what a batch takes slices of."""
-
-    tokens: Any
-    inputs: Any
-    labels: Any
-    attention: Any
-    loss: Any
-    extra: dict[str, Any]
+T = TypeVar("T")
 
 
 class DataLoader:
@@ -65,8 +38,7 @@ class DataLoader:
 
     _position: int
     _steps: list[list[int]]
-    _stream: Generator[Ready, None, None] | None = None
-    _stream_position: int
+    _stream: Generator[tuple[TrainingBatch, int], None, None] | None = None
     _stream_rows: int
     _stream_steps: list[list[int]]
 
@@ -89,23 +61,23 @@ class DataLoader:
         self.batch_size = at_least(1, batch_size=batch_size)
         self.epochs = None if epochs is None else at_least(1, epochs=epochs)
         self.framework = one_of(
-            ("numpy", "torch"), framework=framework or ("torch" if "torch" in sys.modules else "numpy")
+            ("numpy", "torch"), framework=framework or ("torch" if sys.modules.get("torch") else "numpy")
         )
         self.alignment = one_of(("next", "same"), alignment=alignment)
         self.uneven = uneven
         self.prefetch = at_least(0, prefetch=prefetch)
         self.workers = at_least(0, workers=workers)
-        if self._is_over(0, self._cut(self.batch_size)):
-            raise SpecError(
-                f"batch_size={self.batch_size} is more than the whole run, which has {self._end} rows",
-                parameter="batch_size",
-                remedy=f"batch_size={self._end} or less, or more epochs",
-            )
         self._share(self.batch_size)
         self._pool = BlockPool()
         self._generation = 0
         self._handed_any = False
         self._go_to(0, [[0, 0, self.batch_size]])
+        if self._next_start()[1]:
+            raise SpecError(
+                f"batch_size={self.batch_size} is more than the whole run, which has {self._end} rows",
+                parameter="batch_size",
+                remedy=f"batch_size={self._end} or less, or more epochs",
+            )
         self._started_seconds: float | None = None
         self._wait_seconds = 0.0
         self._adapt = _adapter(self.framework)
@@ -165,11 +137,12 @@ class DataLoader:
         rows = self.batch_size if batch_size is None else at_least(1, batch_size=batch_size)
         began = time.perf_counter()
         self._generation += 1
-        if rows != self._steps[-1][2]:
-            self._share(rows)
-        batch = self._hand_over(rows)
-        if batch is None:
+        ready = next(self._ready(rows), None)
+        if ready is None:
+            self._close_stream()
             raise self._end_of_run()
+        batch, self._position = ready
+        self._steps, self._handed_any = self._stream_steps, True
         self._waited(began)
         return batch
 
@@ -178,177 +151,98 @@ class DataLoader:
 
         A loader has one cursor: opening a second iterator ends the first one with an error.
         """
-        rows = self.batch_size
-        cut = self._cut(rows)
-        position = cut.settle(self._position)
-        if self._is_over(position, cut):
+        position, is_over = self._next_start()
+        if is_over:
             if self._handed_any:
                 raise self._end_of_run()
             return iter(())  # a finished run, restored: there is nothing left to do, and that is no fault
         self._generation += 1
-        epoch_rows = self._plan.epoch_rows
-        return self._iterate(
-            self._generation, None if epoch_rows is None else (position // epoch_rows + 1) * epoch_rows
-        )
+        return self._iterate(self._generation, self._epoch_end(position))
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         return self.get_iterator()
 
     def _iterate(self, generation: int, end: int | None) -> Iterator[TrainingBatch]:
-        rows = self.batch_size
         clock = time.perf_counter
         if self._started_seconds is None:
             self._started_seconds = clock()
+        stream = None
         while end is None or self._position < end:
             began = clock()
             if generation != self._generation:
-                raise PlanError(
-                    "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
-                    remedy="open a second loader to read twice at once",
-                )
-            batch = self._hand_over(rows)
-            if batch is None:
+                raise _ended_by_newer()
+            if stream is None:
+                stream = self._ready(self.batch_size)
+            ready = next(stream, None)
+            if ready is None:
+                self._close_stream()
                 return
+            batch, self._position = ready
+            self._steps, self._handed_any = self._stream_steps, True
             self._wait_seconds += clock() - began
             yield batch
 
-    def _hand_over(self, rows: int) -> TrainingBatch | None:
-        """The batch at the cursor, and the cursor moved past it; None at the end of the run."""
-        if self._stream is None or self._position != self._stream_position or rows != self._stream_rows:
-            self._open_stream(rows)
-        assert self._stream is not None
-        ready = next(self._stream, None)
-        if ready is None:
+    def _ready(self, rows: int) -> Generator[tuple[TrainingBatch, int], None, None]:
+        """What is ready at the cursor. The cursor follows each batch that is taken from it; elsewhere it is closed."""
+        if self._stream is None or self._stream_rows != rows:
             self._close_stream()
-            return None
-        batch, self._stream_position = ready
-        self._position = self._stream_position
-        self._steps = self._stream_steps
-        self._handed_any = True
-        return batch
-
-    def _open_stream(self, rows: int) -> None:
-        self._close_stream()
-        record = self._steps
-        if rows != record[-1][2]:
-            record = _with_cut(record, self._position, rows, **self._epoch_spec)
-        self._stream = self._ready(self._position, rows, record)
-        self._stream_position, self._stream_rows, self._stream_steps = self._position, rows, record
+            self._stream_rows, self._stream_steps = rows, self._record(rows)
+            self._stream = self._batches(rows).batches(self._position, self._stream_steps)
+        return self._stream
 
     def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
-    def _ready(self, position: int, rows: int, record: list[list[int]]) -> Generator[Ready, None, None]:
-        """(batch, position after it) from a position to the end of the run. Several batches share a gathered block."""
-        cut, mine = self._cut(rows), self._share(rows)
-        width = len(mine)
-        if self.workers:
-            made = self._made_by_processes(position, cut, mine)
-        else:
-            steps = self._steps_per_block(width, _AHEAD_BYTES if self.prefetch else _BLOCK_BYTES)
-            pieces = self._pieces(self._tasks(position, cut, mine), width, steps)
-            made = by_threads(self._make, pieces, self.prefetch) if self.prefetch else map(self._make, pieces)
-        position = cut.settle(position)
-        last_simple = cut.last_simple(position)
-        plain = self.alignment == "next"
-        for num_steps, block in made:
-            fields = self._fields(self._adapt(block), width)
-            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
-                last = first + width
-                if position <= last_simple:
-                    position += rows
-                else:
-                    position = cut.settle(cut.after(position, 1))
-                    last_simple = cut.last_simple(position)
-                metadata = partial(self._metadata, block, first, last, rows, position, record)
-                if plain and not block.extra:  # nothing but tokens: the common case, kept short because it is hot
-                    tokens, inputs, labels, attention, loss, _ = fields
-                    batch = TrainingBatch(inputs[first:last], attention, labels[first:last], loss, metadata)
-                    batch._block = (tokens, first, last)
-                else:
-                    batch = self._batch(fields, first, last, metadata)
-                yield batch, position
+    def _batches(self, rows: int) -> BatchStream:
+        return BatchStream(
+            flow=self._flow,
+            plan=self._plan.fingerprint,
+            cut=self._cut(rows),
+            mine=self._share(rows),
+            end=self._end,
+            alignment=self.alignment,
+            adapt=self._adapt,
+            pool=self._pool,
+            prefetch=self.prefetch,
+            workers=self.workers,
+        )
 
-    def _tasks(self, position: int, cut: Cut, mine: range, largest: int | None = None) -> Iterator[Task]:
-        """All steps from a position to the end of the run, many at a time, never over the end of an epoch."""
-        rows = cut.rows_per_step
-        most = max(1, min(_LOCATED_ROWS // max(len(mine), 1), _LOCATED_SPAN // rows))
-        most = most if largest is None else min(most, largest)
-        end = self._end
-        while True:
-            position = cut.settle(position)
-            if self._is_over(position, cut):
-                return
-            real = cut.real_rows(position)
-            if real < rows:
-                steps = 1
-            elif cut.is_linear:
-                steps = most if end is None else min(most, (end - position) // rows)
-            else:
-                assert cut.epoch_rows is not None
-                steps = min(most, (cut.epoch_rows - position % cut.epoch_rows) // rows)
-            yield Task(position, steps, rows, mine.start, mine.stop, real)
-            position = cut.after(position, steps)
+    def _record(self, rows: int) -> list[list[int]]:
+        """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
+        if rows == self._steps[-1][2]:
+            return self._steps
+        return _with_cut(self._steps, self._position, rows, **self._epoch_spec)
 
-    def _pieces(self, tasks: Iterator[Task], width: int, steps: int) -> Iterator[Piece]:
-        for task in tasks:
-            located = self._flow.locate(task)
-            for step in range(0, task.num_steps, steps):
-                some = min(steps, task.num_steps - step)
-                yield some, located, step * width, (step + some) * width
+    def _turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[TrainingBatch]:
+        """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
 
-    def _make(self, piece: Piece) -> tuple[int, Block]:
-        num_steps, located, first, last = piece
-        return num_steps, located.make(first, last, self._pool.take)
+        For processes that take turns: together they give what get_iterator gives. The cursor stays where it is.
+        """
+        batches = self._batches(self.batch_size)
+        start = batches.cut.settle(self._position)
+        if batches.is_over(start):
+            return iter(())
+        first = batches.cut.after(start, worker + taken * workers)
+        return batches.turns(first, self._epoch_end(start), workers, self._record(self.batch_size))
 
-    def _made_by_processes(self, position: int, cut: Cut, mine: range) -> Iterator[tuple[int, Block]]:
-        steps = self._steps_per_block(len(mine), _AHEAD_BYTES)
-        tasks = self._tasks(position, cut, mine, largest=steps)
-        slot_bytes = steps * len(mine) * ((self._flow.row_tokens + 1) * 8 * 6 + 64) + 4096
-        for arrays in by_processes(_Maker(self._flow), tasks, self.workers, slot_bytes):
-            tokens = self._pool.take(*arrays["tokens"].shape)
-            tokens[:] = arrays.pop("tokens")  # out of the slot, which the worker will use again
-            own = {name: array.copy() for name, array in arrays.items()}
-            num_steps, weight = int(own.pop("num_steps")[0]), own.pop("weight", None)
-            yield num_steps, Block(tokens, own.pop("source"), own.pop("position"), weight, own)
-
-    def _steps_per_block(self, width: int, num_bytes: int) -> int:
-        return max(1, num_bytes // (max(width, 1) * (self._flow.row_tokens + 1) * 8))
-
-    def _fields(self, block: Block, width: int) -> BlockFields:
-        """A block's fields as whole arrays, from which every batch of it is one slice each."""
-        attention, loss = self._adapt.masks(width, self._flow.row_tokens)
-        return BlockFields(block.tokens, block.tokens[:, :-1], block.tokens[:, 1:], attention, loss, block.extra)
-
-    def _batch(
-        self, fields: BlockFields, first: int, last: int, metadata: Callable[[], dict[str, Any]]
-    ) -> TrainingBatch:
-        inputs = fields.inputs[first:last]
-        own = {name: array[first:last] for name, array in fields.extra.items()}
-        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
-        if self.alignment == "same":
-            labels, loss = self._adapt.same_alignment(inputs, None if labels is None else loss)
-            return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
-        if labels is not None:
-            return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
-        batch = TrainingBatch(inputs, fields.attention, fields.labels[first:last], loss, metadata, **own)
-        batch._block = (fields.tokens, first, last)
-        return batch
-
-    def _metadata(
-        self, block: Block, first: int, last: int, rows: int, after: int, steps: list[list[int]]
-    ) -> dict[str, Any]:
-        names = self._flow.order.names
-        weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
-        return {
-            "source": [names[s] for s in block.source[first:last].tolist()],
-            "position": block.position[first:last],
-            "weight": weight,
-            "global_rows": rows,
-            "state": {"position": after, "plan": self._plan.fingerprint, "steps": steps},
-        }
+    def _follow(self, batches: Iterable[T]) -> Iterator[T]:
+        """Hand over batches that were made elsewhere: one for each step from the cursor on, which moves with them."""
+        rows = self.batch_size
+        cut, clock = self._cut(rows), time.perf_counter
+        self._close_stream()
+        self._generation += 1
+        generation, began = self._generation, clock()
+        for batch in batches:
+            if generation != self._generation:
+                raise _ended_by_newer()
+            self._steps = self._record(rows)
+            self._position = cut.settle(cut.after(self._position, 1))
+            self._handed_any = True
+            self._waited(began)
+            yield batch
+            began = clock()
 
     # The cursor
 
@@ -362,7 +256,7 @@ class DataLoader:
             position, plan, steps = int(state["position"]), state["plan"], [[int(x) for x in t] for t in state["steps"]]
             if position < 0 or any(len(t) != 3 or t[2] < 1 for t in steps):
                 raise ValueError
-            if steps[:1] != [[0, 0, *steps[0][2:]]] or steps != sorted(steps):
+            if steps[0][:2] != [0, 0] or steps != sorted(steps):
                 raise ValueError
         except (KeyError, IndexError, TypeError, ValueError):
             raise PlanError(
@@ -421,9 +315,16 @@ class DataLoader:
         rows = self._plan.epoch_rows
         return None if rows is None or self.epochs is None else rows * self.epochs
 
-    def _is_over(self, position: int, cut: Cut) -> bool:
-        end = self._end
-        return end is not None and (position >= end or (cut.is_linear and position + cut.rows_per_step > end))
+    def _epoch_end(self, position: int) -> int | None:
+        """The end of the epoch that a position lies in; None for a stream without epochs."""
+        rows = self._plan.epoch_rows
+        return None if rows is None else (position // rows + 1) * rows
+
+    def _next_start(self) -> tuple[int, bool]:
+        """Where the next batch starts, and whether the run is over there."""
+        cut, end = self._cut(self.batch_size), self._end
+        position = cut.settle(self._position)
+        return position, end is not None and (position >= end or (cut.is_linear and position + self.batch_size > end))
 
     def _end_of_run(self) -> EndOfRun:
         return EndOfRun(
@@ -501,20 +402,6 @@ class DataLoader:
         )
 
 
-class _Maker:
-    """What a worker process does: a task in, arrays out."""
-
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-
-    def __call__(self, task: Task) -> dict[str, Any]:
-        block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
-        steps = np.array([task.num_steps])
-        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}
-        arrays |= block.extra
-        return arrays if block.weight is None else {**arrays, "weight": block.weight}
-
-
 def _with_cut(
     steps: list[list[int]], position: int, rows: int, *, epoch_rows: int | None, epoch_end: str
 ) -> list[list[int]]:
@@ -528,23 +415,11 @@ def _with_cut(
     return [*(t for t in steps if t[0] < step), [step, position, rows]]
 
 
-class NumpyBatches:
-    """Blocks as they are: NumPy arrays."""
-
-    def __call__(self, block: Block) -> Block:
-        return block
-
-    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
-        return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
-
-    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
-        """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
-        if loss is None:
-            shifted = np.ones(inputs.shape, np.float32)
-        else:
-            shifted = np.concatenate([np.ones_like(loss[:, :1]), loss[:, :-1]], axis=1)
-        shifted[:, 0] = 0  # the first token is never predicted
-        return np.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
+def _ended_by_newer() -> PlanError:
+    return PlanError(
+        "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
+        remedy="open a second loader to read twice at once",
+    )
 
 
 def _adapter(framework: str) -> Any:
@@ -552,7 +427,7 @@ def _adapter(framework: str) -> Any:
         from penstock.adapters.torch import TorchBlocks
 
         return TorchBlocks()
-    return NumpyBatches()
+    return NumpyBlocks()
 
 
 def _shortened(value: Any) -> str:

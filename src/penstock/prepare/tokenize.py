@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,8 +41,12 @@ def tokenize(
     answer the error lists the candidates. Special tokens of the template are never added.
     """
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size, decode=decode, version=version)
+    if eos is not None and not append_eos:
+        raise TokenizerError(
+            f"eos={eos!r} has no effect without append_eos", parameter="eos", remedy="append_eos=True, or no eos="
+        )
     eos_id, eos_from = _eos(resolved, eos) if append_eos else (None, None)
-    step = Tokenize(tokenizer=resolved, eos_id=eos_id, eos_from=eos_from, text=text, asked_dtype=dtype)
+    step = Tokenize(tokenizer=resolved, eos_id=eos_id, eos_from=eos_from, text=text, asked_dtype=_dtype_name(dtype))
     if not step.needs_fit:
         _ = step.dtype
     return step
@@ -72,11 +77,18 @@ class Tokenize:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The asked type, else the smallest unsigned one that holds the vocabulary."""
         smallest = np.min_scalar_type(max(self.vocab_size - 1, 0))
+        if smallest.itemsize > 4:
+            raise TokenizerError(
+                f"a vocabulary of {self.vocab_size:,} ids is larger than 32 bits can hold",
+                parameter="vocab_size",
+                remedy="vocab_size=4294967296 or less",
+            )
         if self.asked_dtype is None:
             return smallest
         asked = np.dtype(self.asked_dtype)
-        if asked.kind != "u" or asked.itemsize > 4 or asked.itemsize < smallest.itemsize:
+        if asked.itemsize < smallest.itemsize:
             raise TokenizerError(
                 f"dtype={asked.name} cannot hold a vocabulary of {self.vocab_size:,} ids",
                 parameter="dtype",
@@ -93,22 +105,29 @@ class Tokenize:
         return f"tokenize({self.tokenizer.name}{end})"
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The tokens of each text, in this step's dtype, with the end of document where it was asked for."""
+        """The tokens of each text, in this step's dtype, with the end of document where it was asked for.
+
+        A TokenizerError says by `number` which text it is about.
+        """
         dtype, limit = self.dtype, self.vocab_size
         encoded = []
-        for number, ids in enumerate(self.tokenizer.encode_batch(texts)):
+        for number, ids in enumerate(self._ids(texts)):
             array = np.asarray(ids)
-            if array.dtype != np.uint8 and len(array):
-                if array.ndim != 1 or array.dtype.kind not in "iu":
-                    raise TokenizerError(
-                        f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids", number=number
-                    )
-                if int(array.max()) >= limit or int(array.min()) < 0:
-                    bad = int(array.max()) if int(array.max()) >= limit else int(array.min())
+            if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+                raise TokenizerError(
+                    f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids",
+                    number=number,
+                    remedy="a function that returns whole numbers, one for each token",
+                )
+            if len(array) and not (array.dtype == np.uint8 and limit >= 256):
+                largest, smallest = int(array.max()), int(array.min())
+                if largest >= limit or smallest < 0:
+                    bad = largest if largest >= limit else smallest
                     raise TokenizerError(
                         f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
                         number=number,
-                        remedy=f"vocab_size={max(bad, limit) + 1}" if bad >= 0 else "ids of 0 or more",
+                        parameter="vocab_size",
+                        remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
                     )
             tokens = np.empty(len(array) + (self.eos_id is not None), dtype)
             tokens[: len(array)] = array
@@ -116,6 +135,23 @@ class Tokenize:
                 tokens[-1] = self.eos_id
             encoded.append(tokens)
         return encoded
+
+    def _ids(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            ids = list(self.tokenizer.encode_batch(texts))
+        except Exception:
+            for number, text in enumerate(texts):  # once more, to say which text it was
+                try:
+                    self.tokenizer.encode_batch([text])
+                except Exception as error:
+                    raise _failed(self.tokenizer.name, error, number) from error
+            raise
+        if len(ids) != len(texts):
+            raise TokenizerError(
+                f"the tokenizer gave {len(ids)} lists of ids for {len(texts)} texts",
+                remedy="encode_batch must answer every text",
+            )
+        return ids
 
     def info(self) -> dict[str, Any]:
         """What a store's manifest says of its tokenizer."""
@@ -129,10 +165,45 @@ class Tokenize:
         }
 
 
+def _failed(name: str, error: Exception, number: int) -> TokenizerError:
+    """What a tokenizer raised, with the number of the text that made it."""
+    if isinstance(error, TokenizerError):
+        error.where["number"] = number
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return TokenizerError(
+            f"this text cannot be written as UTF-8: it has half a surrogate pair at character {error.start:,}",
+            number=number,
+            remedy="text.encode('utf-8', 'replace').decode() in a step before tokenize",
+        )
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return TokenizerError(
+        f"the tokenizer {name!r} failed: {type(error).__name__}: {error}",
+        number=number,
+        at=f"{frame.filename}:{frame.lineno}",
+        remedy="mend the tokenizer, or leave such rows out with where=",
+    )
+
+
+def _dtype_name(asked: Any) -> str | None:
+    """A user's dtype, checked, by its name."""
+    if asked is None:
+        return None
+    try:
+        dtype = np.dtype(asked)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind != "u" or dtype.itemsize > 4:
+        raise TokenizerError(
+            f"dtype={asked!r} is not a type of token ids", parameter="dtype", remedy="'uint8', 'uint16' or 'uint32'"
+        )
+    return str(dtype.name)
+
+
 def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
     if isinstance(asked, int):
-        limit = max(int(tokenizer.vocab_size), getattr(tokenizer, "eos_id", -1) + 1)
-        if not 0 <= asked < limit:
+        limit = max(int(tokenizer.vocab_size), (getattr(tokenizer, "eos_id", None) or -1) + 1)
+        if isinstance(asked, bool) or not 0 <= asked < limit:
             raise TokenizerError(
                 f"eos={asked} is outside the vocabulary of {limit:,} ids",
                 parameter="eos",
@@ -158,7 +229,8 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
         if asked not in tokenizer.vocab:
             raise TokenizerError(
                 f"eos={asked!r} is not a token of {tokenizer.name}",
-                special=_listed(special),
+                parameter="eos",
+                special=_listed(special) or "none",
                 remedy="one of these, or an id",
             )
         return tokenizer.vocab[asked], "eos="
@@ -174,6 +246,7 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
             return special[token], f"{token}, a well-known name"
     raise TokenizerError(
         f"append_eos: cannot tell which token of {tokenizer.name} ends a document",
+        parameter="eos",
         special=_listed(special) or "none",
         remedy="eos= with one of these tokens, or an id",
     )

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.protocols import Tokenizer
+from penstock.spec import suggest
 
 __all__ = [
     "BytesTokenizer",
     "CallableTokenizer",
     "CharsTokenizer",
     "JsonTokenizer",
+    "PluginTokenizer",
     "load_tokenizer",
     "resolve_tokenizer",
 ]
@@ -166,18 +169,39 @@ class CallableTokenizer:
         decode: Callable[[Any], str] | None = None,
         version: str | None = None,
         name: str | None = None,
+        eos_id: int | None = None,
     ) -> None:
-        self.function, self.vocab_size, self._decode = function, vocab_size, decode
+        self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.fingerprint = fingerprint([function_fingerprint(function, name=self.name, version=version), vocab_size])[
-            :16
-        ]
+        does = function_fingerprint(function, name=f"the tokenizer {self.name!r}", version=version)
+        self.fingerprint = fingerprint([does, vocab_size])[:16]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Any]:
         return [self.function(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str | None:
         return None if self._decode is None else self._decode(np.asarray(ids).tolist())
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"penstock_tokenizer": "callable", "name": self.name})
+
+
+class PluginTokenizer:
+    """A user's object that does what `penstock.protocols.Tokenizer` asks for."""
+
+    kind = "plugin"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = str(getattr(tokenizer, "name", type(tokenizer).__name__))
+        self.vocab_size, self.fingerprint = int(tokenizer.vocab_size), str(tokenizer.fingerprint)
+        self.eos_id: int | None = getattr(tokenizer, "eos_id", None)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        return self.tokenizer.encode_batch(texts)
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return self.tokenizer.decode(ids)
 
     def to_json(self) -> bytes:
         return msgspec.json.encode({"penstock_tokenizer": "callable", "name": self.name})
@@ -200,10 +224,19 @@ def load_tokenizer(path: Path) -> Any:
     try:
         data = path.read_bytes()
         body = msgspec.json.decode(data)
-    except FileNotFoundError:
-        raise TokenizerError("no tokenizer file", file=path, remedy="the path of a tokenizer.json") from None
-    except (msgspec.DecodeError, IsADirectoryError) as error:
-        raise TokenizerError("this is not a tokenizer.json", file=path, reason=error) from None
+    except (FileNotFoundError, NotADirectoryError):
+        near = suggest(str(path), ("bytes", "chars"))
+        raise TokenizerError(
+            "no tokenizer file",
+            file=path,
+            remedy=f"{near!r}"
+            if near
+            else "the path of a tokenizer.json; for the name of a model, transformers' AutoTokenizer.from_pretrained",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise TokenizerError(
+            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
+        ) from None
     kind = body.get("penstock_tokenizer") if isinstance(body, dict) else None
     if kind == "bytes":
         return BytesTokenizer()
@@ -211,14 +244,30 @@ def load_tokenizer(path: Path) -> Any:
         return CharsTokenizer(body["chars"])
     if kind == "callable":
         return _Undecodable(body["name"])
-    config_path = path.with_name("tokenizer_config.json")
-    config = msgspec.json.decode(config_path.read_bytes()) if config_path.exists() else {}
-    tokenizer = JsonTokenizer(data.decode(), path.parent.name if path.name == "tokenizer.json" else path.stem, config)
+    name = path.absolute().parent.name if path.name == "tokenizer.json" else path.stem
+    tokenizer = JsonTokenizer(data.decode(), name, _config_beside(path))
     try:
         _ = tokenizer.backend
     except Exception as error:  # the library raises bare Exception
-        raise TokenizerError("this is not a tokenizer.json", file=path, reason=error) from None
+        raise TokenizerError(
+            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
+        ) from None
     return tokenizer
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    config_path = path.with_name("tokenizer_config.json")
+    try:
+        config = msgspec.json.decode(config_path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("expected an object")
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise TokenizerError(
+            "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="mend or remove it"
+        ) from None
+    return config
 
 
 def resolve_tokenizer(
@@ -229,15 +278,20 @@ def resolve_tokenizer(
     version: str | None = None,
 ) -> Any:
     """One of the classes here, from whatever a user has: a path, a name, an object or a function."""
-    if isinstance(tokenizer, BytesTokenizer | CharsTokenizer | JsonTokenizer | CallableTokenizer):
+    if isinstance(tokenizer, BytesTokenizer | CharsTokenizer | JsonTokenizer | CallableTokenizer | PluginTokenizer):
         return tokenizer
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         return BytesTokenizer()
     if isinstance(tokenizer, str) and tokenizer == "chars":
         return CharsTokenizer()
     if isinstance(tokenizer, str | os.PathLike):
-        path = Path(tokenizer)
-        return load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+        path = Path(os.path.expanduser(tokenizer))
+        loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+        if isinstance(loaded, _Undecodable):
+            raise TokenizerError(
+                "a store does not keep the function that tokenised it", file=path, remedy="the function itself"
+            )
+        return loaded
     backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
     if backend is not None:
         name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
@@ -251,10 +305,15 @@ def resolve_tokenizer(
             decode=tokenizer.decode,
             version=version or fingerprint(tokenizer.get_vocab()),
             name=type(tokenizer).__name__,
+            eos_id=tokenizer.eos_token_id,
         )
+    if isinstance(tokenizer, Tokenizer):
+        return PluginTokenizer(tokenizer)
     if callable(tokenizer):
-        vocab_size = vocab_size or getattr(tokenizer, "vocab_size", None) or getattr(tokenizer, "n_vocab", None)
-        if not isinstance(vocab_size, int):
+        if vocab_size is None:
+            knows = getattr(tokenizer, "__self__", tokenizer)  # the encoder that a bound method belongs to
+            vocab_size = getattr(knows, "vocab_size", None) or getattr(knows, "n_vocab", None)
+        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
             raise TokenizerError(
                 "a function as tokenizer needs vocab_size=: it decides how many bytes an id takes",
                 parameter="vocab_size",

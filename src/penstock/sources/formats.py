@@ -20,9 +20,9 @@ import msgspec
 from penstock.errors import SourceError
 from penstock.fingerprint import fingerprint, function_fingerprint
 from penstock.plugins import Registry
-from penstock.sources.compression import uncompressed_name
+from penstock.sources.compression import COMPRESSED, uncompressed_name
 
-__all__ = ["Format", "Row", "format_for", "register_format"]
+__all__ = ["Format", "Row", "format_for", "known_extensions", "register_format"]
 
 Row = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +50,7 @@ _formats: Registry[Format] = Registry("format")
 
 
 def register_format(
-    name: str, *, extensions: tuple[str, ...] = (), by_line: bool = False, version: str | None = None
+    name: str, *, extensions: str | tuple[str, ...] = (), by_line: bool = False, version: str | None = None
 ) -> Callable[[F], F]:
     """Make a function a format. A ValueError that it raises means: this row is malformed, and why.
 
@@ -58,12 +58,11 @@ def register_format(
     it use things that cannot be compared. It travels to workers by value, so a script can define its own.
     """
 
-    if isinstance(extensions, str):
-        extensions = (extensions,)
-    extensions = tuple(extension.lower() for extension in extensions)
+    listed = [extensions] if isinstance(extensions, str) else extensions
+    lowered = tuple(extension.lower() for extension in listed)
 
     def register(function: F) -> F:
-        _formats.add(name, Format(name, extensions, by_line, function, version))
+        _formats.add(name, Format(name, lowered, by_line, function, version))
         return function
 
     return register
@@ -89,8 +88,17 @@ def format_for(path: str, named: str | None = None) -> Format:
         file=path,
         parameter="format",
         known=extensions,
-        remedy="format='text' (a file is a document), 'lines' (a line is a document) or 'jsonl'",
+        remedy="add_ingredient(..., format='text') (a file is a document), 'lines' (a line is one) or 'jsonl'",
     )
+
+
+def known_extensions() -> list[str]:
+    """Every extension that says a format, and those that say a compression.
+
+    >>> ".jsonl" in known_extensions(), ".gz" in known_extensions()
+    (True, True)
+    """
+    return sorted({*COMPRESSED, *(e for f in _formats.values() for e in f.extensions)})
 
 
 _BOM = b"\xef\xbb\xbf"

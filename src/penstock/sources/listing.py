@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,9 +74,20 @@ def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool
     names = [str(part) for part in parts]
     if any(len(name) > 4096 or "\n" in name or "\0" in name for name in names):
         return False
-    if all(_could_only_be_path(name, extensions) for name in names):
+    unclear = [name for name in names if not _could_only_be_path(name, extensions)]
+    if not unclear:
         return True
-    return any(os.path.exists(os.path.expanduser(name)) for name in names)
+    if len(unclear) > 10_000:  # nobody lists so many paths by hand, and looking for each takes time
+        return False
+    there = [name for name in unclear if os.path.exists(os.path.expanduser(name))]
+    if there and (len(there) < len(unclear)):
+        missing = next(name for name in unclear if name not in there)
+        raise SourceError(
+            f"is this a list of files or of texts? {there[0]!r} exists, {missing!r} does not",
+            parameter="source",
+            remedy="pathlib.Path objects for files, {'text': ...} for texts",
+        )
+    return bool(there)
 
 
 def _could_only_be_path(name: str, extensions: Sequence[str]) -> bool:
@@ -113,16 +123,22 @@ def _walk(folder: str, above: set[str]) -> Iterator[str]:
     real = os.path.realpath(folder)
     if real in above:
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(
+            "this folder cannot be read", file=folder, reason=error.strerror, remedy="mend it, or leave it out"
+        ) from None
+    for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
             if not _is_store(entry.path):
                 yield from _walk(entry.path, above | {real})
+        # A link that leads nowhere is given too, and refused later: leaving it out would lose data in silence.
+        # Pipes and sockets are left out: reading one could wait for ever.
         elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-            yield entry.path  # a link that leads nowhere is named too: leaving it out would lose data in silence
-        elif not stat.S_ISREG(os.stat(entry.path).st_mode):
-            continue  # a pipe or a socket: reading it could wait for ever
+            yield entry.path
 
 
 def _is_store(folder: str) -> bool:

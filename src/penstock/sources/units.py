@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ def _read_stream(which: int, kind: Format, stream: BufferedReader) -> Iterator[I
         if not stream.peek(1):
             yield which, 0, Malformed("empty file")
         else:
-            for row in kind.read(stream):
+            for row in kind.read(BufferedReader(_Lent(stream))):
                 yield which, number, row
                 number += 1
     except UnicodeDecodeError as error:
@@ -172,6 +172,22 @@ def _read_stream(which: int, kind: Format, stream: BufferedReader) -> Iterator[I
     except OSError as error:
         yield which, number, Malformed("unreadable file", _reason(error), rest=True)
     yield which, number, EndOfSpan()
+
+
+class _Lent(RawIOBase):
+    """A stream that a format may wrap and close as it likes: the file itself is closed by whoever opened it."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._stream.readinto(buffer)
+
+    def readall(self) -> bytes:
+        return self._stream.read()
 
 
 def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) -> Iterator[Item]:

@@ -6,10 +6,12 @@ corpus.store/
     manifest.json            written last: its existence means that the version is complete
     shards.arrow             one row per shard: file, source, split, documents, tokens, bytes, hashes
     files.arrow              one row per raw file: path, size, time, content hash
+    inputs.json              what the version was baked from: tells at once that it is up to date
     tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
     <source>-<split>-00000.arrow
   plans/<fingerprint>.json   what runs over this store were
   work/                      units of an unfinished bake
+  .lock                      held by the process that bakes
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ __all__ = [
     "is_store",
     "mark_as_store",
     "point_to",
+    "stream_fingerprint",
     "version_folder",
 ]
 
@@ -67,6 +70,11 @@ class StreamInfo:
     fingerprint: str
 
 
+def stream_fingerprint(dtype: str, shards: list[list[Any]]) -> str:
+    """Names the content of a stream, from [documents, tokens, content hash] of its shards."""
+    return fingerprint([dtype, shards])[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Small and JSON; the long tables lie beside it in Arrow."""
@@ -79,6 +87,7 @@ class Manifest:
     report: dict[str, Any]
     shards_hash: str
     files_hash: str
+    tokenizer_hash: str
     format: int = STORE_FORMAT
     made_by: str = field(default="penstock")
 
@@ -97,13 +106,13 @@ class Manifest:
         path = folder / "manifest.json"
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise StoreError(
                 f"no complete store version at {folder}",
                 folder=folder,
                 remedy="run the bake again: it continues what is there",
             ) from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError("the manifest is damaged", file=path, reason=error, remedy=_REBAKE) from None
         if manifest.format != STORE_FORMAT:
             raise StoreError(
@@ -141,8 +150,8 @@ def current_version(folder: Path) -> str | None:
     """The current version's id; None for a store whose first bake is not complete."""
     path = folder / POINTER
     try:
-        pointer = msgspec.json.decode(path.read_bytes())
-        version = pointer["current"]
+        pointer = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        store_format, version = pointer["penstock_store"], pointer["current"]
     except FileNotFoundError:
         if not folder.exists():
             raise StoreError(
@@ -157,11 +166,20 @@ def current_version(folder: Path) -> str | None:
         raise StoreError(
             f"{folder} is not a store: {os.strerror(error.errno or 0)}", folder=folder, remedy="a store's folder"
         ) from None
-    except (msgspec.DecodeError, TypeError, KeyError):
-        raise StoreError("the store's pointer is damaged", file=path, remedy=_REBAKE) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        raise StoreError("the store's pointer is damaged", file=path, remedy=_NEW_FOLDER) from None
+    if store_format != STORE_FORMAT:
+        raise StoreError(
+            f"this store has format {store_format}; this penstock reads format {STORE_FORMAT}",
+            file=path,
+            remedy="a penstock release that knows this format",
+        )
     if version is not None and not isinstance(version, str):
-        raise StoreError("the store's pointer is damaged", file=path, remedy=_REBAKE)
+        raise StoreError("the store's pointer is damaged", file=path, remedy=_NEW_FOLDER)
     return version
+
+
+_NEW_FOLDER = "bake to a new folder, or copy the store again from where it came"
 
 
 def version_folder(folder: Path, version: str) -> Path:

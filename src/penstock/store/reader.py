@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,13 @@ _MAPPED_AT_ONCE = 16_384
 def open_store(path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> Store:
     """Open a store at its current version (or at an older one that is still there).
 
-    Opening checks that every shard exists and has its size and its footer. `verify=True` also reads everything and
-    checks the hashes. The version stays readable while the store is open, whatever is baked beside it.
+    Opening checks that every shard exists and has its size and its footer (of the first 4,096 shards; those of a larger
+    store are checked when touched). `verify=True` also reads everything and checks the hashes. The version stays
+    readable while the store is open, whatever is baked beside it.
     """
-    return Store(path, version=version, verify=verify)
+    store = Store(path, version=version, verify=verify)
+    store.check()
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,10 @@ class Store:
     """A complete version of a store. See `open_store`."""
 
     def __init__(self, path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> None:
-        self.path = Path(path)
-        current = current_version(self.path)
-        if version is None and current is None:
-            raise StoreError(
-                f"{self.path} is not complete: its first bake has not finished",
-                folder=self.path,
-                remedy="run the same bake again: it continues what is there",
-            )
-        self.version = version or current or ""
+        self.path = Path(os.path.abspath(os.path.expanduser(path)))  # it stays open when the process changes folder
+        self.version, in_use, self.manifest = _take(self.path, version)
         self.folder = version_folder(self.path, self.version)
-        self.manifest = Manifest.load(self.folder)
-        self._in_use = shared(self.folder / "manifest.json")  # so that `penstock gc` leaves this version alone
+        weakref.finalize(self, os.close, in_use)
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._shards: dict[str, Any] | None = None
         self._files: dict[str, Any] | None = None
@@ -74,9 +70,10 @@ class Store:
             for damage in verify_store(self):
                 raise damage.error()
 
-    def __del__(self) -> None:
-        if (descriptor := getattr(self, "_in_use", None)) is not None:
-            os.close(descriptor)
+    def check(self) -> None:
+        """See that the shards exist and have their size and footer; says which one does not."""
+        for info in self.manifest.streams:
+            self.stream(info.source, info.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self.version)  # without maps: another process maps for itself
@@ -182,7 +179,12 @@ class Store:
 
     def file_name(self, number: int) -> str:
         """The raw file that a document's `file` number means."""
-        return str(self.files["path"][number])
+        paths = self.files["path"]
+        if not 0 <= number < len(paths):
+            raise StoreError(
+                f"a document of this store came from file {number}, of {len(paths)}", file=self.folder, remedy=_REBAKE
+            )
+        return str(paths[number])
 
     def decode(self, tokens: Any) -> str | None:
         """Text of some tokens; None where the tokenizer cannot decode."""
@@ -209,6 +211,32 @@ class Store:
         return "\n".join(lines)
 
 
+def _take(path: Path, version: str | None) -> tuple[str, int, Manifest]:
+    """(version, descriptor that keeps it from being removed, its manifest)."""
+    for attempt in range(3):
+        wanted = version or current_version(path)
+        if wanted is None:
+            raise StoreError(
+                f"{path} is not complete: its first bake has not finished",
+                folder=path,
+                remedy="run the same bake again: it continues what is there",
+            )
+        folder = version_folder(path, wanted)
+        try:
+            in_use = shared(folder / "manifest.json")  # before it is read: `penstock gc` then leaves the version alone
+        except (FileNotFoundError, NotADirectoryError):
+            if version is None and attempt < 2:
+                continue  # replaced and removed since the pointer was read
+            Manifest.load(folder)  # says what is missing
+            raise
+        try:
+            return wanted, in_use, Manifest.load(folder)
+        except BaseException:
+            os.close(in_use)
+            raise
+    raise AssertionError
+
+
 def _reopen(path: Path, version: str) -> Store:
     return Store(path, version=version)
 
@@ -228,20 +256,21 @@ class MappedShard:
     def __init__(self, path: Path, num_documents: int, num_tokens: int, num_bytes: int, dtype: str) -> None:
         import pyarrow as pa
 
-        self._check(path, num_bytes)
+        self.check(path, num_bytes)
         with open(path, "rb") as raw:
             self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             reader = pa.ipc.open_file(pa.py_buffer(self._map))
             batch = reader.get_batch(0)
+            batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
             lists = batch.column("tokens")
             self.tokens: NDArray[Any] = lists.values.to_numpy(zero_copy_only=True)
             self.offsets: NDArray[np.int32] = lists.offsets.to_numpy(zero_copy_only=True)
             self.file: NDArray[np.int32] = batch.column("file").to_numpy(zero_copy_only=True)
             self.row: NDArray[np.int64] = batch.column("row").to_numpy(zero_copy_only=True)
-        except (pa.ArrowInvalid, KeyError, OSError) as error:
+        except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise StoreError(
-                "this shard is not readable", file=path, reason=str(error).splitlines()[0], remedy=_REBAKE
+                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=_REBAKE
             ) from None
         if len(self.tokens) != num_tokens or len(self.file) != num_documents or self.tokens.dtype != dtype:
             raise StoreError(
@@ -254,7 +283,8 @@ class MappedShard:
         self.address = self.tokens.ctypes.data
 
     @staticmethod
-    def _check(path: Path, num_bytes: int) -> None:
+    def check(path: Path, num_bytes: int) -> None:
+        """See that a shard exists and has its size and its footer, without mapping it."""
         try:
             size = path.stat().st_size
         except FileNotFoundError:
@@ -267,6 +297,13 @@ class MappedShard:
                 found=f"{size:,} bytes",
                 remedy=_REBAKE,
             )
+        with open(path, "rb") as file:
+            file.seek(max(size - len(_ARROW_MAGIC), 0))
+            if file.read() != _ARROW_MAGIC:
+                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=_REBAKE)
+
+
+_ARROW_MAGIC = b"ARROW1"
 
 
 class TokenStream:
@@ -295,7 +332,7 @@ class TokenStream:
         self._mapped: dict[int, MappedShard] = {}
         self._lock = threading.Lock()
         for shard in range(min(len(which), _CHECKED_AT_OPEN)):
-            MappedShard._check(self.shard_path(shard), int(self._num_bytes[shard]))
+            MappedShard.check(self.shard_path(shard), int(self._num_bytes[shard]))
         if 0 < len(which) <= 16:  # footers too, where that costs nothing to speak of
             for shard in range(len(which)):
                 self.shard(shard)

@@ -7,7 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.files import exclusive, is_in_use
+from penstock.files import exclusive, unused
+from penstock.spec import at_least
 from penstock.store.layout import current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "list_versions"]
@@ -33,24 +34,25 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
 
     A version that some process has open stays. Plans stay: they are small, and say what runs were.
     """
-    root = Path(store)
-    current = current_version(root)
+    root = Path(os.path.expanduser(store))
+    at_least(0, keep=keep)
+    current_version(root)  # says what is wrong, should this not be a store
     removals: list[Removal] = []
     with exclusive(root / ".lock", doing="baking into"):
-        old = [version for version in list_versions(root) if version != current][keep:]
-        complete = set(list_versions(root))
-        unfinished = [p.name for p in (root / "versions").glob("*") if p.name not in complete]
-        for version in [*old, *unfinished]:
+        current, complete = current_version(root), list_versions(root)
+        for version in [version for version in complete if version != current][keep:]:
             folder = version_folder(root, version)
-            in_use = version in complete and is_in_use(folder / "manifest.json")
-            removals.append(Removal(folder, _bytes_of(folder), in_use))
-            if not in_use and not dry_run:
-                _remove(folder)
-        work = root / "work"
-        if work.exists():
-            removals.append(Removal(work, _bytes_of(work), False))
-            if not dry_run:
-                shutil.rmtree(work)
+            # A reader that opens the version now waits for this, and then finds it gone or safe: never half there.
+            with unused(folder / "manifest.json") as free:
+                removals.append(Removal(folder, _bytes_of(folder), not free))
+                if free and not dry_run:
+                    _remove(folder)
+        unfinished = [path for path in (root / "versions").glob("*") if path.is_dir() and path.name not in complete]
+        for folder in [*unfinished, root / "work"]:
+            if folder.is_dir():
+                removals.append(Removal(folder, _bytes_of(folder), False))
+                if not dry_run:
+                    _remove(folder)
     return removals
 
 

@@ -12,8 +12,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.files import part_name, publish
-from penstock.fingerprint import fingerprint, fingerprint_file
-from penstock.store.layout import Shard, StreamInfo
+from penstock.fingerprint import fingerprint_file
+from penstock.store.layout import Shard, StreamInfo, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "smallest_dtype", "stream_info", "write_arrow", "write_shard", "write_table"]
 
@@ -89,5 +89,5 @@ def stream_info(source: str, split: str, shards: list[Shard], dtype: str) -> Str
         num_documents=sum(shard.num_documents for shard in shards),
         num_tokens=sum(shard.num_tokens for shard in shards),
         num_shards=len(shards),
-        fingerprint=fingerprint([dtype, [[s.num_documents, s.num_tokens, s.content_hash] for s in shards]])[:16],
+        fingerprint=stream_fingerprint(dtype, [[s.num_documents, s.num_tokens, s.content_hash] for s in shards]),
     )

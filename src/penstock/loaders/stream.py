@@ -1,0 +1,240 @@
+"""From a position to batches: tasks of many steps, blocks gathered for several of them, batches as slices of blocks.
+
+Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. What is done in this
+thread, ahead in another thread, or in worker processes gives the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.assemble.batch import Block, constant_mask
+from penstock.deliver.ahead import by_processes, by_threads
+from penstock.deliver.memory import BlockPool
+from penstock.flow import Flow, Located, Task
+from penstock.order.split import Cut
+from penstock.types import TrainingBatch
+
+__all__ = ["BatchStream", "NumpyBlocks"]
+
+_LOCATED_ROWS = 4096
+"""Rows whose places are computed at once: the order then costs a batch about a microsecond."""
+_LOCATED_SPAN = 1 << 20
+"""Positions over which those rows may lie."""
+_BLOCK_BYTES = 1 << 20
+"""Tokens gathered at once: small batches share a gather, and what was gathered is still in a cache when it is used."""
+_AHEAD_BYTES = 4 << 20
+"""The same for work that a thread or process does ahead: fewer hand-overs."""
+
+Record = list[list[int]]
+"""How the run cut batches: [[from_step, from_position, rows_per_step], ...]."""
+Made = tuple[int, Block]
+"""(number of steps, their rows)."""
+Piece = tuple[int, Located, int, int]
+"""(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
+
+
+class BlockFields(NamedTuple):
+    """The arrays of a block: what a batch takes slices of."""
+
+    tokens: Any
+    inputs: Any
+    labels: Any
+    attention: Any
+    loss: Any
+    extra: dict[str, Any]
+
+
+@dataclass(slots=True)
+class BatchStream:
+    """One rank's batches of a run that is cut one way."""
+
+    flow: Flow
+    plan: str
+    """Fingerprint, for the states in batches' metadata."""
+    cut: Cut
+    mine: range
+    """This rank's rows of each batch."""
+    end: int | None
+    """Positions of the whole run; None for an endless one."""
+    alignment: str
+    adapt: Any
+    """Makes a framework's tensors of blocks, and its masks: NumpyBlocks, or an adapter's."""
+    pool: BlockPool = field(default_factory=BlockPool)
+    prefetch: int = 0
+    workers: int = 0
+
+    def is_over(self, position: int) -> bool:
+        end, cut = self.end, self.cut
+        return end is not None and (position >= end or (cut.is_linear and position + cut.rows_per_step > end))
+
+    def batches(self, position: int, record: Record) -> Generator[tuple[TrainingBatch, int], None, None]:
+        """(batch, position after it) from a position to the end of the run."""
+        cut, adapt, width = self.cut, self.adapt, len(self.mine)
+        rows = cut.rows_per_step
+        is_plain = self.alignment == "next"
+        position = cut.settle(position)
+        last_simple = cut.last_simple(position)
+        for num_steps, block in self._made(position):
+            fields = self._fields(adapt(block), width)
+            tokens, inputs, labels, attention, loss, extra = fields
+            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
+                last = first + width
+                if adapt.masks_are_writable and (attention._version or loss._version):
+                    # Somebody wrote into a mask: no later batch may see it.
+                    tokens, inputs, labels, attention, loss, extra = fields = self._fields(block, width)
+                if position <= last_simple:
+                    position += rows
+                else:
+                    position = cut.settle(cut.after(position, 1))
+                    last_simple = cut.last_simple(position)
+                metadata = (self._metadata, block, first, last, position, record)
+                if is_plain and not extra:  # nothing but tokens: the common case, kept short because it is hot
+                    batch = TrainingBatch(inputs[first:last], attention, labels[first:last], loss, metadata)
+                    batch._block = (tokens, first, last)
+                else:
+                    batch = self._batch(fields, first, last, metadata)
+                yield batch, position
+
+    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
+        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+        cut, width = self.cut, len(self.mine)
+        tasks = self._tasks(position, every=every, stop=stop)
+        for num_steps, block in map(self._make, self._pieces(tasks, _BLOCK_BYTES)):
+            self.adapt(block)
+            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
+                after, last = cut.settle(cut.after(position, 1)), first + width
+                metadata = (self._metadata, block, first, last, after, record)
+                yield self._batch(self._fields(block, width), first, last, metadata)
+                position = cut.after(position, every)
+
+    def _made(self, position: int) -> Iterator[Made]:
+        if self.workers:
+            return self._made_by_processes(position)
+        tasks = self._tasks(position)
+        if self.prefetch:
+            return by_threads(self._make, self._pieces(tasks, _AHEAD_BYTES), self.prefetch)
+        return map(self._make, self._pieces(tasks, _BLOCK_BYTES))
+
+    def _tasks(
+        self, position: int, largest: int | None = None, every: int = 1, stop: int | None = None
+    ) -> Iterator[Task]:
+        """All steps from a position to the end of the run (or `stop`), many at a time, never over the end of an epoch.
+
+        `every`: only each so many-th step.
+        """
+        cut, mine, end = self.cut, self.mine, self.end
+        rows = cut.rows_per_step
+        most = max(1, min(_LOCATED_ROWS // max(len(mine), 1), _LOCATED_SPAN // (rows * every)))
+        most = most if largest is None else min(most, largest)
+        while True:
+            position = cut.settle(position)
+            if self.is_over(position) or (stop is not None and position >= stop):
+                return
+            real = cut.real_rows(position)
+            if real < rows:
+                steps = 1
+            else:
+                if not cut.is_linear:
+                    assert cut.epoch_rows is not None
+                    left = (cut.epoch_rows - position % cut.epoch_rows) // rows
+                else:
+                    left = most * every if end is None else (end - position) // rows
+                    left = left if stop is None else min(left, -(-(stop - position) // rows))
+                steps = min(most, -(-left // every))
+            yield Task(position, steps, rows * every, mine.start, mine.stop, real)
+            position = cut.after(position, steps * every)
+
+    def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
+        """Tasks cut into what is gathered at once."""
+        width, steps = len(self.mine), self._steps_in(num_bytes)
+        for task in tasks:
+            located = self.flow.locate(task)
+            for step in range(0, task.num_steps, steps):
+                some = min(steps, task.num_steps - step)
+                yield some, located, step * width, (step + some) * width
+
+    def _steps_in(self, num_bytes: int) -> int:
+        return max(1, num_bytes // (max(len(self.mine), 1) * (self.flow.row_tokens + 1) * 8))
+
+    def _make(self, piece: Piece) -> Made:
+        num_steps, located, first, last = piece
+        return num_steps, located.make(first, last, self.pool.take)
+
+    def _made_by_processes(self, position: int) -> Iterator[Made]:
+        steps = self._steps_in(_AHEAD_BYTES)
+        slot_bytes = steps * len(self.mine) * ((self.flow.row_tokens + 1) * 8 * 6 + 64) + 4096
+        tasks = self._tasks(position, largest=steps)
+        for arrays in by_processes(_Maker(self.flow), tasks, self.workers, slot_bytes):
+            tokens = self.pool.take(*arrays["tokens"].shape)
+            tokens[:] = arrays.pop("tokens")  # out of the slot, which the worker will use again
+            own = {name: array.copy() for name, array in arrays.items()}
+            num_steps, weight = int(own.pop("num_steps")[0]), own.pop("weight", None)
+            yield num_steps, Block(tokens, own.pop("source"), own.pop("position"), weight, own)
+
+    def _fields(self, block: Block, width: int) -> BlockFields:
+        """A block's fields as whole arrays, from which every batch of it is one slice each."""
+        attention, loss = self.adapt.masks(width, self.flow.row_tokens)
+        return BlockFields(block.tokens, block.tokens[:, :-1], block.tokens[:, 1:], attention, loss, block.extra)
+
+    def _batch(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
+        inputs = fields.inputs[first:last]
+        own = {name: array[first:last] for name, array in fields.extra.items()}
+        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
+        if self.alignment == "same":
+            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss)
+            return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
+        if labels is not None:
+            return TrainingBatch(inputs, fields.attention, labels, loss, metadata, **own)
+        batch = TrainingBatch(inputs, fields.attention, fields.labels[first:last], loss, metadata, **own)
+        batch._block = (fields.tokens, first, last)
+        return batch
+
+    def _metadata(self, block: Block, first: int, last: int, after: int, record: Record) -> dict[str, Any]:
+        names = self.flow.order.names
+        weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
+        return {
+            "source": [names[s] for s in block.source[first:last].tolist()],
+            "position": block.position[first:last],
+            "weight": weight,
+            "global_rows": self.cut.rows_per_step,
+            "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
+        }
+
+
+class NumpyBlocks:
+    """Blocks as they are: NumPy arrays."""
+
+    masks_are_writable = False
+
+    def __call__(self, block: Block) -> Block:
+        return block
+
+    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
+        return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
+
+    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
+        """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
+        shifted = np.ones(inputs.shape, np.float32)
+        if loss is not None:
+            shifted[:, 1:] = loss[:, :-1]
+        shifted[:, 0] = 0  # the first token is never predicted
+        return np.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
+
+
+class _Maker:
+    """What a worker process does: a task in, arrays out."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+
+    def __call__(self, task: Task) -> dict[str, Any]:
+        block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
+        steps = np.array([task.num_steps])
+        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}
+        arrays |= block.extra
+        return arrays if block.weight is None else {**arrays, "weight": block.weight}

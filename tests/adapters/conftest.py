@@ -1,0 +1,23 @@
+"""What the torch tests share: a batch as plain values, and a loader that cuts its work into small pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def as_values(batch):
+    """Everything a batch says, as lists and dicts that compare."""
+    about = {name: getattr(value, "tolist", lambda value=value: value)() for name, value in batch.metadata.items()}
+    return {name: batch[name].tolist() for name in batch.keys()} | about  # noqa: SIM118
+
+
+@pytest.fixture(scope="session")
+def values():
+    return as_values
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of about three steps, and orders computed for about nine: a pass then takes many of both."""
+    monkeypatch.setattr("penstock.loaders.stream._BLOCK_BYTES", 3 * 12 * 17 * 8)
+    monkeypatch.setattr("penstock.loaders.stream._LOCATED_ROWS", 9 * 12)

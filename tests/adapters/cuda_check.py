@@ -1,0 +1,214 @@
+"""What batches promise on a GPU, as checks that need one: `python tests/adapters/cuda_check.py`.
+
+Needs torch with CUDA, numpy, msgspec, xxhash and cloudpickle; no store and no network. `test_torch_cuda.py` runs the
+same checks under pytest, and skips them where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock.flow import Flow
+from penstock.loaders import DataLoader
+from penstock.order.schedule import Order
+from penstock.plan import Plan, PlanSource
+from penstock.types import TrainingBatch
+
+NUM_ROWS, ROW_TOKENS, BATCH_ROWS = 20_000, 512, 32
+SLEEP_CYCLES = 400_000_000  # a good tenth of a second: copies queued behind it cannot have begun
+
+
+class NumberedRows:
+    """Row i holds i * 1000, i * 1000 + 1, ...: any token says which row it is of."""
+
+    name, num_rows, row_tokens, fingerprint = "numbered", NUM_ROWS, ROW_TOKENS, "numbered-1"
+
+    def gather(self, index: np.ndarray, epoch: np.ndarray, out: np.ndarray) -> None:
+        np.add(index[:, None] * 1000, np.arange(out.shape[1]), out=out)
+
+
+def open_loader(**settings: object) -> DataLoader:
+    source = PlanSource(
+        name="numbered", split="train", fingerprint="numbered-1", num_rows=NUM_ROWS, num_tokens=NUM_ROWS * ROW_TOKENS
+    )
+    plan = Plan(row_tokens=ROW_TOKENS, seed=7, shuffle="global", sources=(source,))
+    flow = Flow([NumberedRows()], Order({"numbered": NUM_ROWS}, seed=7))
+    return DataLoader(flow, plan, **({"batch_size": BATCH_ROWS, "framework": "torch"} | settings))
+
+
+def expected_tokens(num_steps: int) -> list[np.ndarray]:
+    """[rows, tokens + 1] of the first steps, computed without a loader."""
+    index = Order({"numbered": NUM_ROWS}, seed=7).at(np.arange(num_steps * BATCH_ROWS)).index
+    rows = index[:, None] * 1000 + np.arange(ROW_TOKENS + 1)
+    return list(rows.reshape(num_steps, BATCH_ROWS, -1))
+
+
+def assert_is(batch: TrainingBatch, tokens: np.ndarray) -> None:
+    assert np.array_equal(batch.input_ids.cpu().numpy(), tokens[:, :-1]), "input_ids are not the loader's"
+    assert np.array_equal(batch.labels.cpu().numpy(), tokens[:, 1:]), "labels are not the loader's"
+
+
+def are_one_block(batch: TrainingBatch) -> bool:
+    same_storage = batch.input_ids.untyped_storage().data_ptr() == batch.labels.untyped_storage().data_ptr()
+    return same_storage and batch.labels.data_ptr() == batch.input_ids.data_ptr() + 8
+
+
+@contextmanager
+def copies_of_tensors() -> Iterator[list[tuple[int, ...]]]:
+    """The shapes of what is copied by `to` or `pin_memory` inside the block."""
+    shapes: list[tuple[int, ...]] = []
+    saved = {name: getattr(torch.Tensor, name) for name in ("to", "pin_memory")}
+
+    def counted(method: Callable) -> Callable:
+        return lambda self, *args, **kwargs: shapes.append(tuple(self.shape)) or method(self, *args, **kwargs)
+
+    for name, method in saved.items():
+        setattr(torch.Tensor, name, counted(method))
+    try:
+        yield shapes
+    finally:
+        for name, method in saved.items():
+            setattr(torch.Tensor, name, method)
+
+
+def check_the_block_is_copied_once_and_seen_twice() -> None:
+    loader = open_loader()
+    loader.get_batch().to("cuda")  # the masks are on the device from here on
+    tokens = expected_tokens(3)
+    with copies_of_tensors() as shapes:
+        pageable = loader.get_batch().to("cuda")
+    assert shapes == [(BATCH_ROWS, ROW_TOKENS + 1)], f"copied {shapes}"
+    pinned = loader.get_batch().pin_memory()
+    with copies_of_tensors() as shapes:
+        moved = pinned.to("cuda", non_blocking=True)
+    assert shapes == [(BATCH_ROWS, ROW_TOKENS + 1)], f"copied {shapes}"
+    torch.cuda.synchronize()
+    for batch, step in ((pageable, 1), (moved, 2)):
+        assert are_one_block(batch)
+        assert all(batch[name].is_cuda for name in batch)
+        assert_is(batch, tokens[step])
+
+
+def check_a_pinned_batch_is_pinned_as_one_block() -> None:
+    loader = open_loader()
+    loader.get_batch().pin_memory()
+    with copies_of_tensors() as shapes:
+        batch = loader.get_batch().pin_memory()
+    assert shapes == [(BATCH_ROWS, ROW_TOKENS + 1)], f"pinned {shapes}"
+    assert all(batch[name].is_pinned() for name in batch)
+    assert are_one_block(batch)
+    assert_is(batch, expected_tokens(2)[1])
+    assert batch.metadata["state"]["position"] == 2 * BATCH_ROWS
+
+
+def check_copies_behind_a_busy_stream_arrive_whole_though_their_batches_are_dropped() -> None:
+    for pin in (False, True):
+        loader = open_loader()
+        tokens = expected_tokens(60)
+        moved = []
+        torch.cuda._sleep(SLEEP_CYCLES)
+        for _ in range(60):
+            batch = loader.get_batch()
+            batch = batch.pin_memory() if pin else batch
+            moved.append(batch.to("cuda", non_blocking=True))
+            del batch  # its memory would be free for the next one now
+        torch.cuda.synchronize()
+        for batch, expected in zip(moved, tokens, strict=True):
+            assert_is(batch, expected)
+
+
+def check_memory_is_held_until_its_copy_is_done_and_free_after() -> None:
+    from penstock.adapters import torch as adapter
+    from penstock.deliver.memory import BlockPool
+
+    torch.cuda.synchronize()
+    pool = BlockPool()
+    block = pool.take(64, 1024)
+    block[:] = 1
+    address = block.ctypes.data
+    torch.cuda._sleep(SLEEP_CYCLES)
+    stream = torch.cuda.current_stream()
+    on_device = adapter.copied(torch.from_numpy(block), "cuda", True)
+    was_waiting = not stream.query()
+    del block
+    if was_waiting:  # a driver that waits for the stream itself leaves nothing to hold
+        assert address not in [pool.take(64, 1024).ctypes.data for _ in range(3)], "used again during the copy"
+    torch.cuda.synchronize()
+    adapter.copied(torch.zeros(8, dtype=torch.int64), "cuda", True)  # the next copy lets go of those that are done
+    assert address in [block.ctypes.data for block in [pool.take(64, 1024) for _ in range(4)]], "never free again"
+    assert bool((on_device == 1).all())
+
+
+def check_device_masks_are_shared_until_somebody_writes_into_one() -> None:
+    loader = open_loader()
+    one, two = loader.get_batch().to("cuda"), loader.get_batch().to("cuda")
+    assert one.attention_mask is two.attention_mask
+    two.loss_mask.zero_()
+    three = loader.get_batch().to("cuda")
+    assert bool((three.loss_mask == 1).all())
+    assert three.loss_mask is not two.loss_mask
+    side = torch.cuda.Stream()
+    other = open_loader(batch_size=16)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        on_side = other.get_batch().to("cuda", non_blocking=True)
+    assert bool((on_side.loss_mask == 1).all()), "a mask must be whole for every stream from the beginning"
+    torch.cuda.synchronize()
+
+
+def check_a_hundred_batches_kept_on_the_device_stay_unchanged() -> None:
+    kept = [batch.to("cuda", non_blocking=True) for batch in islice(open_loader().get_iterator(), 100)]
+    torch.cuda.synchronize()
+    for batch, tokens in zip(kept, expected_tokens(100), strict=True):
+        assert_is(batch, tokens)
+
+
+def check_torchs_dataloader_pins_batches_with_and_without_workers() -> None:
+    torch.zeros(1).cuda()  # workers are forked from a process that has CUDA running, as in any training program
+    for num_workers in (0, 2):
+        dataset = open_loader().torch()
+        batches = TorchDataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=True)
+        for batch, tokens in zip(islice(batches, 20), expected_tokens(20), strict=True):
+            assert type(batch) is TrainingBatch
+            assert all(batch[name].is_pinned() for name in batch)
+            assert are_one_block(batch)
+            assert_is(batch.to("cuda", non_blocking=True), tokens)
+
+
+def check_the_state_follows_what_was_handed_over_through_the_pinning_thread() -> None:
+    loader = open_loader()
+    batches = loader.torch().loader(num_workers=2, pin_memory=True)
+    for step, batch in enumerate(islice(batches, 20)):
+        assert batches.state_dict() == batch.metadata["state"]
+        assert loader.position == (step + 1) * BATCH_ROWS
+
+
+CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print(f"no CUDA device here (torch {torch.__version__}): nothing was checked")
+        return 2
+    print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}")
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            check()
+            print(f"ok      {name}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {name}\n{traceback.format_exc()}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""`loader.torch()` in a torch DataLoader is the loader's own stream, whatever the number of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_convert
+
+from penstock.errors import PlanError
+from penstock.types import TrainingBatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
+
+EPOCH_ENDS = ["drop", "pad", "wrap"]
+
+
+@pytest.fixture
+def opened(open_loader, small_store):
+    """A loader of tensors over the small store: 12 rows of 16 tokens in a batch."""
+    return lambda **given: open_loader(small_store, **({"framework": "torch"} | given))
+
+
+def through(loader, num_workers, **options):
+    return DataLoader(loader.torch(), batch_size=None, num_workers=num_workers, **options)
+
+
+@pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_one_pass_gives_the_loaders_batches(opened, values, small_blocks, num_workers, epoch_end):
+    expected = [values(batch) for batch in opened(epoch_end=epoch_end).get_iterator()]
+    got = [values(batch) for batch in through(opened(epoch_end=epoch_end), num_workers)]
+    assert len(got) > 40
+    assert got == expected
+
+
+def test_one_pass_gives_the_loaders_batches_where_workers_are_spawned(opened, values):
+    settings = {"epoch_end": "pad", "position_ids": True, "border_loss": False}
+    expected = [values(batch) for batch in opened(**settings).get_iterator()]
+    loader = opened(**settings)
+    got = [values(batch) for batch in through(loader, 2, multiprocessing_context="spawn")]
+    assert got == expected
+
+
+@pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
+@pytest.mark.parametrize("step", [1, 51, 53, 140])  # an epoch is 52 steps and a part of one
+def test_a_pass_from_any_cursor_ends_where_the_loaders_own_does(opened, values, epoch_end, step):
+    ours, theirs = (opened(epoch_end=epoch_end, epochs=4) for _ in range(2))
+    ours.seek(step=step)
+    theirs.seek(step=step)
+    assert [values(batch) for batch in through(theirs, 2)] == [values(batch) for batch in ours.get_iterator()]
+
+
+@pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
+def test_ranks_get_their_shares_of_the_same_steps(opened, epoch_end):
+    whole = list(opened(epoch_end=epoch_end).get_iterator())
+    parts = [list(through(opened(epoch_end=epoch_end, rank=rank, world_size=5, uneven=True), 2)) for rank in range(5)]
+    assert all(len(part) == len(whole) for part in parts)
+    for step, batch in enumerate(whole):
+        together = torch.cat([part[step].input_ids for part in parts])
+        assert together.equal(batch.input_ids)
+
+
+def test_a_rank_that_has_no_row_of_a_batch_still_takes_every_step(opened, values):
+    few = {"batch_size": 3, "rank": 0, "world_size": 4, "uneven": True}
+    expected = [values(batch) for batch in opened(**few).get_iterator()]
+    assert expected[0]["input_ids"] == []
+    assert [values(batch) for batch in through(opened(**few), 2)] == expected
+
+
+def test_an_endless_mixture_goes_on_in_the_loaders_order(opened, values, small_blocks):
+    given = {"weights": {"web": 3, "code": 1}, "epochs": None}
+    expected = [values(batch) for batch in islice(opened(**given).get_iterator(), 120)]
+    got = [values(batch) for batch in islice(through(opened(**given), 3), 120)]
+    assert got == expected
+
+
+def test_a_batch_size_given_to_get_batch_is_part_of_the_state_that_workers_report(opened, values):
+    ours, theirs = opened(), opened()
+    for loader in (ours, theirs):
+        loader.get_batch(batch_size=5)
+    expected = [values(batch) for batch in ours.get_iterator()]
+    assert expected[0]["state"]["steps"] == [[0, 0, 5], [1, 5, 12]]
+    assert [values(batch) for batch in through(theirs, 2)] == expected
+
+
+def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(opened, monkeypatch):
+    loader = opened()
+    located = []
+    locate = loader._flow.locate
+    monkeypatch.setattr(loader._flow, "locate", lambda task: located.append(task) or locate(task))
+    steps = list(loader._turns(1, 3))
+    assert len(steps) > 10
+    assert len(located) == 1
+    assert located[0].stride == 3 * 12
+
+
+def test_a_loader_of_numpy_arrays_gives_tensors_here_and_its_cursor_moves(opened, values):
+    expected = [values(batch) for batch in opened().get_iterator()]
+    loader = opened(framework="numpy", prefetch=2)
+    batches = iter(through(loader, 0))
+    first = next(batches)
+    assert isinstance(first.input_ids, torch.Tensor)
+    assert loader.state_dict() == first.metadata["state"]
+    assert [values(batch) for batch in [first, *batches]] == expected
+    assert loader.framework == "numpy"
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_second_iterator_ends_the_first_with_an_error(opened, framework):
+    dataset = opened(framework=framework).torch()
+    first = iter(dataset)
+    next(first)
+    next(iter(dataset))
+    with pytest.raises(PlanError, match="ended by a newer one"):
+        next(first)
+
+
+def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(opened, values):
+    loader = opened(workers=2, prefetch=0)
+    expected = [values(batch) for batch in opened().get_iterator()]
+    dataset = loader.torch()
+    assert [values(batch) for batch in DataLoader(dataset, batch_size=None, num_workers=1)] == expected
+    from penstock.adapters.torch import _with_tensors
+
+    assert _with_tensors(loader, alone=True).workers == 0
+    assert loader.workers == 2
+
+
+def test_torch_leaves_a_batch_as_it_is(opened):
+    batch = opened().get_batch()
+    assert default_convert(batch) is batch
+    assert type(next(iter(through(opened(), 0)))) is TrainingBatch
+    assert type(next(iter(through(opened(), 1)))) is TrainingBatch
+
+
+def test_the_length_is_that_of_an_epoch_and_torch_finds_it_kept(opened):
+    for epoch_end in EPOCH_ENDS:
+        loader = opened(epoch_end=epoch_end, epochs=2)
+        batches = through(loader, 0)
+        assert len(batches) in (loader.get_num_batches(), loader.get_num_batches() + 1)
+        assert len(list(batches)) <= len(batches)  # else torch would warn, which is an error here
+
+
+def test_an_endless_dataset_has_no_length_as_torch_expects_it(opened):
+    with pytest.raises(TypeError, match="has no end"):
+        len(through(opened(weights={"web": 1}), 0))
+
+
+def test_a_hundred_batches_kept_from_workers_stay_unchanged(open_loader, long_store, values):
+    def opened():
+        return open_loader(long_store, framework="torch", chunk_size=256, batch_size=8)
+
+    kept = list(islice(through(opened(), 2), 100))
+    expected = [values(batch) for batch in islice(opened().get_iterator(), 100)]
+    assert [values(batch) for batch in kept] == expected
+
+
+def test_a_hundred_batches_kept_without_workers_stay_unchanged(open_loader, long_store, values):
+    loader = open_loader(long_store, framework="torch", chunk_size=256, batch_size=8)
+    kept, expected = [], []
+    for batch in islice(loader.get_iterator(), 100):
+        kept.append(batch)
+        expected.append(values(batch))
+    assert [values(batch) for batch in kept] == expected
+
+
+def test_writing_into_a_mask_reaches_no_other_batch_from_workers(opened):
+    batches = iter(through(opened(), 2))
+    kept = [next(batches)]
+    kept[0].attention_mask[:] = 0
+    kept[0].loss_mask.mul_(5)
+    for batch in batches:
+        assert (batch.attention_mask == 1).all()
+        assert (batch.loss_mask == 1).all()
+
+
+def test_batches_from_workers_share_their_masks_and_keep_their_tokens_in_one_piece(opened):
+    one, two = islice(through(opened(), 1), 2)
+    assert one.attention_mask is two.attention_mask
+    assert one.loss_mask is two.loss_mask
+    assert one.labels.data_ptr() == one.input_ids.data_ptr() + 8
+    assert one._tokens() is not None
+
+
+def test_the_dataset_pickles_without_threads_maps_or_tokens(open_loader, long_store, values):
+    loader = open_loader(long_store, framework="torch", prefetch=2)
+    batches = loader.get_iterator()
+    next(batches)  # a stream is open now: with a thread, a map, and blocks of memory
+    pickled = pickle.dumps(loader.torch())
+    assert len(pickled) < 20_000 < loader.store.num_tokens
+    restored = pickle.loads(pickled)
+    assert [values(batch) for batch in islice(restored, 3)] == [values(batch) for batch in islice(batches, 3)]
+
+
+def test_leaving_a_pass_early_leaves_no_worker_behind(opened):
+    batches = iter(through(opened(), 2))
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    del batches
+    assert multiprocessing.active_children() == []

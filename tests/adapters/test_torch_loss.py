@@ -1,0 +1,85 @@
+"""The loss that a Hugging Face model computes from our batches is the one computed by hand: shifted once, not twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+VOCABULARY = 257
+
+
+@pytest.fixture
+def opened(open_loader, small_store):
+    return lambda **given: open_loader(small_store, **({"framework": "torch", "batch_size": 4} | given))
+
+
+def logits_of(ids):
+    """What a language model would say after each token: a fixed, random opinion about every token and place."""
+    generator = torch.Generator().manual_seed(0)
+    opinions = torch.randn(VOCABULARY, ids.shape[1], VOCABULARY, generator=generator)
+    return opinions[ids, torch.arange(ids.shape[1])]
+
+
+def loss_by_hand(logits, tokens, counts):
+    """Mean of -log p(next token), over every place t whose next token, tokens[t + 1], counts."""
+    total, number, logits = 0.0, 0, logits.detach()
+    for row in range(len(tokens)):
+        for place in range(tokens.shape[1] - 1):
+            if counts[row, place]:
+                total -= float(torch.log_softmax(logits[row, place], -1)[tokens[row, place + 1]])
+                number += 1
+    return total / number
+
+
+def test_a_model_that_shifts_gets_the_loss_computed_by_hand_from_the_same_alignment(opened):
+    batch = opened(alignment="same").get_batch()
+    logits = logits_of(batch.input_ids)
+    counts = torch.ones(4, 15)
+    loss = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    assert float(loss) == pytest.approx(loss_by_hand(logits, batch.input_ids, counts), rel=1e-5)
+
+
+def test_labels_already_shifted_would_be_shifted_twice_by_such_a_model(opened):
+    batch = opened(alignment="next").get_batch()
+    logits = logits_of(batch.input_ids)
+    right = loss_by_hand(logits, batch.input_ids, torch.ones(4, 15))
+    twice = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    assert abs(float(twice) - right) > 0.05
+
+
+def test_a_loop_that_does_not_shift_gets_the_loss_computed_by_hand_from_our_own_alignment(opened):
+    batch = opened(alignment="next").get_batch()
+    logits = logits_of(batch.input_ids)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+    tokens = torch.cat([batch.input_ids, batch.labels[:, -1:]], dim=1)
+    assert float(loss) == pytest.approx(loss_by_hand(logits, tokens, torch.ones(4, 16)), rel=1e-5)
+
+
+def test_documents_are_not_predicted_from_one_another_in_either_alignment(opened):
+    ours, theirs = (opened(alignment=a, border_loss=False).get_batch() for a in ("next", "same"))
+    logits = logits_of(ours.input_ids)
+    counts = ours.loss_mask
+    assert 0 < counts.sum() < counts.numel()
+    tokens = torch.cat([ours.input_ids, opened().get_batch().labels[:, -1:]], dim=1)
+    own_loop = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ours.labels.flatten())
+    assert float(own_loop) == pytest.approx(loss_by_hand(logits, tokens, counts), rel=1e-5)
+    shifting = ForCausalLMLoss(logits=logits, labels=theirs.labels, vocab_size=VOCABULARY)
+    assert float(shifting) == pytest.approx(loss_by_hand(logits, theirs.input_ids, counts[:, :-1]), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_real_model_gives_the_same_loss_and_learns_from_the_batch(opened):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config)
+    batch = opened(alignment="same").get_batch()
+    made = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+    by_hand = loss_by_hand(made.logits, batch.input_ids, torch.ones(4, 15))
+    assert made.loss.item() == pytest.approx(by_hand, rel=1e-4)
+    made.loss.backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0

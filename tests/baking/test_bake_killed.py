@@ -1,0 +1,149 @@
+"""kill -9 at any moment: what opens is complete, and the same call continues to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.baking.unit import read_unit_report
+
+# Several units, and a mark in a file for every row that is read: so that one can see which units were baked again.
+# argv: raw folder, store, marks, workers, pause for each row, which rename to die at (0: none), before or after it,
+# bytes of a unit. Every file of a store gets its name by a rename, so dying at each of them is dying at every write.
+BAKE = """
+import os, signal, sys, time
+import penstock as ps
+from penstock.sources import units
+raw, to, marks, workers, pause, die_at, when, unit_bytes = sys.argv[1:]
+units.UNIT_BYTES = int(unit_bytes)
+
+def where(row, marks=marks, pause=float(pause)):
+    with open(marks, "ab") as file:
+        file.write(b".")
+    time.sleep(pause)
+    return True
+
+renames, replace = 0, os.replace
+def dying_replace(*args):
+    global renames
+    renames += 1
+    if renames == int(die_at) and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*args)
+    if renames == int(die_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = dying_replace
+
+recipe = ps.DatasetRecipe(seed=1).add_ingredient(raw, name="web", where=where, version="1").holdout(0.2)
+ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to, workers=int(workers), show_progress=False)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for name in "abcd":
+        lines = [f'{{"text": "{name} {n} {"so " * n}"}}\n' for n in range(16)]
+        (tmp_path / "in" / f"{name}.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+class Bakes:
+    """Runs the script above in `folder`."""
+
+    def __init__(self, folder: Path, unit_bytes: int = 500) -> None:
+        self.folder, self.marks, self.unit_bytes = folder, folder / "marks", unit_bytes
+
+    def start(self, to: str, workers: int = 0, pause: float = 0.0, die_at: int = 0, when: str = "after"):
+        command = [sys.executable, "-c", BAKE, self.folder / "in", self.folder / to, self.marks]
+        return subprocess.Popen(
+            [*map(str, command), str(workers), str(pause), str(die_at), when, str(self.unit_bytes)],
+            env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])},
+        )
+
+    def run(self, to: str, **settings) -> int:
+        with self.start(to, **settings) as process:
+            return process.wait(timeout=120)
+
+    def rows_read(self) -> int:
+        """Rows that were read since the last call."""
+        count = self.marks.stat().st_size if self.marks.exists() else 0
+        self.marks.unlink(missing_ok=True)
+        return count
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, workers):
+    bakes = Bakes(folder)
+    assert bakes.run("whole.store") == 0
+    assert bakes.rows_read() == 64
+    moments = random.Random(workers)
+    finished_before = 0
+    for _ in range(3):  # each time after 13 to 18 of the 64 rows: more than one unit, and in the middle of another
+        with bakes.start("a.store", workers=workers, pause=0.02) as process:
+            rows = moments.randint(13, 18)
+            _until(lambda rows=rows: bakes.marks.exists() and bakes.marks.stat().st_size >= rows)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        time.sleep(0.2 if workers else 0)  # workers end with their parent, a moment later
+        with pytest.raises(ps.StoreError, match="its first bake has not finished"):
+            ps.open_store(folder / "a.store")
+        finished = [read_unit_report(path) for path in (folder / "a.store" / "work").glob("*.arrow")]
+        assert None not in finished  # a unit's file is whole, or is not there
+        finished_rows = sum(report.rows_read for report in finished)
+        assert finished_rows >= finished_before
+        finished_before = finished_rows
+        bakes.rows_read()
+    assert 0 < finished_before < 64
+    assert bakes.run("a.store", workers=workers) == 0
+    assert bakes.rows_read() == 64 - finished_before  # what was done was not done again
+    assert version_files(folder / "a.store") == version_files(folder / "whole.store")
+    assert sorted(os.listdir(folder / "a.store")) == [".lock", "penstock.json", "versions"]
+
+
+def _until(happened, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves(folder, version_files):
+    bakes = Bakes(folder, unit_bytes=1000)
+    assert bakes.run("a.store") == 0
+    before = ps.open_store(folder / "a.store").fingerprint
+    (folder / "in" / "e.jsonl").write_text('{"text": "one more"}\n')
+    assert bakes.run("whole.store") == 0
+    after = ps.open_store(folder / "whole.store").fingerprint
+    versions, work = folder / "a.store" / "versions", folder / "a.store" / "work"
+    die_at, units = 1, 0
+    while len(list(versions.glob("*/manifest.json"))) == 1:
+        assert bakes.run("a.store", die_at=die_at) == -signal.SIGKILL
+        assert ps.open_store(folder / "a.store", verify=True).fingerprint == before
+        # A unit that is done stays done, so the next run dies one unit later. Joining begins anew each time.
+        die_at += len(list(work.glob("*.arrow"))) == units
+        units = len(list(work.glob("*.arrow")))
+    assert units >= 3
+    assert die_at >= 7  # two shards, two tables, tokenizer, inputs, manifest
+    assert bakes.run("a.store", die_at=1) == -signal.SIGKILL  # one write was left: the pointer
+    assert ps.open_store(folder / "a.store", verify=True).fingerprint == after
+    assert bakes.run("a.store", die_at=1) == 0  # up to date: nothing is written
+    assert version_files(folder / "a.store") == version_files(folder / "whole.store")
+
+
+def test_killed_before_its_first_write_a_bake_can_be_run_again(folder, version_files):
+    bakes = Bakes(folder)
+    assert bakes.run("whole.store") == 0
+    assert bakes.run("a.store", die_at=1, when="before") == -signal.SIGKILL
+    assert [path.suffix for path in (folder / "a.store").iterdir()] == [".part"]
+    assert bakes.run("a.store") == 0
+    assert version_files(folder / "a.store") == version_files(folder / "whole.store")
+    assert sorted(os.listdir(folder / "a.store")) == [".lock", "penstock.json", "versions"]

@@ -1,0 +1,231 @@
+"""Workers change how fast a bake is, and nothing else: not its bytes, its errors, or how a script must be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.machine import is_alive
+
+
+def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
+    """Every feature that has a choice to make: where, quantity, steps, holdout, several sources of several kinds."""
+    smallest = 5
+    recipe = ps.DatasetRecipe(seed=11)
+    recipe.add_ingredient(raw / "web", name="web", where=lambda row: row["number"] % 10 >= smallest, quantity=0.7)
+    recipe.add_ingredient(raw / "code", name="code", quantity=7)
+    recipe.add_ingredient([{"text": f"note {n}", "tags": ["x"]} for n in range(30)], name="notes")
+    recipe.prepare_step(lambda row: {**row, "text": row["text"].upper()} if "3" not in row["text"] else None)
+    return recipe.holdout(0.3)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize(("tokenizer", "numbers"), [("bytes", (1, 2, 3)), ("chars", (2,))])
+def test_every_file_is_the_same_for_any_number_of_workers(
+    raw, tmp_path, quiet_bake, version_files, tokenizer, numbers
+):
+    recipe = many_sided_recipe(raw).prepare_step(ps.tokenize(tokenizer, append_eos=True))
+    alone = version_files(quiet_bake(recipe, tmp_path / "0.store", workers=0).path)
+    assert len(alone) == 6 + 4  # a shard for each source and split; tables, tokenizer, inputs and manifest
+    for workers in numbers:
+        store = quiet_bake(recipe, tmp_path / f"{workers}.store", workers=workers)
+        assert version_files(store.path) == alone
+
+
+@pytest.mark.usefixtures("small_units")
+def test_the_work_is_really_done_by_other_processes(tmp_path, quiet_bake):
+    pids = tmp_path / "pids"
+    pids.mkdir()
+
+    def mark(row):
+        (pids / str(os.getpid())).touch()
+        return row
+
+    recipe = ps.DatasetRecipe().add_ingredient([f"document {n}" for n in range(80)])
+    recipe.prepare_step(mark, version="1").prepare_step(ps.tokenize("bytes"))
+    quiet_bake(recipe, tmp_path / "a.store", workers=2)
+    used = {int(path.name) for path in pids.iterdir()}
+    assert len(used) == 2
+    assert os.getpid() not in used
+    assert not any(is_alive(pid) for pid in used)
+
+
+def test_a_step_that_changes_its_rows_does_not_change_the_callers(tmp_path, quiet_bake):
+    rows = [{"text": "one", "tags": ["a"]}, {"text": "two", "tags": []}]
+
+    def append(row):
+        row["tags"].append("seen")
+        row["text"] += str(len(row["tags"]))
+        return row
+
+    # "chars" reads every row twice: a row that a step changed the first time would come out otherwise the second.
+    recipe = ps.DatasetRecipe().add_ingredient(rows, quantity=2)
+    store = quiet_bake(recipe.prepare_step(append).prepare_step(ps.tokenize("chars")), tmp_path / "a.store")
+    assert sorted(store.decode(row.tokens) for row in store.rows()) == ["one2", "two1"]
+    assert rows == [{"text": "one", "tags": ["a"]}, {"text": "two", "tags": []}]
+
+
+# What a user pastes: no guard, functions and a format of the script's own, workers.
+PASTED = """
+    import sys
+    import penstock as ps
+    from penstock.sources import units
+    units.UNIT_BYTES = 150
+
+    @ps.register_format("shout", extensions=(".shout",), by_line=True)
+    def parse_shout(line):
+        return {"text": line.decode().upper(), "number": COUNT}
+
+    COUNT = 7
+    class Box:
+        def __init__(self, limit): self.limit = limit
+        def __call__(self, row): return row if len(row["text"]) < self.limit else None
+
+    def helper(text): return text + "!"
+    def step(row): return {**row, "text": helper(row["text"])}
+
+    raw, to, workers = sys.argv[1:]
+    recipe = ps.DatasetRecipe().add_ingredient(raw, name="web", where=lambda row: row["number"] == COUNT)
+    recipe.prepare_step(step).prepare_step(Box(1000)).prepare_step(ps.tokenize("bytes"))
+    print(ps.bake(recipe, to, workers=int(workers)).num_rows)
+"""
+
+
+@pytest.fixture
+def shouts(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.shout").write_text("".join(f"line {n} of {name}\n" for n in range(30)))
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize("how", ["python -", "script without a guard", "script under spawn"])
+def test_workers_need_no_main_guard_and_functions_travel_by_value(shouts, tmp_path, run_script, version_files, how):
+    code = PASTED
+    if how == "script under spawn":
+        code = "\n    import multiprocessing\n    multiprocessing.set_start_method('spawn')" + code
+    alone = run_script(code, shouts, tmp_path / "alone.store", 0, cwd=tmp_path)
+    done = run_script(code, shouts, tmp_path / "two.store", 2, cwd=tmp_path, from_stdin=how == "python -")
+    assert done.stdout == alone.stdout == "90\n"
+    assert version_files(tmp_path / "two.store") == version_files(tmp_path / "alone.store")
+    assert "LINE 0 OF A!" in [ps.open_store(tmp_path / "two.store").decode(r.tokens) for r in _rows(tmp_path)]
+
+
+def _rows(folder: Path):
+    return ps.open_store(folder / "two.store").rows()
+
+
+def test_workers_do_not_import_from_the_folder_they_start_in(shouts, tmp_path, run_script):
+    # The script lies elsewhere, so its own process does not see this module; a worker must not either.
+    (tmp_path / "cloudpickle.py").write_text("raise RuntimeError('imported by mistake')")
+    assert run_script(PASTED, shouts, tmp_path / "a.store", 2, cwd=tmp_path).stdout == "90\n"
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(shouts, tmp_path, run_script):
+    code = "import penstock.progress\n    penstock.progress._SECONDS_BETWEEN_LINES = 0.0" + PASTED
+    lines = run_script("    " + code, shouts, tmp_path / "a.store", 0, cwd=tmp_path).stderr.splitlines()
+    assert lines[0].startswith(f"baking {tmp_path / 'a.store'}: ")
+    assert "100 %" in lines[-2]
+    assert "90 documents" in lines[-2]
+    assert lines[-1].startswith(f"{tmp_path / 'a.store'}: 90 documents, ")
+    assert not any("\r" in line or "\x1b" in line for line in lines)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_user_code_names_file_line_and_code(raw, tmp_path, quiet_bake, workers):
+    recipe = ps.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl", where=lambda row: 1 / (row["number"] - 23))
+    with pytest.raises(ps.WorkerError, match="where= of 'a' failed: ZeroDivisionError: division by zero") as caught:
+        quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=workers)
+    assert str(caught.value.where["file"]) == str(raw / "web" / "a.jsonl")
+    assert caught.value.where["line"] == 24
+    assert caught.value.where["at"].startswith(__file__)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_worker_that_dies_is_named_with_what_it_worked_on(raw, tmp_path, quiet_bake):
+    recipe = ps.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl")
+    recipe.prepare_step(lambda row: os.kill(os.getpid(), signal.SIGKILL)).prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(ps.WorkerError, match=r"a worker of this bake \(pid \d+\) died: killed by signal 9") as caught:
+        quiet_bake(recipe, tmp_path / "a.store", workers=2)
+    assert caught.value.where["working_on"] == str(raw / "web" / "a.jsonl")
+    with pytest.raises(ps.StoreError, match="its first bake has not finished"):
+        ps.open_store(tmp_path / "a.store")
+
+
+@pytest.mark.usefixtures("small_units")
+def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
+    lock = threading.Lock()
+
+    def step(row):
+        with lock:
+            return row
+
+    recipe = ps.DatasetRecipe().add_ingredient([f"document {n}" for n in range(40)])
+    recipe.prepare_step(step, version="1").prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(ps.SpecError, match="cannot be sent to worker processes: .*lock") as caught:
+        quiet_bake(recipe, tmp_path / "a.store", workers=2)
+    assert "workers=0" in caught.value.remedy
+    assert quiet_bake(recipe, tmp_path / "a.store", workers=0).num_rows == 40
+
+
+@pytest.mark.parametrize("portable", ["0", "1"])
+def test_workers_die_with_a_parent_that_is_killed(tmp_path, portable):
+    code = """
+import os, pathlib, sys, time
+import penstock as ps
+from penstock.sources import units
+units._UNIT_ROWS = 1
+def wait(row):
+    (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
+    time.sleep(600)
+recipe = ps.DatasetRecipe().add_ingredient(["a b", "c d", "e f"]).prepare_step(wait, version="1")
+ps.bake(recipe.prepare_step(ps.tokenize("bytes")), sys.argv[2], workers=2)
+"""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    code = code.replace("sys.argv[1]", repr(str(pids)))  # a worker has no arguments of its own
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(ps.__file__).parents[1]),
+        "PENSTOCK_PORTABLE": portable,
+    }
+    with subprocess.Popen([sys.executable, "-c", code, "", tmp_path / "a.store"], env=environment) as parent:
+        _until(lambda: len(list(pids.iterdir())) == 2)
+        parent.kill()
+    workers = [int(path.name) for path in pids.iterdir()]
+    _until(lambda: not any(_runs(pid) for pid in workers))
+
+
+def _until(happened, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs: one that ended and was not waited for (its parent is dead) does not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return Path("/proc/self").exists() is False and is_alive(pid)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_finished_bake_leaves_only_the_store(raw, tmp_path, quiet_bake):
+    threads = threading.active_count()
+    recipe = many_sided_recipe(raw).prepare_step(ps.tokenize("bytes"))
+    store = quiet_bake(recipe, tmp_path / "a.store", workers=2)
+    assert sorted(path.name for path in store.path.iterdir()) == [".lock", "penstock.json", "versions"]
+    assert [path.name for path in (store.path / "versions").iterdir()] == [store.version]
+    assert not [path for path in store.path.rglob("*") if path.name.endswith(".part")]
+    assert threading.active_count() <= threads + 1  # the one that starts processes stays

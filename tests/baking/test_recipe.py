@@ -1,0 +1,198 @@
+"""A recipe says what a dataset is made of, checks what it is told, and prints what it will do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+
+
+def test_methods_change_the_recipe_and_return_it():
+    recipe = ps.DatasetRecipe(seed=3)
+    assert recipe.add_ingredient(["a"]) is recipe
+    assert recipe.prepare_step(ps.tokenize("bytes")) is recipe
+    assert recipe.holdout(0.1) is recipe
+    assert [ingredient.name for ingredient in recipe.ingredients] == ["memory"]
+
+
+def test_a_recipe_prints_what_it_will_do(tmp_path):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "web" / "b.jsonl").write_text("")
+
+    def english(row):
+        return row["lang"] == "en"
+
+    recipe = ps.DatasetRecipe(seed=3)
+    recipe.add_ingredient(tmp_path / "web", where=english, quantity=1000)
+    recipe.add_ingredient(["one", "two"], name="notes", quantity=0.5)
+    recipe.prepare_step(str.upper, name="shout").prepare_step(ps.tokenize("bytes", append_eos=True)).holdout(0.005)
+    assert repr(recipe).splitlines() == [
+        "DatasetRecipe, seed 3",
+        "├─ web: 2 files, 14 bytes, where english, 1,000 of them",
+        "├─ notes: 2 rows from memory, 50 % of them",
+        "├─ then shout",
+        "├─ then tokenize(bytes, eos 256 (its own))",
+        "└─ hold out 0.5 % as val",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("data/web/*.jsonl", "web"),
+        ("data/web.jsonl.gz", "web"),
+        ("*.jsonl", "data"),
+        (Path("../books"), "books"),
+        (["data/web/*.jsonl", "more/*.jsonl"], "web"),
+        ([Path("a.txt"), Path("b.txt")], "a"),
+        (["one", "two words"], "memory"),
+        ([{"text": "one"}], "memory"),
+    ],
+)
+def test_an_ingredient_without_a_name_is_named_after_its_source(source, name):
+    assert ps.DatasetRecipe().add_ingredient(source).ingredients[0].name == name
+
+
+def test_names_that_would_be_taken_get_a_number():
+    recipe = ps.DatasetRecipe().add_ingredient(["a"]).add_ingredient(["b"]).add_ingredient(["c"])
+    assert [ingredient.name for ingredient in recipe.ingredients] == ["memory", "memory-2", "memory-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "it is empty"),
+        ("a/b", "it holds '/'"),
+        ("a\nb", "a character that cannot be printed"),
+        (".hidden", r"it begins with '\.'"),
+        ("x" * 101, "longer than 100 bytes"),
+        ("WEB", "that name is taken"),
+        (5, "a name is text"),
+    ],
+)
+def test_a_name_that_cannot_name_files_is_refused(name, why):
+    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="web")
+    with pytest.raises(ps.SpecError, match=why) as caught:
+        recipe.add_ingredient(["b"], name=name)
+    assert caught.value.where == {"parameter": "name"}
+    assert len(recipe.ingredients) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "this source is an empty list"),
+        (iter(()), "this source is an empty list"),
+        ({"text": "a row"}, "a dict is not a source"),
+        (b"bytes", "a bytes is not a source"),
+        (None, "a NoneType is not a source"),
+        (7, "a int is not a source"),
+    ],
+)
+def test_what_is_not_a_source_is_refused(source, message):
+    recipe = ps.DatasetRecipe()
+    with pytest.raises(ps.SpecError, match=message) as caught:
+        recipe.add_ingredient(source)
+    assert caught.value.where == {"parameter": "source"}
+    assert recipe.ingredients == []
+
+
+def test_a_data_frame_is_refused_because_iterating_it_gives_names_of_columns():
+    class Frame(list):
+        columns = ("text",)
+
+        def to_dict(self, how): ...
+
+    with pytest.raises(ps.SpecError, match="a data frame is not a source") as caught:
+        ps.DatasetRecipe().add_ingredient(Frame(["text"]))
+    assert caught.value.remedy == "frame.to_dict('records'): rows as dicts"
+
+
+def test_rows_come_from_any_iterable_and_from_arrow_tables():
+    recipe = ps.DatasetRecipe()
+    recipe.add_ingredient({"text": f"row {n}"} for n in range(3))
+    recipe.add_ingredient(pa.table({"text": ["a", "b"], "n": [1, 2]}))
+    assert recipe.ingredients[0].source == [{"text": "row 0"}, {"text": "row 1"}, {"text": "row 2"}]
+    assert recipe.ingredients[1].source == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
+
+
+@pytest.mark.parametrize("source", [["*.jsonl", "in/*.jsonl"], ["in/web.jsonl"], ["nowhere.txt"], [Path("nowhere")]])
+def test_a_list_of_globs_or_missing_files_is_never_taken_for_text(tmp_path, quiet_bake, source):
+    recipe = ps.DatasetRecipe().add_ingredient(source).prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(ps.SourceError, match="no input: this") as caught:
+        quiet_bake(recipe, tmp_path / "a.store")
+    assert caught.value.where["file"] == str(source[0])
+    assert not (tmp_path / "a.store").exists()
+
+
+def test_a_list_with_a_format_is_a_list_of_files(tmp_path, monkeypatch, quiet_bake):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("hello")
+    recipe = ps.DatasetRecipe().add_ingredient(["notes"], format="text").prepare_step(ps.tokenize("bytes"))
+    store = quiet_bake(recipe, "a.store")
+    assert store.decode(store.tokens(0)) == "hello"
+
+
+def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one").write_text("")
+    with pytest.raises(ps.SourceError, match="is this a list of files or of texts. 'one' exists, 'two' does not"):
+        ps.DatasetRecipe().add_ingredient(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter"),
+    [
+        (lambda recipe: recipe.add_ingredient(["a"], text=5), "text"),
+        (lambda recipe: recipe.add_ingredient(["a"], where="x > 3"), "where"),
+        (lambda recipe: recipe.prepare_step("bytes"), "step"),
+        (lambda recipe: recipe.prepare_step(ps.tokenize("bytes")).prepare_step(lambda row: row), "step"),
+        (lambda recipe: recipe.prepare_step(ps.tokenize("bytes")).prepare_step(ps.tokenize("bytes")), "step"),
+        (lambda recipe: recipe.holdout(1.0), "fraction"),
+        (lambda recipe: recipe.holdout(0), "fraction"),
+        (lambda recipe: recipe.holdout("0.1"), "fraction"),
+        (lambda recipe: ps.DatasetRecipe(seed="seven"), "seed"),
+        (lambda recipe: ps.bake(recipe, "a.store"), "recipe"),
+        (lambda recipe: ps.bake(recipe.add_ingredient(["a"]), "a.store"), "recipe"),
+        (lambda recipe: ps.bake("recipe.py", "a.store"), "recipe"),
+        (lambda recipe: _bake(recipe, workers=-1), "workers"),
+        (lambda recipe: _bake(recipe, on_error="ignore"), "on_error"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(make, parameter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ps.SpecError) as caught:
+        make(ps.DatasetRecipe())
+    assert caught.value.where["parameter"] == parameter
+    assert os.listdir(tmp_path) == []
+
+
+def _bake(recipe: ps.DatasetRecipe, **settings):
+    return ps.bake(recipe.add_ingredient(["a"]).prepare_step(ps.tokenize("bytes")), "a.store", **settings)
+
+
+def test_an_unknown_format_is_answered_with_the_known_ones():
+    with pytest.raises(ps.SpecError, match="no format named 'jsnl'") as caught:
+        ps.DatasetRecipe().add_ingredient("a", format="jsnl")
+    assert caught.value.remedy == "'jsonl'"
+
+
+def test_a_where_that_cannot_be_compared_asks_for_a_version():
+    lock = threading.Lock()
+    recipe = ps.DatasetRecipe()
+    with pytest.raises(ps.SpecError, match="cannot tell when where= has changed: it uses a _thread.lock") as caught:
+        recipe.add_ingredient(["a"], where=lambda row: lock.locked())
+    assert "version='1'" in caught.value.remedy
+    recipe.add_ingredient(["a"], where=lambda row: lock.locked(), version="1")
+
+
+def test_rows_that_cannot_be_compared_are_refused(tmp_path, quiet_bake):
+    recipe = ps.DatasetRecipe().add_ingredient([{"text": "a", "value": object()}]).prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(ps.SpecError, match="the rows of 'memory' hold values that cannot be compared"):
+        quiet_bake(recipe, tmp_path / "a.store")

@@ -1,0 +1,124 @@
+"""Run `penstock` as a user does, in a process of its own; or, for the many small cases, inside this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli.main import main
+
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """For processes that a test starts: they find the package that is under test."""
+    paths = [str(Path(ps.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture(scope="session")
+def process(environment: dict[str, str]) -> Run:
+    """process("info", store): the command line in a process of its own."""
+
+    def ran(*arguments: object, cwd: Path | None = None, **more: str) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env=environment | more,
+            stdin=subprocess.DEVNULL,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return ran
+
+
+@pytest.fixture
+def penstock(capsys: pytest.CaptureFixture[str]) -> Run:
+    """penstock("info", store): the same, inside this process."""
+
+    def ran(*arguments: object, cwd: Path | None = None) -> Ran:
+        capsys.readouterr()
+        with contextlib.chdir(cwd or "."):
+            try:
+                code = main([str(argument) for argument in arguments])
+            except SystemExit as exit:
+                code = int(exit.code or 0)
+        return Ran(code, *capsys.readouterr())
+
+    return ran
+
+
+def _succeeded(done: Ran) -> Ran:
+    assert done.code == 0, done.err
+    return done
+
+
+def _message(done: Ran) -> str:
+    """The message of a command that bad input ended: exit code 2, one message on stderr, and nothing else."""
+    assert done.code == 2, (done.out, done.err)
+    assert done.out == ""
+    assert done.err.startswith("penstock: ")
+    assert done.err.count("penstock: ") == 1
+    assert "Traceback" not in done.err
+    return done.err
+
+
+@pytest.fixture
+def succeeds(penstock: Run) -> Run:
+    return lambda *arguments, **options: _succeeded(penstock(*arguments, **options))
+
+
+@pytest.fixture
+def refuses(penstock: Run) -> Run:
+    return lambda *arguments, **options: _message(penstock(*arguments, **options))
+
+
+@pytest.fixture(scope="session")
+def process_succeeds(process: Run) -> Run:
+    return lambda *arguments, **options: _succeeded(process(*arguments, **options))
+
+
+@pytest.fixture(scope="session")
+def process_refuses(process: Run) -> Run:
+    return lambda *arguments, **options: _message(process(*arguments, **options))
+
+
+@pytest.fixture(scope="session")
+def store(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources web, code and notes; one plan is kept: rows of 16 tokens, 12 in a batch, seed 7."""
+    path = tmp_path_factory.mktemp("cli") / "corpus.store"
+    shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans"))
+    ps.PretrainDataLoader(path, chunk_size=16, batch_size=12, seed=7, framework="numpy")
+    return path
+
+
+@pytest.fixture(scope="session")
+def plan(store: Path) -> str:
+    """The fingerprint of the plan that is kept."""
+    (file,) = (store / "plans").glob("*.json")
+    return file.stem

@@ -1,0 +1,249 @@
+"""`penstock bake`: a store from flags, or from a recipe file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import penstock as ps
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "src").mkdir()
+    rows = [json.dumps({"content": f"page {n}"}) for n in range(5)]
+    (tmp_path / "web" / "pages.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "src" / "one.py").write_text("print(1)\n")
+    (tmp_path / "src" / "two.py").write_text("print(2)\n")
+    return tmp_path
+
+
+def texts(path):
+    store = ps.open_store(path)
+    return sorted(store.decode(document.tokens) for document in store.rows())
+
+
+def test_a_folder_becomes_a_store(folder, process_succeeds):
+    done = process_succeeds(
+        "bake", "web", "--text", "content", "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder
+    )
+    assert "5 documents, 30 tokens" in done.out
+    assert texts(folder / "a.store") == [f"page {n}" for n in range(5)]
+
+
+def test_json_says_what_was_made_and_progress_stays_on_stderr(folder, process_succeeds):
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+        "--json",
+    ]
+    first, second = (process_succeeds(*command, cwd=folder) for _ in range(2))
+    assert first.json["num_documents"] == 5
+    assert first.json["num_tokens"] == 30
+    assert not first.json["was_up_to_date"]
+    assert second.json == {**first.json, "was_up_to_date": True}
+    assert "up to date" in second.err
+
+
+def test_quiet_says_nothing_on_stderr(folder, succeeds):
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+        "--quiet",
+    ]
+    assert succeeds(*command, cwd=folder).err == ""
+
+
+def test_named_sources_have_formats_and_columns_of_their_own(folder, succeeds):
+    command = ["bake", "pages=web", "code=src/*.py", "--format", "code=text", "--text", "pages=content"]
+    succeeds(*command, "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder)
+    assert ps.open_store(folder / "a.store").names == ["pages", "code"]
+    assert texts(folder / "a.store") == [*(f"page {n}" for n in range(5)), "print(1)\n", "print(2)\n"]
+
+
+def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(folder, succeeds):
+    command = [
+        "bake",
+        "src/one.py",
+        "src/two.py",
+        "--format",
+        "text",
+        "--tokenizer",
+        "bytes",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+    ]
+    succeeds(*command, cwd=folder)
+    assert ps.open_store(folder / "a.store").names == ["src"]
+
+
+def test_a_glob_among_several_paths_is_files_and_not_text(folder, succeeds):
+    command = ["bake", "src/one.py", "src/t*.py", "--format", "text", "--name", "code", "--tokenizer", "bytes"]
+    succeeds(*command, "--workers", "0", "--to", "a.store", cwd=folder)
+    assert texts(folder / "a.store") == ["print(1)\n", "print(2)\n"]
+
+
+def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+        "--json",
+    ]
+    made = succeeds(
+        *command, "--eos", "7", "--holdout", "0.5", "--seed", "3", "--quantity", "4", "--no-shuffle", cwd=folder
+    ).json
+    recipe = ps.open_store(folder / "a.store").manifest.recipe
+    assert made["tokenizer"]["eos"] == 7
+    assert (recipe["seed"], recipe["holdout"], recipe["shuffle"]) == (3, 0.5, False)
+    assert made["num_documents"] == 4
+
+
+def test_append_eos_takes_the_tokenizers_own(folder, succeeds):
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--append-eos",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+        "--json",
+    ]
+    assert succeeds(*command, cwd=folder).json["tokenizer"]["eos"] == 256
+
+
+def test_skipped_rows_are_counted(folder, succeeds):
+    (folder / "web" / "pages.jsonl").write_text('{"content": "good"}\n{bad\n')
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--on-error",
+        "skip",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+    ]
+    made = succeeds(*command, "--json", cwd=folder).json
+    assert made["num_documents"] == 1
+    assert made["report"]["errors"] == 1
+
+
+def test_a_malformed_row_is_named_and_no_store_opens(folder, refuses, penstock):
+    (folder / "web" / "pages.jsonl").write_text('{"content": "good"}\n{bad\n')
+    command = [
+        "bake",
+        "web",
+        "--text",
+        "content",
+        "--tokenizer",
+        "bytes",
+        "--workers",
+        "0",
+        "--to",
+        "a.store",
+        "--quiet",
+    ]
+    text = refuses(*command, cwd=folder)
+    assert "pages.jsonl" in text
+    assert "2" in text
+    assert penstock("info", "a.store", cwd=folder).code == 2
+
+
+RECIPE = """
+import penstock as ps
+from beside import SHOUT
+
+LIMIT = 2
+
+def late(row):
+    return int(row["content"].split()[1]) > LIMIT
+
+recipe = ps.DatasetRecipe(seed=1)
+recipe.add_ingredient("web", "content", where=late, name="late")
+recipe.prepare_step(lambda row: {**row, "content": row["content"].upper() + SHOUT})
+recipe.prepare_step(ps.tokenize("bytes", text="content"))
+"""
+
+
+def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_succeeds):
+    (folder / "recipe.py").write_text(RECIPE)
+    (folder / "beside.py").write_text("SHOUT = '!'")
+    process_succeeds("bake", "recipe.py", "--to", "a.store", "--workers", "2", cwd=folder)
+    assert texts(folder / "a.store") == ["PAGE 3!", "PAGE 4!"]
+    assert "up to date" in process_succeeds("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=folder).err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("x = 1", "does not define `recipe`"),
+        ("recipe = 3", "has a int as `recipe`"),
+        ("x = 1\nrecipe = 1 / 0", "ZeroDivisionError"),
+        ("x = 1\nrecipe = (", "SyntaxError"),
+        ("x = 1\nraise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_a_recipe_file_that_gives_no_recipe_is_named(recipe, said, tmp_path, process_refuses):
+    (tmp_path / "recipe.py").write_text(recipe)
+    text = process_refuses("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=tmp_path)
+    assert said in text
+    assert "recipe.py" in text
+    assert ("line       2" in text) == ("x = 1\n" in recipe)
+    assert not (tmp_path / "a.store").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["web"], "which tokenizer?"),
+        (["web", "--tokenizer", "no.json"], "no tokenizer file"),
+        (["nowhere", "--tokenizer", "bytes"], "nowhere"),
+        (["src", "--tokenizer", "bytes"], "'.py'"),
+        (["web", "--tokenizer", "bytes", "--format", "cod=text"], "no source is named 'cod'"),
+        (["web", "--tokenizer", "bytes", "--quantity", "many"], "--quantity many"),
+        (["web", "--tokenizer", "bytes", "--holdout", "2"], "holdout(2.0)"),
+        (["recipe.py", "--seed", "1"], "--seed: with a recipe file this is said in the recipe"),
+        (["recipe.py"], "no recipe at recipe.py"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_baked_is_refused_and_nothing_is_written(arguments, said, folder, refuses):
+    assert said in refuses("bake", *arguments, "--workers", "0", "--to", "a.store", "--quiet", cwd=folder)
+    assert not (folder / "a.store" / "penstock.json").exists()

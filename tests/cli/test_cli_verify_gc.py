@@ -1,0 +1,97 @@
+"""`penstock verify` and `penstock gc`: is the store whole, and what of it can go."""
+
+from __future__ import annotations
+
+import penstock as ps
+
+
+def shard_of(store):
+    return next(path for path in sorted(ps.open_store(store).folder.glob("web-train-*.arrow")))
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_store_is_said_to_be_whole(store, succeeds):
+    assert "whole" in succeeds("verify", store).out
+    done = succeeds("verify", store, "--json").json
+    assert done["ok"]
+    assert done["versions"][0]["version"] == ps.open_store(store).version
+
+
+def test_an_altered_shard_fails_and_is_named(own_store, process):
+    damaged = shard_of(own_store)
+    flip_a_byte(damaged)
+    done = process("verify", own_store)
+    assert done.code == 1
+    assert f"{damaged}: a shard of this store was altered" in done.out
+    assert "is damaged: 1 file" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_damage_as_json(own_store, penstock):
+    damaged = shard_of(own_store)
+    damaged.unlink()
+    done = penstock("verify", own_store, "--json")
+    assert done.code == 1
+    assert not done.json["ok"]
+    assert [part["file"] for part in done.json["versions"][0]["damaged"]] == [str(damaged)]
+
+
+def test_a_store_without_its_manifest_fails(own_store, penstock):
+    (ps.open_store(own_store).folder / "manifest.json").unlink()
+    done = penstock("verify", own_store)
+    assert done.code == 1
+    assert "no complete store version" in done.out
+
+
+def rebaked(path):
+    """Two versions: the older one of 1 document, the current one of 2."""
+    for texts in (["one"], ["one", "two"]):
+        recipe = ps.DatasetRecipe().add_ingredient(texts, name="words").prepare_step(ps.tokenize("bytes"))
+        ps.bake(recipe, to=path, workers=0, show_progress=False)
+    current = ps.open_store(path).folder
+    (old,) = (folder for folder in current.parent.iterdir() if folder != current)
+    return old, current
+
+
+def test_all_versions_can_be_verified(tmp_path, penstock):
+    old, _ = rebaked(tmp_path / "a.store")
+    flip_a_byte(next(old.glob("words-*.arrow")))
+    assert penstock("verify", tmp_path / "a.store").code == 0
+    assert penstock("verify", tmp_path / "a.store", "--all").code == 1
+    assert penstock("verify", tmp_path / "a.store", "--version", old.name).code == 1
+
+
+def test_gc_removes_old_versions_and_says_so(tmp_path, succeeds):
+    old, current = rebaked(tmp_path / "a.store")
+    would = succeeds("gc", tmp_path / "a.store", "--dry-run").out
+    assert f"would remove  {old}" in would
+    assert old.exists()
+    assert f"removed  {old}" in succeeds("gc", tmp_path / "a.store").out
+    assert not old.exists()
+    assert current.exists()
+    assert succeeds("gc", tmp_path / "a.store").out == "nothing to remove\n"
+
+
+def test_gc_keeps_as_many_as_it_is_told(tmp_path, succeeds):
+    old, _ = rebaked(tmp_path / "a.store")
+    assert succeeds("gc", tmp_path / "a.store", "--keep", "1").out == "nothing to remove\n"
+    assert old.exists()
+
+
+def test_gc_leaves_a_version_that_is_open(tmp_path, succeeds):
+    old, _ = rebaked(tmp_path / "a.store")
+    reader = ps.open_store(tmp_path / "a.store", version=old.name)
+    done = succeeds("gc", tmp_path / "a.store", "--json").json
+    assert done["removals"] == [{"folder": str(old), "num_bytes": done["removals"][0]["num_bytes"], "in_use": True}]
+    assert done["num_bytes"] == 0
+    assert len(reader) == 1
+    assert old.exists()
+
+
+def test_gc_refuses_a_negative_number(store, refuses):
+    assert "keep must be at least 0" in refuses("gc", store, "--keep", "-1")

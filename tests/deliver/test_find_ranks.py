@@ -1,0 +1,207 @@
+"""Who am I among how many: as given, else a mesh, else torch.distributed, else the environment, else alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import penstock as ps
+from penstock.deliver.ranks import Ranks, find_ranks
+from penstock.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def as_if_launched(monkeypatch, rank, world_size):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+
+
+def test_alone_is_rank_0_of_1():
+    assert find_ranks() == Ranks(0, 1, "nothing says otherwise")
+
+
+def test_the_launchers_environment_is_found(monkeypatch):
+    as_if_launched(monkeypatch, "3", "8")
+    assert find_ranks() == Ranks(3, 8, "the environment: RANK, WORLD_SIZE")
+
+
+def test_what_is_given_beats_the_environment(monkeypatch):
+    as_if_launched(monkeypatch, "3", "8")
+    assert find_ranks(1, 2) == Ranks(1, 2, "rank=, world_size=")
+
+
+@pytest.mark.parametrize(("given", "missing"), [({"rank": 0}, "world_size"), ({"world_size": 2}, "rank")])
+def test_one_of_the_two_numbers_alone_is_refused(given, missing):
+    with pytest.raises(SpecError, match="was given without") as caught:
+        find_ranks(**given)
+    assert caught.value.where["parameter"] == missing
+    assert caught.value.remedy == "give both, or neither"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_does_not_exist_is_refused(rank, world_size):
+    with pytest.raises(SpecError, match=rf"rank {rank} of {world_size} does not exist \(from rank=, world_size=\)"):
+        find_ranks(rank, world_size)
+
+
+def test_an_environment_that_is_not_a_number_names_the_variable(monkeypatch):
+    as_if_launched(monkeypatch, "first", "2")
+    with pytest.raises(SpecError, match="RANK is 'first', not a number") as caught:
+        find_ranks()
+    assert caught.value.where["parameter"] == "RANK"
+
+
+def test_a_mesh_of_another_kind_is_refused_by_name():
+    with pytest.raises(SpecError, match="mesh= is a list, not a torch DeviceMesh"):
+        find_ranks(mesh=[0, 1])
+
+
+def test_the_first_log_line_says_which_rank_and_why(small_store, monkeypatch, caplog):
+    as_if_launched(monkeypatch, "1", "2")
+    with caplog.at_level(logging.INFO, logger="penstock"):
+        ps.PretrainDataLoader(small_store, chunk_size=16)
+    assert caplog.messages[0] == "PretrainDataLoader: rank 1 of 2 (the environment: RANK, WORLD_SIZE)"
+
+
+# What two processes of one gloo group see. `made` is filled by the script itself, so that one launch serves all tests.
+RANK_SCRIPT = """
+    import json, logging, os, sys, warnings
+    warnings.simplefilter("ignore")
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    import penstock as ps
+    from penstock.deliver.ranks import find_ranks
+    from penstock.errors import SpecError
+
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("penstock").addHandler(handler)
+    logging.getLogger("penstock").setLevel(logging.INFO)
+
+    def ranks(**given):
+        try:
+            found = find_ranks(**given)
+        except SpecError as error:
+            return [error.headline, error.remedy]
+        return [found.rank, found.world_size, found.found_in]
+
+    def mesh(shape, names=None):
+        return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+    me = int(os.environ["RANK"])
+    made = {"before init": ranks()}
+    dist.init_process_group("gloo")
+    os.environ.update(RANK="7", WORLD_SIZE="9")     # of some outer launcher: the initialised group knows better
+    made["after init"] = ranks()
+    made["explicit"] = ranks(rank=0, world_size=1)
+    made["1-D"] = ranks(mesh=mesh((2,)))
+    made["dp x tp = 2 x 1"] = ranks(mesh=mesh((2, 1), ("dp", "tp")))
+    made["dp x tp = 1 x 2"] = ranks(mesh=mesh((1, 2), ("dp", "tp")))
+    made["pp x mine = 1 x 2"] = ranks(mesh=mesh((1, 2), ("pp", "mine")))
+    made["mine of pp x mine"] = ranks(mesh=mesh((1, 2), ("pp", "mine"))["mine"])
+    made["2-D without names"] = ranks(mesh=mesh((2, 1)))
+    loader = ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4)
+    made["first line"] = lines[0]
+    made["positions"] = next(loader.get_iterator()).metadata["position"].tolist()
+    lines.clear()
+    ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, mesh=mesh((2, 1), ("dp", "tp")))
+    made["first line with a mesh"] = lines[0]
+    dist.destroy_process_group()
+
+    if me == 0:     # larger meshes, seen by each of their ranks in turn: torch's own mesh over its pretended group
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        made["2 x 2 x 2"] = []
+        for rank in range(8):
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+            made["2 x 2 x 2"].append(ranks(mesh=mesh((2, 2, 2), ("dp_replicate", "dp_shard", "tp"))))
+            dist.destroy_process_group()
+    print(json.dumps(made))
+"""
+
+
+@pytest.fixture(scope="module")
+def two_processes(small_store):
+    """What each of two real gloo processes, started as torchrun starts them, found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANK_SCRIPT), str(small_store)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("before init", [[0, 2, "the environment: RANK, WORLD_SIZE"], [1, 2, "the environment: RANK, WORLD_SIZE"]]),
+        ("after init", [[0, 2, "torch.distributed"], [1, 2, "torch.distributed"]]),
+        ("explicit", [[0, 1, "rank=, world_size="]] * 2),
+        ("1-D", [[0, 2, "mesh= (1 dimension)"], [1, 2, "mesh= (1 dimension)"]]),
+        ("dp x tp = 2 x 1", [[0, 2, "mesh= (dp)"], [1, 2, "mesh= (dp)"]]),
+        ("dp x tp = 1 x 2", [[0, 1, "mesh= (dp)"]] * 2),  # two tensor-parallel ranks read the same rows
+        ("mine of pp x mine", [[0, 2, "mesh= (mine)"], [1, 2, "mesh= (mine)"]]),
+    ],
+)
+def test_real_processes_find_their_rank(two_processes, where, expected):
+    assert [made[where] for made in two_processes] == expected
+
+
+@pytest.mark.parametrize(("where", "has"), [("pp x mine = 1 x 2", "pp, mine"), ("2-D without names", "2")])
+def test_a_mesh_whose_data_dimension_is_unknown_says_what_to_pass(two_processes, where, has):
+    for made in two_processes:
+        headline, remedy = made[where]
+        assert headline == f"cannot tell which dimension of this mesh is data parallel: it has {has}"
+        assert remedy.endswith("or pass mesh['yours']")
+
+
+def test_replicated_and_sharded_dimensions_together_are_the_data_ranks(two_processes):
+    found = "mesh= (dp_replicate, dp_shard)"
+    assert two_processes[0]["2 x 2 x 2"] == [[rank // 2, 4, found] for rank in range(8)]
+
+
+def test_each_real_process_gets_its_own_half_of_the_batch(two_processes):
+    assert [made["positions"] for made in two_processes] == [[0, 1], [2, 3]]
+
+
+def test_the_first_log_line_of_a_real_process_says_where_its_rank_comes_from(two_processes):
+    assert [made["first line"] for made in two_processes] == [
+        f"PretrainDataLoader: rank {rank} of 2 (torch.distributed)" for rank in range(2)
+    ]
+    assert [made["first line with a mesh"] for made in two_processes] == [
+        f"PretrainDataLoader: rank {rank} of 2 (mesh= (dp))" for rank in range(2)
+    ]

@@ -1,0 +1,75 @@
+"""Loaders over rows that one can check by eye: row i of a source is 10 i, 10 i + 1, 10 i + 2 and the label 10 i + 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.deliver.ranks import Ranks
+from penstock.flow import Flow
+from penstock.loaders.base import DataLoader
+from penstock.order.schedule import Order
+from penstock.plan import Plan, PlanSource
+
+
+def numbers(name: str, num_rows: int, row_tokens: int = 3) -> Any:
+    # Inside a function, so that worker processes get the class by value: they cannot import this file.
+    class Numbers:
+        fingerprint = f"numbers of {num_rows}"
+
+        def __init__(self) -> None:
+            self.name, self.num_rows, self.row_tokens = name, num_rows, row_tokens
+            self.gathered: list[int] = []
+
+        def gather(self, index: Any, epoch: Any, out: Any) -> None:
+            self.gathered += index.tolist()
+            out[:] = 10 * index[:, None] + np.arange(out.shape[1])
+
+    return Numbers()
+
+
+@pytest.fixture(scope="session")
+def open_numbers() -> Callable[..., DataLoader]:
+    """A loader of 10 rows (or as many as each source is given), 4 in a batch, in order; settings as given."""
+
+    def opened(
+        num_rows: int | dict[str, int] = 10,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: str = "none",
+        epoch_end: str = "drop",
+        weights: dict[str, float] | None = None,
+        total_rows: int | None = None,
+        row_tokens: int = 3,
+        seed: int = 7,
+        **settings: Any,
+    ) -> DataLoader:
+        sizes = num_rows if isinstance(num_rows, dict) else {"numbers": num_rows}
+        sources = [numbers(name, size, row_tokens) for name, size in sizes.items()]
+        plan = Plan(
+            row_tokens=row_tokens,
+            seed=seed,
+            shuffle=shuffle,
+            epoch_end=epoch_end,
+            sources=tuple(
+                PlanSource(
+                    name=s.name,
+                    split="train",
+                    fingerprint=s.fingerprint,
+                    num_rows=s.num_rows,
+                    num_tokens=s.num_rows * row_tokens + 1,
+                )
+                for s in sources
+            ),
+            segments=((0, None if weights is None else tuple(weights.items())),),
+            num_rows=total_rows,
+        )
+        flow = Flow(sources, Order(sizes, seed=seed, weights=weights, shuffle=shuffle))
+        ranks = Ranks(rank, world_size, "a test")
+        return DataLoader(flow, plan, ranks=ranks, **({"batch_size": 4, "framework": "numpy"} | settings))
+
+    return opened

@@ -1,0 +1,490 @@
+"""One cursor over a stream of rows: when it moves, what a state holds, where epochs end, who gets which rows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from penstock.errors import EndOfRun, PlanError, SpecError
+
+
+def rows_of(batch):
+    """Which rows a batch holds: row i begins with the token 10 i."""
+    return (batch.input_ids[:, 0] // 10).tolist()
+
+
+def take(loader, count):
+    iterator = loader.get_iterator()
+    return [rows_of(next(iterator)) for _ in range(count)]
+
+
+# Epochs and their ends
+
+
+def test_an_iterator_runs_to_the_end_of_the_epoch_and_the_next_one_starts_the_next(open_numbers):
+    loader = open_numbers(8, epochs=2)
+    assert [rows_of(batch) for batch in loader.get_iterator()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (loader.epoch, loader.step, loader.position) == (1, 2, 8)
+    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert (loader.epoch, loader.step, loader.position) == (2, 4, 16)
+
+
+def test_drop_leaves_out_the_last_partial_batch(open_numbers):
+    loader = open_numbers(10, epochs=2)
+    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert loader.position == 10  # the next multiple of an epoch
+    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_pad_fills_the_last_batch_with_rows_of_weight_0(open_numbers):
+    loader = open_numbers(10, epochs=2, epoch_end="pad")
+    for _ in range(2):
+        first, second, last = loader.get_iterator()
+        assert [rows_of(first), rows_of(second), rows_of(last)[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert last.metadata["weight"].tolist() == [1, 1, 0, 0]
+        assert last.loss_mask.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
+        assert last.labels[2:].tolist() == [[-100] * 3] * 2
+        assert first.metadata["weight"].tolist() == [1, 1, 1, 1]
+    assert loader.position == 20
+
+
+def test_wrap_lets_a_batch_cross_into_the_next_epoch(open_numbers):
+    loader = open_numbers(10, epochs=2, epoch_end="wrap")
+    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    assert [rows_of(batch) for batch in loader] == [[2, 3, 4, 5], [6, 7, 8, 9]]
+    assert loader.position == 20
+
+
+def test_get_batch_goes_on_into_the_next_epoch(open_numbers):
+    loader = open_numbers(8, epochs=2)
+    assert [rows_of(loader.get_batch())[0] for _ in range(4)] == [0, 4, 0, 4]
+
+
+@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+def test_after_the_last_epoch_there_are_no_more_batches(open_numbers, epoch_end):
+    loader = open_numbers(10, epochs=1, epoch_end=epoch_end)
+    list(loader)
+    for ask in (loader.get_batch, loader.get_iterator):
+        with pytest.raises(EndOfRun, match="the run is over: 1 epoch") as caught:
+            ask()
+        assert "epochs=2" in caught.value.remedy
+    assert loader.state_dict()["position"] in (8, 10)
+
+
+def test_a_finished_run_that_is_restored_has_nothing_left_and_that_is_no_fault(open_numbers):
+    finished = open_numbers(8)
+    list(finished)
+    again = open_numbers(8)
+    again.load_state_dict(finished.state_dict())
+    assert list(again.get_iterator()) == []
+
+
+def test_epochs_none_has_no_end(open_numbers):
+    loader = open_numbers(8, epochs=None)
+    assert [len(list(loader)) for _ in range(5)] == [2] * 5
+    assert loader.epoch == 5
+
+
+@pytest.mark.parametrize("epoch_end", ["drop", "pad"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_number_of_batches_is_what_an_epoch_gives_on_every_rank(open_numbers, epoch_end, world_size):
+    for rank in range(world_size):
+        loader = open_numbers(10, epochs=2, epoch_end=epoch_end, rank=rank, world_size=world_size)
+        assert loader.get_num_batches() == len(loader) == (2 if epoch_end == "drop" else 3)
+        assert [len(list(loader)), len(list(loader))] == [len(loader)] * 2
+
+
+def test_an_endless_mixture_has_no_number_of_batches_and_says_what_gives_it_one(open_numbers):
+    loader = open_numbers({"a": 5, "b": 5}, weights={"a": 0.5, "b": 0.5})
+    with pytest.raises(SpecError, match="has no end") as caught:
+        loader.get_num_batches()
+    for name in ("num_rows", "num_tokens", "stop", "first_exhausted", "all_exhausted"):
+        assert name in caught.value.remedy
+
+
+def test_a_run_shorter_than_one_batch_is_refused_with_what_to_write(open_numbers):
+    with pytest.raises(SpecError, match="batch_size=11 is more than an epoch, which has 10 rows"):
+        open_numbers(10, batch_size=11)
+    with pytest.raises(SpecError, match="batch_size=11 is more than the whole run, which has 10 rows") as caught:
+        open_numbers(10, batch_size=11, epoch_end="wrap")
+    assert "batch_size=10" in caught.value.remedy
+    assert len(list(open_numbers(10, batch_size=11, epoch_end="wrap", epochs=2))) == 1
+
+
+# The cursor
+
+
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
+def test_the_cursor_moves_when_a_batch_is_handed_over_not_when_it_is_made(open_numbers, ahead):
+    loader = open_numbers(40, **ahead)
+    iterator = loader.get_iterator()
+    assert loader.position == 0
+    for count in range(1, 11):
+        next(iterator)
+        assert (loader.position, loader.step) == (4 * count, count)
+        assert loader.state_dict()["position"] == 4 * count
+
+
+def test_a_second_iterator_ends_the_first_with_an_error(open_numbers):
+    loader = open_numbers(40)
+    first = loader.get_iterator()
+    next(first)
+    second = loader.get_iterator()
+    assert rows_of(next(second)) == [4, 5, 6, 7]  # one cursor: it goes on from there
+    with pytest.raises(PlanError, match="ended by a newer one") as caught:
+        next(first)
+    assert "second loader" in caught.value.remedy
+    assert rows_of(next(second)) == [8, 9, 10, 11]
+
+
+def test_get_batch_ends_an_iterator_with_an_error(open_numbers):
+    loader = open_numbers(40)
+    iterator = loader.get_iterator()
+    next(iterator)
+    assert rows_of(loader.get_batch()) == [4, 5, 6, 7]
+    with pytest.raises(PlanError, match="a loader has one cursor"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("move", ["reset", "seek", "load_state_dict"])
+def test_moving_the_cursor_ends_an_iterator_with_an_error(open_numbers, move):
+    loader = open_numbers(40)
+    iterator = loader.get_iterator()
+    next(iterator)
+    {
+        "reset": loader.reset,
+        "seek": lambda: loader.seek(step=3),
+        "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
+    }[move]()
+    with pytest.raises(PlanError, match="a loader has one cursor"):
+        next(iterator)
+
+
+def test_reset_goes_back_to_the_first_row(open_numbers):
+    loader = open_numbers(8)
+    list(loader)
+    loader.reset()
+    assert (loader.position, loader.step, loader.epoch) == (0, 0, 0)
+    assert rows_of(loader.get_batch()) == [0, 1, 2, 3]
+
+
+def test_seek_goes_to_any_step_at_once(open_numbers):
+    loader = open_numbers(10, epochs=3)
+    for step, first_row in ((5, 4), (0, 0), (3, 4), (4, 0)):
+        loader.seek(step=step)
+        assert loader.step == step
+        assert rows_of(loader.get_batch())[0] == first_row
+        assert loader.step == step + 1
+
+
+def test_seek_goes_to_any_position_at_once(open_numbers):
+    loader = open_numbers(40)
+    loader.seek(position=5)
+    assert rows_of(loader.get_batch()) == [5, 6, 7, 8]
+    assert loader.state_dict()["steps"] == [[0, 0, 4], [2, 5, 4]]  # what was passed over of step 1 counts as a step
+    loader.seek(position=0)
+    assert loader.state_dict()["steps"] == [[0, 0, 4]]
+
+
+@pytest.mark.parametrize("to", [{"position": -1}, {"position": 31}, {"step": -1}, {"step": 8}])
+def test_seek_outside_the_run_is_refused_and_moves_nothing(open_numbers, to):
+    loader = open_numbers(10, epochs=3)
+    loader.get_batch()
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match=r"does not exist|outside this run"):
+        loader.seek(**to)
+    assert loader.state_dict() == before
+
+
+def test_seek_takes_a_step_or_a_position(open_numbers):
+    for both_or_none in ({}, {"step": 1, "position": 4}):
+        with pytest.raises(SpecError, match="step= or position="):
+            open_numbers().seek(**both_or_none)
+
+
+def test_get_batch_of_another_size_moves_the_cursor_by_that_many_rows(open_numbers):
+    loader = open_numbers(40)
+    batches = [loader.get_batch(), loader.get_batch(batch_size=2), loader.get_batch(batch_size=2), loader.get_batch()]
+    assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
+    assert loader.state_dict() == {
+        "position": 12,
+        "plan": loader.plan.fingerprint,
+        "steps": [[0, 0, 4], [1, 4, 2], [3, 8, 4]],
+    }
+    assert loader.step == 4
+
+
+# State
+
+
+def test_a_state_is_small_json_and_does_not_depend_on_ranks_or_workers(open_numbers):
+    settings = [{}, {"rank": 1, "world_size": 4}, {"prefetch": 2}, {"workers": 1}, {"framework": "torch"}]
+    states = []
+    for given in settings:
+        loader = open_numbers(10**6, shuffle="global", **given)
+        for _ in range(5):
+            loader.get_batch()
+        states.append(json.dumps(loader.state_dict()))
+    assert set(states) == {json.dumps({"position": 20, "plan": loader.plan.fingerprint, "steps": [[0, 0, 4]]})}
+    assert len(states[0]) < 100
+
+
+def test_the_state_in_a_batch_is_the_state_after_it(open_numbers):
+    loader = open_numbers(10, epochs=2)
+    kept = []
+    for _ in range(2):
+        for batch in loader:
+            assert batch.metadata["state"] == loader.state_dict()
+            kept.append((batch, loader.state_dict()))
+    for batch, state in kept:  # and stays so, though the loader has gone on
+        assert batch.metadata["state"] == state
+
+
+@pytest.mark.parametrize("stopped_after", [0, 1, 2, 3, 5, 6])
+@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+def test_a_restored_loader_yields_what_the_lost_one_would_have(open_numbers, stopped_after, epoch_end):
+    settings = {"epochs": 3, "epoch_end": epoch_end, "shuffle": "global"}
+    lost = open_numbers(10, **settings)
+    for _ in range(stopped_after):
+        lost.get_batch()
+    state = json.loads(json.dumps(lost.state_dict()))
+    restored = open_numbers(10, **settings)
+    restored.load_state_dict(state)
+    assert restored.step == stopped_after
+    while True:
+        try:
+            expected = rows_of(lost.get_batch())
+        except EndOfRun:
+            break
+        assert rows_of(restored.get_batch()) == expected
+    with pytest.raises(EndOfRun):
+        restored.get_batch()
+
+
+def test_another_batch_size_continues_at_the_same_row_and_appends_one_triple(open_numbers):
+    lost = open_numbers(40)
+    take(lost, 3)
+    restored = open_numbers(40, batch_size=6)
+    restored.load_state_dict(lost.state_dict())
+    assert restored.state_dict()["steps"] == [[0, 0, 4], [3, 12, 6]]
+    assert restored.step == 3
+    assert take(restored, 2) == [list(range(12, 18)), list(range(18, 24))]
+    assert restored.step == 5
+    back = open_numbers(40)
+    back.load_state_dict(restored.state_dict())
+    assert back.state_dict()["steps"] == [[0, 0, 4], [3, 12, 6], [5, 24, 4]]
+    assert take(back, 1) == [[24, 25, 26, 27]]
+
+
+def test_another_batch_size_that_no_longer_fits_the_epoch_goes_on_in_the_next(open_numbers):
+    lost = open_numbers(10, batch_size=2, epochs=2)
+    take(lost, 4)
+    restored = open_numbers(10, batch_size=4, epochs=2)
+    restored.load_state_dict(lost.state_dict())
+    assert take(restored, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert restored.step == 6
+
+
+def test_steps_of_earlier_batch_sizes_can_be_sought(open_numbers):
+    loader = open_numbers(40)
+    take(loader, 3)
+    loader.get_batch(batch_size=8)
+    loader.seek(step=1)
+    assert rows_of(loader.get_batch()) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        None,
+        [],
+        "3f2a91c04be7d155",
+        {"position": 4, "plan": "x"},
+        {"position": "four", "plan": "x", "steps": [[0, 0, 4]]},
+        {"position": -4, "plan": "x", "steps": [[0, 0, 4]]},
+        {"position": 4, "plan": "x", "steps": []},
+        {"position": 4, "plan": "x", "steps": [[0, 0]]},
+        {"position": 4, "plan": "x", "steps": [[0, 0, 0]]},
+        {"position": 4, "plan": "x", "steps": [[1, 8, 4]]},
+        {"position": 4, "plan": "x", "steps": [[0, 0, 4], [3, 12, 4], [1, 4, 4]]},
+    ],
+)
+def test_what_is_not_a_state_is_refused_and_moves_nothing(open_numbers, state):
+    loader = open_numbers(40)
+    loader.get_batch()
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match="not a loader's state") as caught:
+        loader.load_state_dict(state)
+    assert "state_dict()" in caught.value.remedy
+    assert loader.state_dict() == before
+
+
+def test_a_state_of_another_plan_is_refused_and_moves_nothing(open_numbers):
+    loader, other = open_numbers(40), open_numbers(41)
+    loader.get_batch()
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match=f"belongs to plan {other.plan.fingerprint}") as caught:
+        loader.load_state_dict(other.state_dict())
+    assert "plan=" in caught.value.remedy
+    assert loader.state_dict() == before
+
+
+# Ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
+def test_ranks_get_contiguous_shares_of_each_batch(open_numbers, world_size):
+    whole = open_numbers(100, batch_size=12, shuffle="global")
+    parts = [
+        open_numbers(100, batch_size=12, shuffle="global", rank=r, world_size=world_size) for r in range(world_size)
+    ]
+    for _ in range(8):
+        expected = rows_of(whole.get_batch())
+        shares = [rows_of(part.get_batch()) for part in parts]
+        assert [row for share in shares for row in share] == expected
+        assert {len(share) for share in shares} == {12 // world_size}
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_to_write(open_numbers):
+    with pytest.raises(SpecError, match="batch_size=10 does not divide by world_size=4") as caught:
+        open_numbers(100, batch_size=10, rank=0, world_size=4)
+    assert "batch_size=8 or 12" in caught.value.remedy
+    assert "uneven=True" in caught.value.remedy
+    loader = open_numbers(100, batch_size=12, rank=0, world_size=4)
+    with pytest.raises(SpecError, match="batch_size=5 does not divide"):
+        loader.get_batch(batch_size=5)
+    assert loader.position == 0
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7, 12])
+def test_uneven_ranks_partition_each_batch(open_numbers, world_size):
+    settings = {"batch_size": 10, "uneven": True, "world_size": world_size}
+    parts = [open_numbers(40, rank=rank, **settings) for rank in range(world_size)]
+    for step in range(4):
+        batches = [part.get_batch() for part in parts]
+        assert [row for batch in batches for row in rows_of(batch)] == list(range(10 * step, 10 * step + 10))
+        assert [len(batch) for batch in batches] == [
+            10 * (r + 1) // world_size - 10 * r // world_size for r in range(world_size)
+        ]
+        assert {batch.metadata["global_rows"] for batch in batches} == {10}
+        assert sum(float(batch.metadata["weight"].sum()) for batch in batches) == 10
+    assert {part.position for part in parts} == {40}
+
+
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
+def test_a_rank_without_rows_still_counts_steps(open_numbers, ahead):
+    loader = open_numbers(10, batch_size=2, uneven=True, rank=0, world_size=3, **ahead)
+    shapes = [batch.input_ids.shape for batch in loader]
+    assert shapes == [(0, 3)] * 5
+    assert (loader.position, loader.step) == (10, 5)
+
+
+def test_padding_lies_on_the_ranks_whose_rows_are_missing(open_numbers):
+    weights = []
+    for rank in range(4):
+        loader = open_numbers(10, epoch_end="pad", rank=rank, world_size=4)
+        *_, last = loader.get_iterator()
+        weights += last.metadata["weight"].tolist()
+        assert last.input_ids.shape == (1, 3)
+    assert weights == [1, 1, 0, 0]
+
+
+# What a batch and a loader say
+
+
+def test_a_batch_says_where_its_rows_come_from(open_numbers):
+    loader = open_numbers({"a": 6, "b": 2})
+    batch = loader.get_batch(batch_size=8)
+    assert batch.metadata["source"] == ["a", "a", "b", "a", "a", "a", "b", "a"]
+    assert batch.metadata["position"].tolist() == list(range(8))
+    assert batch.metadata["weight"].tolist() == [1.0] * 8
+    assert batch.metadata["global_rows"] == 8
+
+
+def test_stats_follow_from_the_position_alone(open_numbers):
+    settings = {"weights": {"a": 0.75, "b": 0.25}, "epochs": 1}
+    lost = open_numbers({"a": 100, "b": 100}, **settings)
+    for _ in range(5):
+        lost.get_batch()
+    restored = open_numbers({"a": 100, "b": 100}, **settings)
+    restored.load_state_dict(lost.state_dict())
+    stats = restored.stats()
+    assert stats["data_wait_percent"] == 0
+    assert {name: stats[name] for name in ("step", "position", "epoch", "tokens")} == {
+        "step": 5,
+        "position": 20,
+        "epoch": 0,
+        "tokens": 60,
+    }
+    assert stats["tokens_per_source"] == lost.stats()["tokens_per_source"] == {"a": 45, "b": 15}
+    assert 0 <= lost.stats()["data_wait_percent"] <= 100
+
+
+def test_a_loader_prints_what_it_will_do(open_numbers):
+    text = repr(open_numbers(1000, batch_size=12, rank=1, world_size=4, epochs=2))
+    for part in ("batches of 12 x 3 (numpy)", "rank 1 of 4 gets 3", "2 epochs", "83 steps an epoch", "at step 0"):
+        assert part in text
+    assert "endless" in repr(open_numbers({"a": 5, "b": 5}, weights={"a": 1.0, "b": 1.0}))
+
+
+def test_work_ahead_ends_with_its_iterator(open_numbers):
+    before = threading.active_count()
+    loader = open_numbers(10**6, prefetch=2)
+    loader.get_batch()
+    assert threading.active_count() > before
+    loader.reset()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"prefetch": -1}, "prefetch must be at least 0"),
+        ({"workers": -1}, "workers must be at least 0"),
+        ({"framework": "numpi"}, "framework='numpi' is not one of"),
+        ({"alignment": "both"}, "alignment='both' is not one of"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(open_numbers, settings, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        open_numbers(**settings)
+    assert caught.value.where["parameter"] == next(iter(settings))
+
+
+# Resume reads nothing else
+
+
+@pytest.mark.parametrize("weights", [None, {"a": 0.7, "b": 0.3}])
+def test_resume_reads_only_the_rows_of_the_next_block(open_numbers, weights):
+    loader = open_numbers({"a": 10**12, "b": 10**12}, weights=weights, shuffle="global", batch_size=32, row_tokens=2048)
+    at = 32 * (10**9 // 32)
+    loader.load_state_dict({"position": at, "plan": loader.plan.fingerprint, "steps": [[0, 0, 32]]})
+    batch = loader.get_batch()
+    gathered = {number: source.gathered for number, source in enumerate(loader._flow.rows)}
+    count = sum(map(len, gathered.values()))
+    assert 32 <= count <= 256  # a block of a few batches, and nothing before it
+    draw = loader._flow.order.at(np.arange(at, at + count))
+    for number, rows in gathered.items():
+        assert rows == draw.index[draw.source == number].tolist()
+    assert (batch.input_ids[:, 0] == 10 * draw.index[:32]).all()
+    assert loader.step == at // 32 + 1
+
+
+def test_a_trillion_rows_are_opened_resumed_and_traced_back_without_memory_to_speak_of(open_numbers):
+    tracemalloc.start()
+    loader = open_numbers(10**12, shuffle="global", batch_size=32, row_tokens=256)
+    loader.seek(position=10**11)
+    batch = loader.get_batch()
+    row = int(batch.input_ids[0, 0]) // 10
+    assert loader._flow.order.positions(0, [row], 0).tolist() == [10**11]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 50e6

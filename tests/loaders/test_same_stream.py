@@ -1,0 +1,192 @@
+"""The stream is the same whatever delivers it: ranks, workers, prefetch, restarts, batch sizes, frameworks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+STREAMS = {
+    "union, drop": {"epochs": 3},
+    "union, pad": {"epochs": 3, "epoch_end": "pad"},
+    "union, wrap": {"epochs": 3, "epoch_end": "wrap"},
+    "mixture": {"weights": {"web": 0.2, "code": 0.5, "notes": 0.3}, "num_rows": 500, "epochs": 3},
+    "mixture, pad": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "pad"},
+}
+FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask")
+
+
+def next_global_batch(loaders):
+    """The next batch of every rank, joined to one."""
+    batches = [loader.get_batch() for loader in loaders]
+    joined = {name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in FIELDS}
+    joined["position"] = np.concatenate([batch.metadata["position"] for batch in batches])
+    joined["weight"] = np.concatenate([batch.metadata["weight"] for batch in batches])
+    joined["source"] = np.array([name for batch in batches for name in batch.metadata["source"]])
+    states = [batch.metadata["state"] for batch in batches]
+    assert all(state == states[0] for state in states)
+    return joined, states[0]
+
+
+def assert_same(found, expected, step):
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), f"step {step}: {name} differs"
+
+
+@pytest.fixture(scope="module", params=STREAMS)
+def stream(request, small_store, open_loader):
+    """(settings, the global batches of one uninterrupted process, the state before each)."""
+    given_settings = STREAMS[request.param]
+    loader = open_loader(small_store, **given_settings)
+    batches, states = [], [loader.state_dict()]
+    for _ in range(3):
+        for batch in loader.get_iterator():
+            loader_state = loader.state_dict()
+            found = {name: batch[name].copy() for name in FIELDS}
+            found |= {"position": batch.metadata["position"].copy(), "weight": batch.metadata["weight"].copy()}
+            batches.append(found | {"source": np.array(batch.metadata["source"])})
+            states.append(loader_state)
+    return given_settings, batches, states
+
+
+def restart_points(states):
+    """The first steps, the steps around the end of the first and the second epoch, and one far into the last."""
+    edge = next(n for n, state in enumerate(states) if state["position"] >= states[-1]["position"] // 3)
+    return [0, 1, edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 1, len(states) - 3]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 12])
+def test_any_ranks_and_prefetch_restarted_anywhere_give_the_same_batches(
+    stream, small_store, open_loader, world_size, prefetch
+):
+    given_settings, batches, states = stream
+    loaders = [
+        open_loader(small_store, rank=rank, world_size=world_size, prefetch=prefetch, **given_settings)
+        for rank in range(world_size)
+    ]
+    for start in restart_points(states):
+        for loader in loaders:
+            loader.load_state_dict(json.loads(json.dumps(states[start])))
+        for step in range(start, min(start + 3, len(batches))):
+            found, state = next_global_batch(loaders)
+            assert_same(found, batches[step], step)
+            assert state == states[step + 1]
+
+
+def test_worker_processes_give_the_same_batches_from_any_start(stream, small_store, open_loader):
+    given_settings, batches, states = stream
+    edge = restart_points(states)[3]
+    for world_size, start in ((1, 0), (2, edge - 1)):
+        loaders = [
+            open_loader(small_store, rank=rank, world_size=world_size, workers=2, **given_settings)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            loader.load_state_dict(states[start])
+        for step in range(start, start + 4):
+            found, state = next_global_batch(loaders)
+            assert_same(found, batches[step], step)
+            assert state == states[step + 1]
+        for loader in loaders:
+            loader.reset()  # ends its workers
+
+
+def test_two_restarts_with_other_ranks_each_lose_and_repeat_nothing(stream, small_store, open_loader):
+    given_settings, batches, states = stream
+    state, step = states[0], 0
+    for world_size, prefetch, num_steps in ((4, 0, 17), (3, 2, len(batches) - 20), (6, 0, 3)):
+        loaders = [
+            open_loader(small_store, rank=rank, world_size=world_size, prefetch=prefetch, **given_settings)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        for _ in range(num_steps):
+            found, state = next_global_batch(loaders)
+            assert_same(found, batches[step], step)
+            step += 1
+    assert step == len(batches)
+
+
+def test_iterators_and_get_batch_give_the_same_batches(stream, small_store, open_loader):
+    given_settings, batches, _ = stream
+    loader = open_loader(small_store, prefetch=2, **given_settings)
+    for step, expected in enumerate(batches):
+        assert np.array_equal(loader.get_batch().input_ids, expected["input_ids"]), step
+
+
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
+def test_torch_and_numpy_give_equal_numbers_of_equal_types(small_store, open_loader, ahead):
+    torch = pytest.importorskip("torch")
+    fields = {"position_ids": True, "segment_ids": True, "border_loss": False, "epoch_end": "pad"}
+    one = open_loader(small_store, framework="numpy", **fields)
+    two = open_loader(small_store, framework="torch", **fields, **ahead)
+    for _ in range(one.get_num_batches()):
+        ours, theirs = one.get_batch(), two.get_batch()
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert isinstance(theirs[name], torch.Tensor)
+            assert theirs[name].numpy().dtype == ours[name].dtype
+            assert np.array_equal(theirs[name].numpy(), ours[name])
+        assert ours.metadata["source"] == theirs.metadata["source"]
+        assert ours.metadata["state"] == theirs.metadata["state"]
+        for name in ("position", "weight"):
+            assert np.array_equal(ours.metadata[name], theirs.metadata[name])
+
+
+# Any chain of restarts, against rows read token by token
+
+
+@pytest.fixture(scope="module")
+def all_rows(small_store, open_loader, slow_rows):
+    plan = open_loader(small_store).plan
+    slow = slow_rows(small_store, plan)
+    return plan.epoch_rows, np.array([slow.row(position) for position in range(3 * plan.epoch_rows)])
+
+
+@st.composite
+def legs(draw):
+    """One stretch of a run between two restarts: (ranks, rows per rank, prefetch, steps)."""
+    return draw(st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([0, 2]), st.integers(0, 40)))
+
+
+@settings(max_examples=30)
+@given(chain=st.lists(legs(), min_size=1, max_size=4), epoch_end=st.sampled_from(["drop", "pad", "wrap"]))
+def test_any_chain_of_restarts_gives_the_rows_in_order(small_store, open_loader, all_rows, chain, epoch_end):
+    epoch_rows, rows = all_rows
+    state, position, steps_done = None, 0, 0
+    for world_size, rows_each, prefetch, num_steps in chain:
+        size = world_size * rows_each
+        loaders = [
+            open_loader(
+                small_store,
+                batch_size=size,
+                epochs=3,
+                epoch_end=epoch_end,
+                rank=rank,
+                world_size=world_size,
+                prefetch=prefetch,
+            )
+            for rank in range(world_size)
+        ]
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        for _ in range(num_steps):
+            left = epoch_rows - position % epoch_rows
+            if epoch_end == "drop" and left < size:
+                position, left = position + left, epoch_rows
+            real = min(size, left) if epoch_end == "pad" else size
+            if position + real > 3 * epoch_rows:
+                break
+            found, state = next_global_batch(loaders)
+            expected = rows[position : position + real]
+            assert np.array_equal(found["input_ids"][:real], expected[:, :-1])
+            assert np.array_equal(found["labels"][:real], expected[:, 1:])
+            assert found["weight"].tolist() == [1] * real + [0] * (size - real)
+            position, steps_done = position + real, steps_done + 1
+            assert loaders[0].step == steps_done

@@ -1,0 +1,114 @@
+"""Formats are plug-ins: a function of a line or of a stream, known by name or extension."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.sources import format_for
+from penstock.sources import formats as formats_module
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(formats_module._formats, "_known", dict(formats_module._formats._known))
+
+
+def bake(source, tmp_path: Path, **settings) -> ps.Store:
+    recipe = ps.DatasetRecipe().add_ingredient(source, name="a").prepare_step(ps.tokenize("bytes"))
+    return ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a.jsonl", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("A.JSONL.GZ", "jsonl"),
+        ("a.jsonl.zst", "jsonl"),
+        ("a.txt", "text"),
+        ("a.md.gz", "text"),
+    ],
+)
+def test_an_extension_says_the_format(path, name):
+    assert format_for(path).name == name
+
+
+@pytest.mark.parametrize("path", ["a.parquet", "a", "a.gz", "a.txt.bak"])
+def test_an_unknown_extension_asks_for_a_format(path):
+    with pytest.raises(ps.SourceError, match="cannot tell the format of a file") as caught:
+        format_for(path)
+    assert caught.value.where["file"] == path
+    assert "format='text'" in caught.value.remedy
+    assert ".jsonl" in caught.value.where["known"]
+
+
+def test_a_file_is_a_document_or_a_line_is(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    whole = bake(tmp_path / "a.txt", tmp_path)
+    assert [whole.decode(row.tokens) for row in whole.rows()] == ["one\ntwo\n"]
+    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.txt", format="lines").prepare_step(ps.tokenize("bytes"))
+    lines = ps.bake(recipe, tmp_path / "b.store", workers=0, show_progress=False)
+    assert sorted((row.row, lines.decode(row.tokens)) for row in lines.rows()) == [(0, "one"), (1, "two")]
+
+
+def test_a_format_of_a_stream_gives_rows(tmp_path):
+    @ps.register_format("csv", extensions=(".csv",))
+    def read_csv(stream):
+        yield from csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline=""))
+
+    (tmp_path / "a.csv").write_text('text,n\nhello,1\n"two\nlines",2\n')
+    store = bake(tmp_path / "a.csv", tmp_path)
+    assert sorted((row.row, store.decode(row.tokens)) for row in store.rows()) == [(0, "hello"), (1, "two\nlines")]
+
+
+def test_a_format_can_take_one_extension_as_a_string_and_in_capitals():
+    ps.register_format("own", extensions=".Own", by_line=True)(lambda line: {"text": "x"})
+    assert format_for("a.own").name == "own"
+    assert format_for("a.OWN.gz").name == "own"
+
+
+def test_a_later_format_wins_an_extension_and_a_name():
+    ps.register_format("mine", extensions=(".txt",))(lambda stream: [])
+    assert format_for("a.txt").name == "mine"
+    assert format_for("a.txt", "text").name == "text"
+
+
+def test_a_value_error_in_a_format_is_a_malformed_row(tmp_path):
+    @ps.register_format("number", extensions=(".number",), by_line=True)
+    def read_number(line):
+        return {"text": str(int(line))}
+
+    (tmp_path / "a.number").write_text("1\ntwo\n3\n")
+    with pytest.raises(ps.SourceError, match="malformed row: invalid literal for int") as caught:
+        bake(tmp_path / "a.number", tmp_path)
+    assert caught.value.where == {"file": str(tmp_path / "a.number"), "line": 2}
+    assert bake(tmp_path / "a.number", tmp_path, on_error="skip").num_rows == 2
+
+
+@pytest.mark.parametrize("by_line", [True, False])
+def test_any_other_error_in_a_format_is_located_and_never_skipped(tmp_path, by_line):
+    def read(line_or_stream):
+        if by_line:
+            return {"text": "a"} if line_or_stream == b"good" else {}["key"]
+        return iter([{"text": "a"}, {}["key"]])
+
+    ps.register_format("wrong", extensions=(".wrong",), by_line=by_line)(read)
+    (tmp_path / "a.wrong").write_text("good\nbad\n")
+    with pytest.raises(ps.WorkerError, match="format 'wrong' failed: KeyError: 'key'") as caught:
+        bake(tmp_path / "a.wrong", tmp_path, on_error="skip")
+    assert caught.value.where["file"] == str(tmp_path / "a.wrong")
+    assert caught.value.where.get("line", 2) == 2
+    assert caught.value.where["at"].startswith(__file__)
+
+
+def test_a_format_that_gives_no_rows_is_told_so(tmp_path):
+    ps.register_format("none", extensions=(".none",), by_line=True)(lambda line: None)
+    (tmp_path / "a.none").write_text("x\n")
+    with pytest.raises(ps.SourceError, match="malformed row: the format gave a NoneType, not a row"):
+        bake(tmp_path / "a.none", tmp_path)

@@ -1,0 +1,116 @@
+"""One number for some steps: the same for any ranks, workers, batch cut and restart, and another for other data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.digest import combine, digest_of, digest_steps, row_hashes
+from penstock.errors import PlanError
+
+
+def of_loader(loader, steps):
+    return [row_hashes(loader.get_batch().input_ids) for _ in range(steps)]
+
+
+def test_the_number_is_pinned():
+    # People write these numbers down and compare them years later, on other machines.
+    assert combine([row_hashes([[0, 1, 2], [3, 4, 5]])]) == "e7ce16b2f4394136"
+
+
+def test_row_hashes_do_not_depend_on_layout_or_type():
+    ids = np.arange(12).reshape(3, 4)
+    strided = ids.repeat(2, 1)[:, ::2]
+    for same in (ids.astype(np.uint16), ids.astype(">i8"), np.asfortranarray(ids), strided, ids.tolist()):
+        assert np.array_equal(row_hashes(same), row_hashes(ids))
+
+
+def test_row_hashes_of_a_tensor_are_those_of_its_array():
+    torch = pytest.importorskip("torch")
+    ids = np.arange(12).reshape(3, 4)
+    assert np.array_equal(row_hashes(torch.from_numpy(ids)), row_hashes(ids))
+
+
+def test_steps_are_what_a_loader_hands_over(small_store, open_loader):
+    loader = open_loader(small_store)
+    steps = list(digest_steps(small_store, loader, 0, 9))
+    handed = of_loader(loader, 10)
+    assert [step.step for step in steps] == list(range(10))
+    assert [step.position for step in steps] == list(range(0, 120, 12))
+    for step, hashes in zip(steps, handed, strict=True):
+        assert np.array_equal(step.row_hashes, hashes)
+    assert digest_of(steps) == combine(handed)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (5, 0), (2, 1)])
+def test_ranks_together_give_the_same_number(small_store, open_loader, ranks, workers):
+    loaders = [
+        open_loader(small_store, rank=rank, world_size=ranks, uneven=True, workers=workers) for rank in range(ranks)
+    ]
+    parts = zip(*(of_loader(loader, 4) for loader in loaders), strict=True)
+    joined = combine(hashes for step in parts for hashes in step)
+    assert joined == digest_of(digest_steps(small_store, loaders[0], 0, 3, batch_size=12))
+
+
+def test_another_cut_of_the_same_positions_gives_the_same_number(small_store, open_loader):
+    plan = open_loader(small_store).plan
+    assert digest_of(digest_steps(small_store, plan, 0, 3, batch_size=12)) == digest_of(
+        digest_steps(small_store, plan, 0, 7, batch_size=6)
+    )
+
+
+def test_options_that_only_change_labels_do_not_change_the_number(small_store, open_loader):
+    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False, alignment="same")
+    assert combine(of_loader(plain, 3)) == combine(of_loader(borders, 3))
+
+
+def test_another_seed_gives_another_number(small_store, open_loader):
+    one, two = (open_loader(small_store, seed=seed) for seed in (7, 8))
+    assert digest_of(digest_steps(small_store, one, 0, 3)) != digest_of(digest_steps(small_store, two, 0, 3))
+
+
+def test_rows_over_the_border_of_shards_are_those_of_the_loader(sharded_store, open_loader):
+    loader = open_loader(sharded_store)
+    assert digest_of(digest_steps(sharded_store, loader, 3, 8)) == combine(of_loader(loader, 9)[3:])
+
+
+@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, open_loader, epoch_end):
+    loader = open_loader(small_store, epochs=None, epoch_end=epoch_end, batch_size=32)
+    edge = loader.get_num_batches()
+    loader.seek(step=edge - 2)
+    handed = []
+    for _ in range(5):
+        batch = loader.get_batch()
+        handed.append(row_hashes(batch.input_ids[batch.metadata["weight"] > 0]))
+    assert digest_of(digest_steps(small_store, loader, edge - 2, edge + 2)) == combine(handed)
+
+
+def test_a_run_that_changed_its_batch_size_is_followed(small_store, open_loader):
+    loader = open_loader(small_store)
+    handed = of_loader(loader, 3)
+    handed += [row_hashes(loader.get_batch(5).input_ids) for _ in range(4)]
+    state = loader.state_dict()
+    steps = list(digest_steps(small_store, state, 0, 6))
+    assert [len(step.row_hashes) for step in steps] == [12, 12, 12, 5, 5, 5, 5]
+    assert digest_of(steps) == combine(handed)
+
+
+def test_many_steps_are_hashed_in_parts_that_join(long_store, monkeypatch):
+    from penstock import digest
+
+    plan = ps.PretrainDataLoader(long_store, chunk_size=64, batch_size=16, framework="numpy").plan
+    at_once = digest_of(digest_steps(long_store, plan, 0, 99))
+    monkeypatch.setattr(digest, "_TOKENS_AT_ONCE", 3000)
+    assert digest_of(digest_steps(long_store, plan, 0, 99)) == at_once
+
+
+def test_backward_steps_are_refused_at_once(small_store, open_loader):
+    with pytest.raises(PlanError, match="steps 5-3 run backwards"):
+        digest_steps(small_store, open_loader(small_store), 5, 3)
+
+
+def test_a_negative_step_is_refused(small_store, open_loader):
+    with pytest.raises(PlanError, match="step -1 does not exist"):
+        digest_steps(small_store, open_loader(small_store), -1, 3)

@@ -1,0 +1,204 @@
+"""The drill passes where all is equal, and names the step, rank and reason where anything is not."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.digest import digest_of, digest_steps
+from penstock.drill import Leg, _Crew, _RankError, legs_over, run_drill
+from penstock.errors import PlanError, SpecError, WorkerError
+from penstock.loaders.pretrain import make_plan
+from penstock.processes import Worker
+
+TWO_LEGS = (Leg(ranks=1), Leg(ranks=2, prefetch=2))
+SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 3, "kill_seed": 5}
+
+
+@pytest.fixture
+def plan(small_store):
+    return make_plan(ps.open_store(small_store), 16, seed=7)
+
+
+def opened_with(change):
+    """A way to open a rank whose loader goes through `change(loader, batches)` in legs of two ranks.
+
+    Made here, inside a function, so that it travels to the rank's process by value.
+    """
+
+    def open_changed(opening):
+        from penstock.drill import open_rank
+
+        loader = open_rank(opening)
+        if opening.leg.ranks == 2:
+            original = loader.get_iterator
+            loader.get_iterator = lambda: change(loader, original(), opening.rank)
+        return loader
+
+    return open_changed
+
+
+def test_a_plan_that_is_killed_and_restarted_equals_itself(small_store, plan):
+    legs = [Leg(ranks=1), Leg(ranks=3, prefetch=2), Leg(ranks=2, workers=2)]
+    report = run_drill(small_store, plan, **SETTINGS | {"steps": 40, "legs": legs})
+    assert report.ok
+    assert report.digest == digest_of(digest_steps(small_store, plan, 0, 39, batch_size=6))
+    one, two, three = report.legs
+    assert one.killed_in_step == one.num_steps
+    assert two.first_step == one.killed_in_step - one.killed_in_step % 3 == one.num_steps - two.repeated_steps
+    assert three.killed_in_step is None
+    assert three.first_step + three.num_steps == 40
+
+
+def test_the_same_seed_kills_in_the_same_steps(small_store, plan):
+    seen = []
+    settings = SETTINGS | {"legs": [Leg(ranks=1), Leg(ranks=1)]}
+    for _ in range(2):
+        run_drill(small_store, plan, **settings, on_leg=lambda leg: seen.append(leg.killed_in_step))
+    assert seen[:2] == seen[2:]
+    assert seen[0] in range(1, 12)
+
+
+def test_a_drill_leaves_no_record_of_a_run(own_store):
+    report = run_drill(own_store, make_plan(ps.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
+    assert report.ok
+    assert not (own_store / "plans").exists()
+
+
+def test_a_drill_goes_over_the_end_of_epochs(small_store):
+    plan = make_plan(ps.open_store(small_store), 200, split="train", epoch_end="pad")
+    assert plan.epoch_rows < 12 * 6
+    report = run_drill(small_store, plan, **SETTINGS)
+    assert report.ok
+    assert report.digest == digest_of(digest_steps(small_store, plan, 0, 11, batch_size=6))
+
+
+def changed_tokens(loader, batches, rank):
+    for batch in batches:
+        if loader.step == 10 and rank == 1:
+            batch.input_ids = batch.input_ids.copy()
+            batch.input_ids[2, 5] += 1
+        yield batch
+
+
+def changed_labels(loader, batches, rank):
+    for batch in batches:
+        if loader.step == 10:
+            batch.labels = batch.labels.copy()
+            batch.labels[0, 0] = -100
+        yield batch
+
+
+def moved_cursor(loader, batches, rank):
+    for batch in batches:
+        if loader.step == 10 and rank == 1:
+            loader._position += 6
+        yield batch
+
+
+def fewer_rows(loader, batches, rank):
+    for batch in batches:
+        if loader.step == 10:
+            facts = batch.metadata
+            facts["position"], facts["weight"] = facts["position"][1:], facts["weight"][1:]
+            batch.input_ids, batch.labels, batch.loss_mask = batch.input_ids[1:], batch.labels[1:], batch.loss_mask[1:]
+        yield batch
+
+
+def raising(loader, batches, rank):
+    for batch in batches:
+        if loader.step == 10:
+            raise ValueError("the shard is gone")
+        yield batch
+
+
+@pytest.mark.parametrize(
+    ("change", "rank", "what"),
+    [
+        (changed_tokens, 1, "tokens of row 5 of the batch, and 0 more rows"),
+        (changed_labels, 0, "labels, masks or position of row 0 of the batch"),
+        (moved_cursor, 1, "the state is {'position': 66"),
+        (fewer_rows, 0, "2 rows instead of 3"),
+        (raising, 0, "ValueError: the shard is gone"),
+    ],
+)
+def test_the_first_step_that_differs_is_named(small_store, plan, change, rank, what):
+    settings = SETTINGS | {"legs": [Leg(ranks=2)]}
+    report = run_drill(small_store, plan, **settings, open_loader=opened_with(by_value(change)))
+    difference = report.first_difference
+    assert not report.ok
+    assert (difference.step, difference.leg, difference.rank) == (9, 1, rank)
+    assert what in difference.what
+
+
+def by_value(function):
+    """The same function, but of no module: so it travels by value, and a rank need not import this file."""
+    return type(function)(function.__code__, {"__builtins__": __builtins__}, None, function.__defaults__)
+
+
+def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, plan):
+    def open_lost(opening):
+        from penstock.drill import open_rank
+
+        loader = open_rank(opening)
+        original = loader.load_state_dict
+
+        def one_step_late(state):
+            original({**state, "position": state["position"] + 6 * (opening.leg.ranks == 2)})
+
+        loader.load_state_dict = one_step_late
+        return loader
+
+    report = run_drill(small_store, plan, **SETTINGS, open_loader=open_lost)
+    assert report.first_difference.step == report.legs[1].first_step
+    assert "tokens" in report.first_difference.what
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    with Worker(lambda *task: time.sleep(600), doing="of this test") as rank:
+        with pytest.raises(_RankError, match=r"no answer within 0\.2 s") as raised:
+            _Crew([rank], 0.2).step()
+        assert raised.value.rank == 0
+
+
+def test_a_rank_that_dies_is_named():
+    def die(*task):
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with Worker(die, doing="of this test") as rank, pytest.raises(_RankError, match="killed by signal 15"):
+        _Crew([rank], 60).step()
+
+
+def test_an_uninterrupted_run_that_fails_is_an_error_of_its_own(small_store, plan):
+    def never(opening):
+        raise ValueError("no such loader")
+
+    with pytest.raises(WorkerError, match="the uninterrupted run stopped at step 0: ValueError: no such loader"):
+        run_drill(small_store, plan, **SETTINGS, open_loader=never)
+
+
+def test_no_leg_has_more_ranks_than_a_batch_has_rows(small_store, plan):
+    report = run_drill(small_store, plan, **SETTINGS | {"batch_size": 2, "legs": [Leg(ranks=5)]})
+    assert report.ok
+    assert [result.leg.ranks for result in report.legs] == [2]
+
+
+def test_a_plan_that_does_not_say_its_batch_size_asks_for_it(small_store, plan):
+    with pytest.raises(PlanError, match="does not say how it was cut"):
+        run_drill(small_store, plan, steps=12, legs=TWO_LEGS)
+
+
+def test_fewer_steps_than_legs_are_refused(small_store, plan):
+    with pytest.raises(SpecError, match="steps must be at least 2, got 1"):
+        run_drill(small_store, plan, **SETTINGS | {"steps": 1})
+
+
+def test_the_default_legs_are_every_number_of_ranks_with_every_number_of_workers():
+    assert [(leg.ranks, leg.workers) for leg in legs_over()] == [(1, 0), (3, 0), (8, 0), (1, 2), (3, 2), (8, 2)]
+    assert np.any([leg.prefetch for leg in legs_over()])

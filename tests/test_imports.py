@@ -1,0 +1,232 @@
+"""What may import what, which names are public, and that `import penstock` brings no framework along."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+
+# The house rules, as data. A place is a folder of the package, or a module beside them.
+GROUND = (
+    *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
+    *("plan", "processes"),
+)
+STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver")
+ONLINE = ("flow", "plans", "loaders", "tracing", "digest", "drill")
+EVERYTHING = (*GROUND, *STAGES, *ONLINE, "baking", "adapters", "cli", "demo")
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "__init__": (),  # names are looked up when first used
+    "__main__": EVERYTHING,
+    **dict.fromkeys(GROUND, GROUND),
+    **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
+    "flow": (*GROUND, *STAGES),
+    "plans": (*GROUND, *STAGES),
+    "loaders": (*GROUND, *STAGES, "flow", "plans", "loaders"),
+    "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
+    "digest": (*GROUND, *STAGES, *ONLINE),
+    "drill": (*GROUND, *STAGES, *ONLINE),
+    "baking": (*GROUND, *STAGES, "baking"),
+    "adapters": (*GROUND, *STAGES, "flow", "loaders"),
+    "cli": EVERYTHING,
+    "demo": EVERYTHING,
+}
+EXCEPTIONS = {
+    ("store/reader.py", "penstock.prepare.tokenizers"): "a store decodes its own tokens",
+    ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
+    ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
+    ("__init__.py", "penstock.*"): "public names, each from its home",
+}
+FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
+MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo")
+FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
+
+PUBLIC = [
+    "BusyError",
+    "DataLoader",
+    "DatasetRecipe",
+    "EndOfRun",
+    "MissingExtraError",
+    "OutOfSpaceError",
+    "PenstockError",
+    "Plan",
+    "PlanError",
+    "PretrainDataLoader",
+    "SourceError",
+    "SpecError",
+    "Store",
+    "StoreError",
+    "TokenizerError",
+    "TraceRecord",
+    "TrainingBatch",
+    "WorkerError",
+    "__version__",
+    "bake",
+    "find",
+    "open_store",
+    "register_format",
+    "tokenize",
+    "trace",
+]
+
+
+def imports_of(file: Path) -> list[tuple[str, bool]]:
+    """(module, whether a function imports it when called) of every import in a file, wherever it stands."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, is_lazy: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, is_lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}, line {node.lineno}: a relative import; write the whole name"
+            names = [f"penstock.{alias.name}" for alias in node.names]  # `from penstock import store` names a place
+            found.extend((name, is_lazy) for name in (names if node.module == "penstock" else [node.module or ""]))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+            "import_module",
+            "__import__",
+        ):
+            found.append((_text_of(node.args[0]), is_lazy))
+        for child in ast.iter_child_nodes(node):
+            visit(child, is_lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    visit(ast.parse(file.read_text()), is_lazy=False)
+    return sorted(set(found))
+
+
+def _text_of(name: ast.expr) -> str:
+    """What is written of a name that is put together when the program runs: `penstock.adapters.*`."""
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
+
+
+def place_of(file: Path, package: Path) -> str:
+    return file.relative_to(package).parts[0].removesuffix(".py")
+
+
+def against_the_map(package: Path) -> list[str]:
+    """What breaks the house rules, one line each, with the file that does."""
+    broken = []
+    for file in sorted(package.rglob("*.py")):
+        name, place = file.relative_to(package).as_posix(), place_of(file, package)
+        if place not in MAY_IMPORT:
+            broken.append(f"{name}: {place} is not in the map")
+            continue
+        for module, is_lazy in imports_of(file):
+            top, _, rest = module.partition(".")
+            if top in FRAMEWORKS_AT_THE_EDGE and place not in MAY_NAME_A_FRAMEWORK:
+                broken.append(f"{name} imports {module}: only adapters name a framework")
+            met = rest.partition(".")[0]
+            met = penstock._HOME.get(met, met)  # `from penstock import bake` is an import of baking
+            is_exception = (name, module) in EXCEPTIONS and is_lazy
+            if top == "penstock" and met in (*MAY_IMPORT, "*") and met not in MAY_IMPORT[place] and not is_exception:
+                broken.append(f"{name} imports {module}: against the map")
+    return broken
+
+
+def test_every_file_imports_only_what_the_map_allows():
+    assert against_the_map(PACKAGE) == []
+
+
+def test_every_exception_in_the_map_is_still_needed():
+    for (name, module), why in EXCEPTIONS.items():
+        assert (module, True) in imports_of(PACKAGE / name), f"{name} no longer imports {module} ({why}): remove it"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "broken"),
+    [
+        ("order/mix.py", "from penstock.store.reader import Store", "order/mix.py imports penstock.store.reader"),
+        ("order/mix.py", "import penstock.store", "order/mix.py imports penstock.store"),
+        ("order/mix.py", "from penstock import store", "order/mix.py imports penstock.store"),
+        ("order/mix.py", "from penstock import bake", "order/mix.py imports penstock.bake"),
+        ("spec.py", "import importlib\nimportlib.import_module(f'penstock.{x}')", "spec.py imports penstock.*"),
+        ("spec.py", "def f():\n    from penstock.flow import Flow", "spec.py imports penstock.flow"),
+        ("baking/run.py", "from penstock.loaders import DataLoader", "baking/run.py imports penstock.loaders"),
+        ("deliver/ranks.py", "import torch.distributed", "deliver/ranks.py imports torch.distributed"),
+        ("flow.py", "def f():\n    import jax", "flow.py imports jax"),
+        ("flow.py", "from importlib import import_module\nimport_module('mlx.core')", "flow.py imports mlx.core"),
+        ("loaders/base.py", "import penstock.adapters.torch", "loaders/base.py imports penstock.adapters.torch"),
+        ("queue/folder.py", "", "queue/folder.py: queue is not in the map"),
+    ],
+)
+def test_the_map_names_the_file_that_breaks_it(tmp_path, name, code, broken):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(code)
+    (found,) = against_the_map(tmp_path)
+    assert found.startswith(broken)
+
+
+# Frameworks
+
+
+def frameworks_loaded_by(code: str, *paths: Path) -> list[str]:
+    """The frameworks that are loaded in a fresh process after some code."""
+    script = f"{code}\nimport sys\nprint(*sorted(sys.modules.keys() & set({FRAMEWORKS!r})))"
+    path = os.pathsep.join([*map(str, paths), str(PACKAGE.parent)])
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.split()
+
+
+def test_importing_penstock_loads_no_framework():
+    assert frameworks_loaded_by("import penstock") == []
+
+
+def test_using_every_public_name_loads_no_framework():
+    assert frameworks_loaded_by("import penstock; [getattr(penstock, name) for name in penstock.__all__]") == []
+
+
+def test_the_check_for_frameworks_can_fail(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "torch.py").touch()  # a stand-in, so that this needs no torch
+    assert frameworks_loaded_by("import penstock", tmp_path) == []
+    with (tmp_path / "penstock" / "__init__.py").open("a") as file:
+        file.write("\nimport torch\n")
+    assert frameworks_loaded_by("import penstock", tmp_path) == ["torch"]
+
+
+# The public surface
+
+
+def modules() -> list[str]:
+    files = (file.relative_to(PACKAGE.parent).with_suffix("").parts for file in PACKAGE.rglob("*.py"))
+    return sorted(".".join(parts).removesuffix(".__init__") for parts in files if parts[-1] != "__main__")
+
+
+def test_the_public_names_are_the_chosen_ones():
+    assert sorted(PUBLIC) == PUBLIC
+    assert penstock.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_resolves_and_is_listed(name):
+    assert getattr(penstock, name) is not None
+    assert name in dir(penstock)
+
+
+def test_a_name_that_is_not_public_is_refused_by_name():
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'bakery'"):
+        penstock.bakery  # noqa: B018
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_module_says_what_is_public_in_it(module):
+    public = importlib.import_module(module).__all__
+    assert sorted(set(public)) == sorted(public)
+    for name in public:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name} does not exist"
