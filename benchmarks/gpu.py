@@ -75,8 +75,12 @@ def transfer_rates(loader: Any) -> dict[str, float]:
     return rates
 
 
-def train(step: Any, batches: Any, num_steps: int) -> dict[str, float]:
-    """Seconds a step, and how long the loop waited for each batch to be on its way to the device."""
+def train(step: Any, batches: Any, num_steps: int, look_every: int) -> dict[str, float]:
+    """Seconds a step, and how long each batch took to be on its way to the device.
+
+    With look_every=1 the loop waits for the device before it asks for a batch: so the wait is the data's alone, with
+    nothing hidden behind work that is still queued. With more, the host runs ahead and the wait is also the device's.
+    """
     waits = np.zeros(num_steps)
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -85,9 +89,8 @@ def train(step: Any, batches: Any, num_steps: int) -> dict[str, float]:
         batch = next(batches)
         waits[number] = time.perf_counter() - asked
         step(batch)
-        if number % 10 == 9:
-            torch.cuda.synchronize()  # as a trainer that logs its loss does
-    torch.cuda.synchronize()
+        if number % look_every == look_every - 1:
+            torch.cuda.synchronize()
     seconds = (time.perf_counter() - began) / num_steps
     return {
         "step_ms": 1e3 * seconds,
@@ -106,12 +109,15 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     store = corpus_store(100_000_000)
 
-    def open_loader() -> Any:
-        return ps.PretrainDataLoader(store, chunk_size=TOKENS, batch_size=ROWS, seed=7, framework="torch", epochs=None)
+    def open_loader(**options: Any) -> Any:
+        return ps.PretrainDataLoader(
+            store, chunk_size=TOKENS, batch_size=ROWS, seed=7, framework="torch", epochs=None, **options
+        )
 
     def on_device(loader: Any) -> Any:
-        for batch in loader.get_iterator():
-            yield batch.pin_memory().to("cuda", non_blocking=True)
+        while True:
+            for batch in loader.get_iterator():
+                yield batch.pin_memory().to("cuda", non_blocking=True)
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     print(json.dumps({"transfer": transfer_rates(open_loader())}), flush=True)
@@ -153,8 +159,15 @@ def main() -> None:
     for _ in range(5):
         step(same)
     print(json.dumps({"parameters_m": parameters / 1e6}), flush=True)
-    for name, batches in (("limit", forever()), ("ours", on_device(open_loader())), ("limit again", forever())):
-        print(name, json.dumps({k: round(v, 3) for k, v in train(step, batches, options.steps).items()}), flush=True)
+    for look_every in (1, 10):
+        for name, batches in (
+            ("limit", forever()),
+            ("ours", on_device(open_loader())),
+            ("ours, prefetch=1", on_device(open_loader(prefetch=1))),
+            ("limit again", forever()),
+        ):
+            got = train(step, batches, options.steps, look_every)
+            print(f"look every {look_every}: {name}", json.dumps({k: round(v, 3) for k, v in got.items()}), flush=True)
 
     waits = np.zeros(options.waits)
     batches = on_device(open_loader())

@@ -87,6 +87,12 @@ def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, ope
     assert digest_of(digest_steps(small_store, loader, edge - 2, edge + 2)) == combine(handed)
 
 
+def test_a_second_epoch_of_a_mixture_with_an_end_is_followed(small_store, open_loader):
+    loader = open_loader(small_store, weights={"web": 0.5, "code": 0.5}, num_rows=50, epochs=2)
+    assert loader.get_num_batches() == 4
+    assert digest_of(digest_steps(small_store, loader, 0, 7)) == combine(of_loader(loader, 8))
+
+
 def test_a_run_that_changed_its_batch_size_is_followed(small_store, open_loader):
     loader = open_loader(small_store)
     handed = of_loader(loader, 3)

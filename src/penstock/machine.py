@@ -97,6 +97,7 @@ def shared_memory(num_bytes: int) -> int:
 
 def will_need(mapped: mmap.mmap, start: int, stop: int) -> None:
     """Ask the system to read this part of a mapped file soon. A hint: it may do nothing."""
-    if is_linux():
+    stop = min(stop, len(mapped))
+    if is_linux() and 0 <= start < stop:
         start -= start % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_WILLNEED, start, min(stop, len(mapped)) - start)
+        mapped.madvise(mmap.MADV_WILLNEED, start, stop - start)

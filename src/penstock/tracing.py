@@ -21,6 +21,9 @@ from penstock.types import TraceRecord
 
 __all__ = ["find", "trace"]
 
+_LINE_CHUNK = 4096
+"""Tokens between the places at which newlines of a document are counted."""
+
 
 def trace(
     store: str | os.PathLike[str] | Store,
@@ -134,7 +137,7 @@ def _file_number(store: Store, wanted: str) -> int:
 def _records(
     store: Store, flow: Flow, plan: Plan, positions: Any, world_size: int, only: set[tuple[int, int]] | None = None
 ) -> Iterator[TraceRecord]:
-    draw = flow.order.at(positions)
+    draw, lines = flow.order.at(positions), _Lines(store)
     for position, source, index, epoch in zip(
         positions.tolist(), draw.source.tolist(), draw.index, draw.epoch.tolist(), strict=True
     ):
@@ -160,7 +163,7 @@ def _records(
                 window_span=(window_start, window_stop),
                 document_span=span,
                 text=store.decode(stored.tokens[span[0] : span[1]]),
-                lines=_lines(store, stored.tokens, span),
+                lines=lines.of((stream.name, document), stored.tokens, span),
             )
 
 
@@ -172,15 +175,33 @@ def _pieces(rows: WindowRows, start: int) -> Iterator[tuple[int, int, int, int, 
             yield at + piece_start - begin, at + piece_stop - begin, document, document_start, piece_start
 
 
-def _lines(store: Store, tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
-    """First and last line of a piece. A line ends with its newline, so what follows that newline is the next line."""
-    before, piece = store.decode(tokens[: span[0]]), store.decode(tokens[span[0] : span[1]])
-    if before is None or piece is None:
-        return None
-    if not piece:  # nothing but the end of the document
-        before, piece = before[:-1], before[-1:]
-    first = 1 + before.count("\n")
-    return first, first + piece[:-1].count("\n")
+class _Lines:
+    """Line numbers inside documents. Newlines are counted once, so that many pieces of one long document stay cheap."""
+
+    def __init__(self, store: Store) -> None:
+        self._decode = store.decode
+        self._newlines: dict[tuple[str, int], list[int]] = {}
+        """For each document, how many newlines come before each of its chunks."""
+
+    def of(self, document: tuple[str, int], tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
+        """First and last line of a piece. A line ends with its newline, so what follows a newline is the next line."""
+        piece = self._decode(tokens[span[0] : span[1]])
+        if piece is None:
+            return None
+        first = 1 + self._before(document, tokens, span[0])
+        if not piece:  # nothing but the end of the document: it lies on the line of what comes before it
+            return (last := first - (self._decode(tokens[: span[0]][-8:]) or "").endswith("\n"), last)
+        return first, first + piece[:-1].count("\n")
+
+    def _before(self, document: tuple[str, int], tokens: Any, stop: int) -> int:
+        known = self._newlines.setdefault(document, [0])
+        chunk = stop // _LINE_CHUNK
+        while len(known) <= chunk:
+            known.append(known[-1] + self._count(tokens, (len(known) - 1) * _LINE_CHUNK, len(known) * _LINE_CHUNK))
+        return known[chunk] + self._count(tokens, chunk * _LINE_CHUNK, stop)
+
+    def _count(self, tokens: Any, start: int, stop: int) -> int:
+        return (self._decode(tokens[start:stop]) or "").count("\n")
 
 
 def _place_in_run(plan: Plan, position: int, world_size: int) -> tuple[int | None, int, int]:

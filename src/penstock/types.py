@@ -111,7 +111,7 @@ class TrainingBatch:
     def pin_memory(self) -> TrainingBatch:
         """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
         adapter = self._adapter()
-        return self._moved(lambda array: array.pin_memory(), lambda *of: adapter.shared_ones(*of, pinned=True))
+        return self._moved(adapter.pinned, lambda *of: adapter.shared_ones(*of, pinned=True))
 
     def _adapter(self) -> Any:
         adapter = _adapter_of(self.input_ids)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+import penstock.adapters.torch as adapter
 from penstock.flow import Flow
 from penstock.loaders import DataLoader
 from penstock.order.schedule import Order
@@ -63,18 +64,21 @@ def are_one_block(batch: TrainingBatch) -> bool:
 
 @contextmanager
 def copies_of_tensors() -> Iterator[list[tuple[int, ...]]]:
-    """The shapes of what is copied by `to` or `pin_memory` inside the block."""
+    """The shapes of what is copied by `to` or into pinned memory inside the block."""
     shapes: list[tuple[int, ...]] = []
     saved = {name: getattr(torch.Tensor, name) for name in ("to", "pin_memory")}
+    pinned = adapter.pinned
 
     def counted(method: Callable) -> Callable:
         return lambda self, *args, **kwargs: shapes.append(tuple(self.shape)) or method(self, *args, **kwargs)
 
     for name, method in saved.items():
         setattr(torch.Tensor, name, counted(method))
+    adapter.pinned = counted(pinned)
     try:
         yield shapes
     finally:
+        adapter.pinned = pinned
         for name, method in saved.items():
             setattr(torch.Tensor, name, method)
 

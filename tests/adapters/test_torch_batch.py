@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -80,6 +81,15 @@ def test_a_copy_to_a_device_moves_the_tokens_once(opened, monkeypatch):
 def test_a_moved_batch_says_the_same_about_itself(opened, values):
     batch = opened(border_loss=False, position_ids=True).get_batch()
     assert values(batch.to("cpu")) == values(batch)
+
+
+def test_a_moved_batch_does_not_hold_the_memory_that_was_copied():
+    block = torch.arange(6).reshape(2, 3)
+    batch = TrainingBatch(block[:, :-1], torch.ones(2, 2), block[:, 1:], metadata=(lambda kept: {"sum": 15}, block))
+    moved, block = batch.to("meta"), weakref.ref(block)
+    del batch
+    assert block() is None
+    assert moved.metadata == {"sum": 15}
 
 
 def test_a_field_that_was_assigned_is_what_moves(opened):

@@ -1,4 +1,4 @@
-"""What tests of baking share: small raw files of every kind, small units of work, and scripts in processes of their own."""
+"""What tests of baking share: small raw files of every kind, small units of work, scripts in their own processes."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run Python code from a file, or `from_stdin`, in a process of its own; it must end well, unless `expect` differs."""
+    """Run Python code from a file, or `from_stdin`, in a process of its own, which must end well."""
 
     def run(
-        code: str, *arguments: object, cwd: Path, from_stdin: bool = False, expect: int = 0, **environment: str
+        code: str, *arguments: object, cwd: Path, from_stdin: bool = False, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         code = textwrap.dedent(code)
         script = "-"
@@ -91,7 +91,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Run:
             text=True,
             timeout=120,
         )
-        assert done.returncode == expect, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     return run

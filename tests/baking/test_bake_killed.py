@@ -120,7 +120,8 @@ def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves
     bakes = Bakes(folder, unit_bytes=1000)
     assert bakes.run("a.store") == 0
     before = ps.open_store(folder / "a.store").fingerprint
-    (folder / "in" / "e.jsonl").write_text('{"text": "one more"}\n')
+    for path in (folder / "in").iterdir():  # every file, so that no unit can be taken from the version before
+        path.write_text('{"text": "one more"}\n' + path.read_text())
     assert bakes.run("whole.store") == 0
     after = ps.open_store(folder / "whole.store").fingerprint
     versions, work = folder / "a.store" / "versions", folder / "a.store" / "work"

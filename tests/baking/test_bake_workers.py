@@ -30,12 +30,10 @@ def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
 
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize(("tokenizer", "numbers"), [("bytes", (1, 2, 3)), ("chars", (2,))])
-def test_every_file_is_the_same_for_any_number_of_workers(
-    raw, tmp_path, quiet_bake, version_files, tokenizer, numbers
-):
+def test_every_file_is_the_same_for_any_number_of_workers(raw, tmp_path, quiet_bake, version_files, tokenizer, numbers):
     recipe = many_sided_recipe(raw).prepare_step(ps.tokenize(tokenizer, append_eos=True))
     alone = version_files(quiet_bake(recipe, tmp_path / "0.store", workers=0).path)
-    assert len(alone) == 6 + 4  # a shard for each source and split; tables, tokenizer, inputs and manifest
+    assert len(alone) == 6 + 5  # a shard for each source and split; two tables, tokenizer, inputs, manifest
     for workers in numbers:
         store = quiet_bake(recipe, tmp_path / f"{workers}.store", workers=workers)
         assert version_files(store.path) == alone
@@ -172,7 +170,7 @@ def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
 
     recipe = ps.DatasetRecipe().add_ingredient([f"document {n}" for n in range(40)])
     recipe.prepare_step(step, version="1").prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SpecError, match="cannot be sent to worker processes: .*lock") as caught:
+    with pytest.raises(ps.SpecError, match=r"cannot be sent to worker processes: .*lock") as caught:
         quiet_bake(recipe, tmp_path / "a.store", workers=2)
     assert "workers=0" in caught.value.remedy
     assert quiet_bake(recipe, tmp_path / "a.store", workers=0).num_rows == 40

@@ -102,5 +102,7 @@ def test_a_quantity_that_is_none_is_refused(quantity):
 
 
 def test_a_quantity_from_numpy_is_a_number_like_any_other():
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], quantity=np.int64(5)).add_ingredient(["b"], quantity=np.float32(0.5))
+    recipe = (
+        ps.DatasetRecipe().add_ingredient(["a"], quantity=np.int64(5)).add_ingredient(["b"], quantity=np.float32(0.5))
+    )
     assert [ingredient.quantity for ingredient in recipe.ingredients] == [5, 0.5]

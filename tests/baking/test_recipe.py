@@ -142,7 +142,7 @@ def test_a_list_with_a_format_is_a_list_of_files(tmp_path, monkeypatch, quiet_ba
 def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one").write_text("")
-    with pytest.raises(ps.SourceError, match="is this a list of files or of texts. 'one' exists, 'two' does not"):
+    with pytest.raises(ps.SourceError, match=r"is this a list of files or of texts\? 'one' exists, 'two' does not"):
         ps.DatasetRecipe().add_ingredient(["one", "two"])
 
 
@@ -186,7 +186,7 @@ def test_an_unknown_format_is_answered_with_the_known_ones():
 def test_a_where_that_cannot_be_compared_asks_for_a_version():
     lock = threading.Lock()
     recipe = ps.DatasetRecipe()
-    with pytest.raises(ps.SpecError, match="cannot tell when where= has changed: it uses a _thread.lock") as caught:
+    with pytest.raises(ps.SpecError, match=r"cannot tell when where= has changed: it uses a _thread\.lock") as caught:
         recipe.add_ingredient(["a"], where=lambda row: lock.locked())
     assert "version='1'" in caught.value.remedy
     recipe.add_ingredient(["a"], where=lambda row: lock.locked(), version="1")

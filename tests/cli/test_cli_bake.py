@@ -98,9 +98,12 @@ def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(fold
 
 
 def test_a_glob_among_several_paths_is_files_and_not_text(folder, succeeds):
-    command = ["bake", "src/one.py", "src/t*.py", "--format", "text", "--name", "code", "--tokenizer", "bytes"]
-    succeeds(*command, "--workers", "0", "--to", "a.store", cwd=folder)
-    assert texts(folder / "a.store") == ["print(1)\n", "print(2)\n"]
+    for name in ("my notes", "your notes"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(name)
+    command = ["bake", "my notes", "your n*/*", "--tokenizer", "bytes", "--workers", "0"]
+    succeeds(*command, "--to", "a.store", cwd=folder)
+    assert texts(folder / "a.store") == ["my notes", "your notes"]
 
 
 def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
@@ -195,8 +198,13 @@ LIMIT = 2
 def late(row):
     return int(row["content"].split()[1]) > LIMIT
 
+def last(row):
+    return int(row["content"].split()[1]) > 100_000
+
 recipe = ps.DatasetRecipe(seed=1)
 recipe.add_ingredient("web", "content", where=late, name="late")
+many = [{"content": f"row {n}"} for n in range(100_002)]  # work for two workers
+recipe.add_ingredient(many, "content", where=last, name="many")
 recipe.prepare_step(lambda row: {**row, "content": row["content"].upper() + SHOUT})
 recipe.prepare_step(ps.tokenize("bytes", text="content"))
 """
@@ -206,7 +214,7 @@ def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_
     (folder / "recipe.py").write_text(RECIPE)
     (folder / "beside.py").write_text("SHOUT = '!'")
     process_succeeds("bake", "recipe.py", "--to", "a.store", "--workers", "2", cwd=folder)
-    assert texts(folder / "a.store") == ["PAGE 3!", "PAGE 4!"]
+    assert texts(folder / "a.store") == ["PAGE 3!", "PAGE 4!", "ROW 100001!"]
     assert "up to date" in process_succeeds("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=folder).err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -107,3 +108,10 @@ def test_a_difference_is_named_and_fails(store, plan, environment):
 def test_what_cannot_be_drilled_is_refused(arguments, said, store, plan, refuses):
     names = {"STORE": store, "PLAN": plan}
     assert said in refuses("drill", *(names.get(argument, argument) for argument in arguments))
+
+
+def test_a_drill_loads_no_torch(store, plan, tmp_path, environment, process_succeeds):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    command = ["drill", plan, "--store", store, "--ranks", "1", "--workers", "1", "--steps", "3"]
+    assert "equal the uninterrupted run's" in process_succeeds(*command, PYTHONPATH=path).out

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -140,11 +141,9 @@ def test_a_folder_that_is_not_a_store_is_said_to_be_none(refuses, tmp_path):
     assert "penstock bake" in text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_named_without_a_traceback(refuses, tmp_path):
-    secret = tmp_path / "plan.json"
-    secret.touch(mode=0o000)
-    assert f"Permission denied: {secret}" in refuses("info", secret)
+def test_what_the_system_refuses_is_named_without_a_traceback(refuses):
+    name = "long" * 100
+    assert refuses("info", name) == f"penstock: File name too long: {name}\n"
 
 
 def test_a_fault_in_penstock_has_its_own_exit_code_and_keeps_the_traceback(store, environment):
@@ -189,8 +188,9 @@ def test_an_interrupt_ends_it_with_one_line(store, plan, environment):
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.readline()  # the header: the processes are starting
+        while not process.stdout.readline().startswith("  1 "):
+            pass
+        time.sleep(0.1)  # the first leg is over, and the ranks of the second are starting
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr.read() == "penstock: interrupted\n"
     assert process.returncode == 130

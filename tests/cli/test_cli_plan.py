@@ -70,6 +70,11 @@ def test_asking_writes_nothing_but_what_save_names(store, plan, tmp_path, succee
     assert succeeds("plan", store, tmp_path / "mine.json", "--json").json["batch_rows"] == 4
 
 
+def test_a_plan_that_no_loader_could_run_is_not_saved(store, tmp_path, refuses):
+    refuses("plan", store, "--chunk-size", "16", "--batch-size", "1e6", "--save", tmp_path / "mine.json")
+    assert not (tmp_path / "mine.json").exists()
+
+
 def test_save_does_not_overwrite_another_plan(store, tmp_path, succeeds, refuses):
     command = ["plan", store, "--save", tmp_path / "mine.json", "--chunk-size"]
     succeeds(*command, "24")

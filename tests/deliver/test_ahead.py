@@ -37,6 +37,15 @@ def wait_until(condition, seconds=10.0):
     return condition()
 
 
+def check_that_all_end(pids):
+    """These processes end by themselves. Those that do not are killed here, and named."""
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+    left = [pid for pid in pids if not is_gone(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"still running: {left}"
+
+
 def is_gone(pid):
     """Whether a process has ended. One that only waits to be collected by its parent has."""
     try:
@@ -262,14 +271,14 @@ def test_killing_the_parent_leaves_no_orphan(portable):
         assert len(pids) == 2
         assert not any(is_gone(pid) for pid in pids)
         parent.kill()
-    assert wait_until(lambda: all(is_gone(pid) for pid in pids)), f"still running: {pids}"
+    check_that_all_end(pids)
 
 
 def test_a_parent_that_exits_in_the_middle_leaves_no_orphan():
     with start_parent("sys.exit(0)") as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert parent.wait(timeout=20) == 0
-    assert wait_until(lambda: all(is_gone(pid) for pid in pids)), f"still running: {pids}"
+    check_that_all_end(pids)
 
 
 def test_a_forks_copy_of_the_iterator_does_not_end_the_parents_workers():

@@ -141,6 +141,15 @@ def test_a_second_iterator_ends_the_first_with_an_error(open_numbers):
     assert rows_of(next(second)) == [8, 9, 10, 11]
 
 
+def test_a_second_iterator_that_finished_the_epoch_still_ends_the_first_with_an_error(open_numbers):
+    loader = open_numbers(8, epochs=2)
+    first = loader.get_iterator()
+    next(first)
+    assert len(list(loader.get_iterator())) == 1
+    with pytest.raises(PlanError, match="ended by a newer one"):
+        next(first)  # not a quiet end, after which the caller would think that it has seen the epoch
+
+
 def test_get_batch_ends_an_iterator_with_an_error(open_numbers):
     loader = open_numbers(40)
     iterator = loader.get_iterator()
@@ -216,6 +225,26 @@ def test_get_batch_of_another_size_moves_the_cursor_by_that_many_rows(open_numbe
         "steps": [[0, 0, 4], [1, 4, 2], [3, 8, 4]],
     }
     assert loader.step == 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_read_that_failed_can_be_tried_again_and_loses_nothing(open_numbers, prefetch):
+    loader = open_numbers(40, prefetch=prefetch)
+    (source,) = loader._flow.rows
+    gather, failures = source.gather, [OSError("the disk is away"), OSError("still away")]
+
+    def fail_first(index, epoch, out):
+        if failures:
+            raise failures.pop(0)
+        gather(index, epoch, out)
+
+    source.gather = fail_first
+    with pytest.raises(OSError, match="the disk is away"):
+        loader.get_batch()
+    with pytest.raises(OSError, match="still away"):
+        list(loader.get_iterator())
+    assert loader.position == 0
+    assert [rows_of(batch)[0] for batch in loader] == list(range(0, 40, 4))
 
 
 # State

@@ -119,6 +119,23 @@ def test_iterators_and_get_batch_give_the_same_batches(stream, small_store, open
         assert np.array_equal(loader.get_batch().input_ids, expected["input_ids"]), step
 
 
+def test_an_endless_mixture_is_resumed_anywhere(small_store, open_loader):
+    given_settings = {"weights": {"web": 0.6, "notes": 0.4}}
+    alone = open_loader(small_store, **given_settings)
+    states, batches = [alone.state_dict()], []
+    for _ in range(400):  # the notes are in their tenth epoch or so by then
+        batches.append(alone.get_batch().input_ids.copy())
+        states.append(alone.state_dict())
+    loaders = [open_loader(small_store, rank=rank, world_size=4, **given_settings) for rank in range(4)]
+    for start in (0, 7, 123, 397):
+        for loader in loaders:
+            loader.load_state_dict(states[start])
+        for step in range(start, start + 3):
+            found, state = next_global_batch(loaders)
+            assert np.array_equal(found["input_ids"], batches[step])
+            assert state == states[step + 1]
+
+
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
 def test_torch_and_numpy_give_equal_numbers_of_equal_types(small_store, open_loader, ahead):
     torch = pytest.importorskip("torch")

@@ -70,9 +70,10 @@ def test_every_prefix_is_in_natural_proportion(sizes):
         assert stray < len(sizes)
 
 
-def test_memory_depends_on_how_many_positions_are_asked_not_on_how_far_they_lie_apart():
+@pytest.mark.parametrize("gap", [1000, 4000, 60_000])
+def test_memory_depends_on_how_many_positions_are_asked_not_on_how_far_they_lie_apart(gap):
     natural = Natural((10**12, 10**11))
-    positions = 10**11 + 60_000 * np.arange(200)  # near enough to each other to be tempted to merge all between them
+    positions = 10**11 + gap * np.arange(4_000_000 // gap)  # so near to each other that merging what is between tempts
     tracemalloc.start()
     source, ordinal = natural.at(positions)
     peak_bytes = tracemalloc.get_traced_memory()[1]

@@ -84,6 +84,14 @@ def test_an_epoch_has_as_many_steps_as_a_walk_counts(rows, epoch_rows, epoch_end
         assert sum(start // epoch_rows == epoch for start in starts) == cut.steps_per_epoch
 
 
+@given(cuts(), st.integers(0, 200))
+def test_up_to_last_simple_a_step_only_adds_its_rows(cut, position):
+    position = cut.settle(position)
+    while position <= cut.last_simple(position) and position < 400:
+        assert cut.settle(cut.after(position, 1)) == position + cut.rows_per_step
+        position += cut.rows_per_step
+
+
 @st.composite
 def runs(draw):
     """A run that changed its batch size several times: its record of steps, and where each of its steps started."""

@@ -43,9 +43,7 @@ def test_duplicates_fall_together_across_files_and_sources(tmp_path):
     (tmp_path / "b.txt").write_text("\n".join(TEXTS[::-1]))
     recipe = ps.DatasetRecipe().holdout(0.3)
     recipe.add_ingredient(tmp_path / "*.txt", format="lines", name="files").add_ingredient(TEXTS, name="memory")
-    store = ps.bake(
-        recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False
-    )
+    store = ps.bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False)
     sides: dict[str, set[str]] = {}
     for row in store.rows():
         sides.setdefault(store.decode(row.tokens) or "", set()).add(row.split)
@@ -90,9 +88,7 @@ def test_sides_are_pinned():
 def test_a_validation_loader_is_in_order_finite_and_padded(tmp_path):
     recipe = ps.DatasetRecipe().add_ingredient(TEXTS, name="a").holdout(0.2)
     path = tmp_path / "a.store"
-    store = ps.bake(
-        recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False
-    )
+    store = ps.bake(recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False)
     loader = ps.PretrainDataLoader(path, chunk_size=16, batch_size=8, split="val", framework="numpy")
     stream = store.stream("a", "val")
     tokens = stream.read(0, stream.num_tokens).astype(np.int64)

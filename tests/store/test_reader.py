@@ -6,6 +6,7 @@ import mmap
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.store.layout import Manifest
+from penstock.store.reader import MappedShard
 from penstock.store.writer import write_table
 
 
@@ -118,7 +120,7 @@ def test_raw_files_that_lie_elsewhere_give_the_same_fingerprint(tmp_path):
 def test_other_content_or_another_tokenizer_has_another_fingerprint(tmp_path):
     def bake(texts, **tokenizer):
         recipe = ps.DatasetRecipe().add_ingredient(texts, name="a").prepare_step(ps.tokenize(**tokenizer))
-        return ps.bake(recipe, tmp_path / f"{len(made)}.store", workers=0, show_progress=False)
+        return ps.bake(recipe, tmp_path / f"{len(made)}.store", workers=0, shuffle=False, show_progress=False)
 
     made: list[str] = []
     for texts, tokenizer in (
@@ -157,9 +159,7 @@ def test_a_store_travels_to_another_process_without_its_maps(path):
 def test_a_pickled_store_is_the_version_it_was(path, tmp_path):
     packed = pickle.dumps(ps.open_store(path))
     version = ps.open_store(path).version
-    ps.bake(
-        ps.DatasetRecipe().add_ingredient(["new"]).prepare_step(ps.tokenize("bytes")), path, show_progress=False
-    )
+    ps.bake(ps.DatasetRecipe().add_ingredient(["new"]).prepare_step(ps.tokenize("bytes")), path, show_progress=False)
     assert ps.open_store(path).version != version
     assert pickle.loads(packed).version == version
 
@@ -176,7 +176,7 @@ def test_a_version_that_is_not_there_is_refused(path, version):
     if version == "":
         assert ps.open_store(path, version=version).num_rows == 8  # nothing asked for: the current one
         return
-    with pytest.raises(ps.StoreError, match="no complete store version|leaves its folder"):
+    with pytest.raises(ps.StoreError, match=r"no complete store version|leaves its folder"):
         ps.open_store(path, version=version)
 
 
@@ -184,7 +184,9 @@ def test_a_version_that_is_not_there_is_refused(path, version):
 def test_a_shard_name_that_leaves_the_store_is_refused(path, name):
     store = ps.open_store(path)
     columns = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in store.shards.items()}
-    columns = {key: pa.array(value).to_pylist() if isinstance(value, pa.Array) else value for key, value in columns.items()}
+    columns = {
+        key: pa.array(value).to_pylist() if isinstance(value, pa.Array) else value for key, value in columns.items()
+    }
     columns["stream"] = np.array(columns["stream"], np.int32)
     columns["file"] = [name, *columns["file"][1:]]
     hashed = write_table(store.folder / "shards.arrow", columns)
@@ -195,6 +197,18 @@ def test_a_shard_name_that_leaves_the_store_is_refused(path, name):
     assert "do not use this store" in caught.value.remedy
 
 
+def test_a_shard_whose_lengths_lead_outside_of_the_file_is_refused(path):
+    """As a hostile store could have it: manifest and shard agree, and both claim more tokens than there are bytes."""
+    shard = ps.open_store(path).folder / "notes-train-00000.arrow"
+    claimed, data = 10**9, shard.read_bytes()
+    length_and_nulls = struct.pack("<qq", 9, 0)  # of the nine tokens, as Arrow's metadata has them
+    assert data.count(length_and_nulls) == 1
+    shard.write_bytes(data.replace(length_and_nulls, struct.pack("<qq", claimed, 0)))
+    with pytest.raises(ps.StoreError, match="this shard is not readable") as caught:
+        MappedShard(shard, 3, claimed, shard.stat().st_size, "uint16")
+    assert caught.value.where["file"] == shard
+
+
 @pytest.mark.parametrize("version", ["../../elsewhere", "/etc", "a/../.."])
 def test_a_pointer_that_leaves_the_store_is_refused(path, version):
     (path / "penstock.json").write_text(f'{{"penstock_store": 1, "current": "{version}"}}')
@@ -202,7 +216,9 @@ def test_a_pointer_that_leaves_the_store_is_refused(path, version):
         ps.open_store(path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"current": "x"}', '{"penstock_store": 1, "current": 5}', "\udcff"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"current": "x"}', '{"penstock_store": 1, "current": 5}', "\udcff"]
+)
 def test_a_damaged_pointer_is_named_and_never_written_over(path, content):
     data = content.encode("utf-8", "surrogateescape")
     (path / "penstock.json").write_bytes(data)

@@ -22,7 +22,7 @@ def test_a_whole_store_has_no_damage(path):
     assert ps.open_store(path, verify=True).num_rows == 8
 
 
-@pytest.mark.parametrize("name", [*SHARDS, "shards.arrow", "files.arrow", "tokenizer.json"])
+@pytest.mark.parametrize("name", [*SHARDS, "shards.arrow", "files.arrow", "units.arrow", "tokenizer.json"])
 def test_one_flipped_bit_anywhere_is_found(path, name):
     file = ps.Store(path).folder / name
     data = file.read_bytes()

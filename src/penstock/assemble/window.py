@@ -70,8 +70,7 @@ class WindowRows:
         if self.recut and epoch.any():
             for e in np.unique(epoch).tolist():
                 starts[epoch == e] += self.offset(e)
-            starts %= self.num_tokens
-        return starts
+        return starts  # inside the stream also with an offset: only the end of a row can lie beyond the stream's end
 
     def addresses(
         self, index: NDArray[np.int64], epoch: NDArray[np.int64]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, SourceError, TokenizerError, WorkerError
 from penstock.fingerprint import fingerprint, fingerprint_file
@@ -29,13 +30,15 @@ from penstock.spec import suggest
 from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
 
 __all__ = [
+    "SPLITS",
+    "Documents",
     "Job",
     "UnitReport",
     "bake_unit",
     "find_characters",
     "find_passing",
-    "read_unit_file",
     "read_unit_report",
+    "unit_documents",
     "unit_key",
 ]
 
@@ -79,13 +82,13 @@ class UnitReport:
     span_hashes: list[str] = field(default_factory=list)
 
 
-def unit_key(job: Job, unit: Unit, number: int, identity: Any) -> str:
-    """Names a unit's output by what goes in."""
-    spans = [[s.path, s.start, s.stop] for s in unit.spans]
-    return fingerprint([job.fingerprint, number, spans, unit.first_row, identity])
+def unit_key(job: Job, unit: Unit, label: str, identity: Any) -> str:
+    """Names a unit's output by what goes in. `label` also keys the order of its documents."""
+    spans = [[s.start, s.stop] for s in unit.spans]
+    return fingerprint([job.fingerprint, label, spans, unit.first_row, identity])
 
 
-def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: Path) -> UnitReport:
+def bake_unit(job: Job, unit: Unit, label: str, key: str, selected: Any, path: Path) -> UnitReport:
     """Write the unit's documents to `path`, and say what became of its rows."""
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
@@ -133,7 +136,7 @@ def bake_unit(job: Job, unit: Unit, number: int, key: str, selected: Any, path: 
     flush()
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = sum(map(len, tokens))
-    _write(job, number, path, report, tokens, spans, rows, splits)
+    _write(job, label, path, report, tokens, spans, rows, splits)
     return report
 
 
@@ -189,7 +192,7 @@ def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> It
             report.span_rows[span] = row_number
             continue
         report.rows_read += 1
-        fault = row if isinstance(row, Malformed) else _text_fault(job, row)
+        fault = row if isinstance(row, Malformed) else _text_fault(job, row, from_memory=unit.rows is not None)
         if fault is not None:
             if job.on_error == "raise":
                 raise _malformed(job, unit, span, row_number, fault)
@@ -230,7 +233,7 @@ def _read(job: Job, unit: Unit) -> Iterator[tuple[int, int, Any]]:
         raise _failed(f"format {kind!r}", error, job, unit, last_span, last_row + 1) from error
 
 
-def _text_fault(job: Job, row: Any) -> Malformed | None:
+def _text_fault(job: Job, row: Any, *, from_memory: bool) -> Malformed | None:
     """What is wrong with a row, if anything: it must be a dict whose text is text."""
     if not isinstance(row, dict):
         return Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
@@ -241,7 +244,7 @@ def _text_fault(job: Job, row: Any) -> Malformed | None:
         return Malformed(f"no column {job.text!r}", f"this row has {columns}{hint}")
     if not isinstance(row[job.text], str):
         return Malformed(f"column {job.text!r} is not text", f"it is {type(row[job.text]).__name__}")
-    if not row[job.text].isascii():
+    if from_memory and not row[job.text].isascii():  # what was read from a file was decoded, so it can be encoded
         try:
             row[job.text].encode("utf-8")
         except UnicodeEncodeError as error:
@@ -274,7 +277,7 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
 
 def _write(
     job: Job,
-    number: int,
+    label: str,
     path: Path,
     report: UnitReport,
     tokens: list[Any],
@@ -284,7 +287,7 @@ def _write(
 ) -> None:
     count = len(tokens)
     order = (
-        permutation(count, job.seed, job.ingredient, number).at(range(count)) if job.shuffle and count else range(count)
+        permutation(count, job.seed, job.ingredient, label).at(range(count)) if job.shuffle and count else range(count)
     )
     lengths = np.array([len(tokens[i]) for i in order], np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -299,10 +302,21 @@ def _write(
     write_arrow(path, batch)
 
 
-def read_unit_file(path: Path) -> pa.RecordBatch:
-    """A unit's documents, mapped."""
+Documents = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.integer], NDArray[np.int64]]
+"""(tokens end to end, length, span, row in span) of some documents."""
+
+
+def unit_documents(path: Path, split: int) -> Documents:
+    """The documents of a finished unit that are on one side of the holdout."""
     with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).get_batch(0)
+        batch = pa.ipc.open_file(file).get_batch(0)
+    lists = batch.column("tokens")
+    tokens, lengths = lists.values.to_numpy(), np.diff(lists.offsets.to_numpy())
+    span, row = batch.column("span").to_numpy(), batch.column("row").to_numpy()
+    mine = batch.column("split").to_numpy() == split
+    if mine.all():
+        return tokens, lengths, span, row
+    return tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine]
 
 
 def read_unit_report(path: Path) -> UnitReport | None:

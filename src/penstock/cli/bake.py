@@ -126,7 +126,7 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     )
     for name, paths in named.items():
         recipe.add_ingredient(
-            paths[0] if len(paths) == 1 else _existing(paths),
+            [Path(path) for path in paths],  # Path objects: a list of strings could be rows of text
             texts.get(name, "text"),
             format=formats.get(name),
             name=name,
@@ -172,13 +172,6 @@ def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None])
             )
     said = {name: for_one.get(name or "", for_all) for name in named}
     return {name: value for name, value in said.items() if value is not None}
-
-
-def _existing(paths: list[str]) -> list[str]:
-    """Several paths with globs expanded: a recipe would take a list with a glob in it for rows of text."""
-    from penstock.sources.listing import list_files
-
-    return paths if all(os.path.exists(path) for path in paths) else [file.path for file in list_files(paths)]
 
 
 def _quantity(text: str | None) -> int | float | None:

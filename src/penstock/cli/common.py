@@ -23,6 +23,7 @@ __all__ = [
     "bytes_in_words",
     "counted",
     "indented",
+    "lines_in_words",
     "plan_argument",
     "plan_of_settings",
     "print_json",
@@ -225,6 +226,17 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     ('1 row', '1,200 rows')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def lines_in_words(lines: tuple[int, int] | None) -> str:
+    """Lines of a document, to follow other words.
+
+    >>> lines_in_words((3, 9)), lines_in_words((3, 3)), lines_in_words(None)
+    (', lines 3-9', ', line 3', '')
+    """
+    if lines is None:
+        return ""
+    return f", line {lines[0]:,}" if lines[0] == lines[1] else f", lines {lines[0]:,}-{lines[1]:,}"
 
 
 def bytes_in_words(number: int) -> str:

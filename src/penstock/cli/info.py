@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
                 remedy=f"penstock info STORE {arguments.store}",
             )
         return describe(Plan.load(body), as_json=arguments.json)
-    facts = _facts(Store(arguments.store, version=arguments.version), all_files=arguments.files)
+    store = Store(arguments.store, version=arguments.version)
+    facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
     if arguments.json:
         print_json(facts)
     else:
@@ -70,7 +71,6 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
     paths, sizes = store.files["path"], store.files["num_bytes"]
     shown = len(paths) if all_files else min(len(paths), _FILES_SHOWN)
     return {
-        "store": str(store.path),
         "version": store.version,
         "is_current": store.version == current_version(store.path),
         "versions": list_versions(store.path),

@@ -19,6 +19,7 @@ from penstock.cli.common import (
     add_settings,
     counted,
     indented,
+    lines_in_words,
     plan_argument,
     plan_of_settings,
     print_json,
@@ -194,8 +195,7 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
 def _border(piece: TraceRecord) -> str:
     start, stop = piece.document_span
     begins = "begins" if start == 0 else "continues"
-    lines = "" if piece.lines is None else f", lines {piece.lines[0]:,}-{piece.lines[1]:,}"
-    return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines}"
+    return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
 
 
 def _ids(store: Store, plan: Plan, positions: list[int]) -> dict[int, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli.common import add_json, counted, plan_argument, print_json, printable, whole_number
+from penstock.cli.common import add_json, counted, lines_in_words, plan_argument, print_json, printable, whole_number
 
 if TYPE_CHECKING:
     from penstock.types import TraceRecord
@@ -100,9 +100,8 @@ def place(record: TraceRecord) -> str:
 
 
 def _piece(record: TraceRecord) -> str:
-    lines = "" if record.lines is None else f", lines {record.lines[0]:,}-{record.lines[1]:,}"
     start, stop = record.document_span
-    return f"{printable(record.file)}, row {record.row:,}{lines}, tokens {start:,}-{stop:,}"
+    return f"{printable(record.file)}, row {record.row:,}{lines_in_words(record.lines)}, tokens {start:,}-{stop:,}"
 
 
 def _excerpt(text: str | None, characters: int) -> str:

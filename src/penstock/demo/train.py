@@ -86,7 +86,7 @@ def train(store: Path, folder: Path, *, num_steps: int, checkpoint_steps: int) -
         weights, adam = checkpoint.weights, checkpoint.adam
         loader.load_state_dict(checkpoint.loader)
     else:
-        weights, adam = new_weights(loader.store.manifest.tokenizer["vocab_size"]), Adam()
+        weights, adam = new_weights(loader.store.vocab_size), Adam()
     started, first_step = time.perf_counter(), adam.num_updates
     for step in range(first_step, num_steps):
         batch = loader.get_batch()

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
 from penstock.deliver.memory import BlockPool
@@ -167,10 +168,12 @@ class DataLoader:
         if self._started_seconds is None:
             self._started_seconds = clock()
         stream = None
-        while end is None or self._position < end:
+        while True:
             began = clock()
             if generation != self._generation:
                 raise _ended_by_newer()
+            if end is not None and self._position >= end:
+                return
             if stream is None:
                 stream = self._ready(self.batch_size)
             ready = next(stream, None)
@@ -184,6 +187,8 @@ class DataLoader:
 
     def _ready(self, rows: int) -> Generator[tuple[TrainingBatch, int], None, None]:
         """What is ready at the cursor. The cursor follows each batch that is taken from it; elsewhere it is closed."""
+        if self._stream is not None and getgeneratorstate(self._stream) == GEN_CLOSED:
+            self._stream = None  # a read failed in it, and is tried again
         if self._stream is None or self._stream_rows != rows:
             self._close_stream()
             self._stream_rows, self._stream_steps = rows, self._record(rows)

@@ -25,7 +25,7 @@ _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
 _LOCATED_SPAN = 1 << 20
 """Positions over which those rows may lie."""
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20
 """Tokens gathered at once: small batches share a gather, and what was gathered is still in a cache when it is used."""
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""

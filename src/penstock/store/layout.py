@@ -6,6 +6,7 @@ corpus.store/
     manifest.json            written last: its existence means that the version is complete
     shards.arrow             one row per shard: file, source, split, documents, tokens, bytes, hashes
     files.arrow              one row per raw file: path, size, time, content hash
+    units.arrow              one row per unit of work: what went in, and where its documents lie; for the next bake
     inputs.json              what the version was baked from: tells at once that it is up to date
     tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
     <source>-<split>-00000.arrow
@@ -87,6 +88,7 @@ class Manifest:
     report: dict[str, Any]
     shards_hash: str
     files_hash: str
+    units_hash: str
     tokenizer_hash: str
     format: int = STORE_FORMAT
     made_by: str = field(default="penstock")

@@ -102,6 +102,11 @@ class Store:
         return sum(stream.num_documents for stream in self.manifest.streams)
 
     @property
+    def vocab_size(self) -> int:
+        """Every token id is below this."""
+        return int(self.manifest.tokenizer["vocab_size"])
+
+    @property
     def report(self) -> dict[str, Any]:
         """What the bake read, kept and dropped, and why."""
         return self.manifest.report
@@ -158,6 +163,11 @@ class Store:
         if self._files is None:
             self._files = self._table("files.arrow", self.manifest.files_hash)
         return self._files
+
+    @property
+    def units(self) -> dict[str, Any]:
+        """The table of units that this version was joined from, as columns: for the next bake."""
+        return self._table("units.arrow", self.manifest.units_hash)
 
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa

@@ -31,7 +31,7 @@ class Damage:
 def verify_store(store: Store) -> Iterator[Damage]:
     """Every damaged file of a store: missing, truncated, altered, or with an id outside the vocabulary."""
     yield from _tokenizer(store)
-    for table in ("files", "shards"):
+    for table in ("files", "units", "shards"):
         try:
             getattr(store, table)
         except StoreError as error:

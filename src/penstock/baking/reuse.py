@@ -1,0 +1,143 @@
+"""Take units from versions that were baked before: what did not change is not read and tokenised again.
+
+A version keeps a table of the units that it was joined from: for each its name (which is what went in), its report,
+and where in the shards its documents lie. A unit of a new bake with the same name is those documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.baking.unit import SPLITS, Documents, UnitReport
+from penstock.errors import StoreError
+from penstock.fingerprint import fingerprint_file
+from penstock.store.reader import MappedShard, Store
+from penstock.store.versions import list_versions
+
+__all__ = ["KeptUnit", "Placed", "find_kept", "units_table"]
+
+
+@dataclass(slots=True)
+class Placed:
+    """Where a version has the documents of one unit."""
+
+    report: UnitReport
+    files: list[int]
+    """The version's number of the raw file that each span of the unit is of."""
+    first_rows: list[int]
+    """The number, in that file, of each span's first row."""
+    places: list[tuple[str, int, int]]
+    """For each split: shard, first document in it, number of documents."""
+    is_whole: bool = True
+    """Not where a split of the unit lies in several shards."""
+
+
+def units_table(placed: list[Placed]) -> dict[str, Any]:
+    """The table of a version's units, as columns."""
+    kept = [unit for unit in placed if unit.is_whole]
+    columns: dict[str, Any] = {
+        "key": [unit.report.key for unit in kept],
+        "report": [msgspec.json.encode(unit.report).decode() for unit in kept],
+        "files": [unit.files for unit in kept],
+        "first_rows": [unit.first_rows for unit in kept],
+    }
+    for number, split in enumerate(SPLITS):
+        for part, name in enumerate(("shard", "first", "count")):
+            columns[f"{split}_{name}"] = [unit.places[number][part] for unit in kept]
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class KeptUnit:
+    """A unit whose documents lie in the shards of a version that was baked before."""
+
+    report: UnitReport
+    _placed: Placed
+    _shards: list[MappedShard | None]
+    """For each split; None where the unit has no documents on that side."""
+
+    def documents(self, split: int) -> Documents:
+        shard, (_, first, count) = self._shards[split], self._placed.places[split]
+        if shard is None:
+            empty = np.empty(0, np.int64)
+            return empty, empty, empty, empty
+        offsets = shard.offsets[first : first + count + 1].astype(np.int64)
+        span = np.searchsorted(np.array(self._placed.files), shard.file[first : first + count])
+        row = shard.row[first : first + count] - np.array(self._placed.first_rows, np.int64)[span]
+        return shard.tokens[offsets[0] : offsets[-1]], np.diff(offsets), span, row
+
+
+def find_kept(to: Path, wanted: set[str]) -> dict[str, KeptUnit]:
+    """Units that a version of this store has, by name. A shard whose bytes are not what they were is not used."""
+    found: dict[str, KeptUnit] = {}
+    for version in list_versions(to):
+        if wanted <= found.keys():
+            break
+        try:
+            old = _OldVersion(Store(to, version=version))
+        except StoreError:
+            continue
+        for key, placed in old.units(wanted - found.keys()):
+            shards = [old.shard(*place) for place in placed.places]
+            if False not in shards:
+                found[key] = KeptUnit(placed.report, placed, shards)  # type: ignore[arg-type]
+    return found
+
+
+class _OldVersion:
+    """The units and shards of one version."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.table = store, store.units
+        self.rows = {name: row for row, name in enumerate(store.shards["file"].to_pylist())}
+        self.checked: dict[str, MappedShard | bool] = {}
+
+    def units(self, wanted: set[str]) -> Iterator[tuple[str, Placed]]:
+        for row, key in enumerate(self.table["key"].to_pylist()):
+            if key in wanted:
+                report = msgspec.json.decode(self._value("report", row), type=UnitReport)
+                places = [self._place(split, row) for split in SPLITS]
+                yield key, Placed(report, self._value("files", row), self._value("first_rows", row), places)
+
+    def _place(self, split: str, row: int) -> tuple[str, int, int]:
+        return (
+            self._value(f"{split}_shard", row),
+            self._value(f"{split}_first", row),
+            self._value(f"{split}_count", row),
+        )
+
+    def _value(self, column: str, row: int) -> Any:
+        value = self.table[column][row]
+        return value.as_py() if hasattr(value, "as_py") else int(value)
+
+    def shard(self, name: str, first: int, count: int) -> MappedShard | bool | None:
+        """A shard, mapped, if it is as the manifest says to the last byte; False if not; None if none is needed."""
+        if not count:
+            return None
+        if name not in self.checked:
+            self.checked[name] = self._check(name)
+        return self.checked[name]
+
+    def _check(self, name: str) -> MappedShard | bool:
+        row, shards = self.rows.get(name), self.store.shards
+        if row is None:
+            return False
+        path = self.store.folder / name
+        try:
+            mapped = MappedShard(
+                path,
+                int(shards["num_documents"][row]),
+                int(shards["num_tokens"][row]),
+                int(shards["num_bytes"][row]),
+                self.store.manifest.token_dtype,
+            )
+        except StoreError:
+            return False
+        # Damage must not travel into a new version, where it would get a hash of its own and never be found.
+        return mapped if fingerprint_file(path) == shards["file_hash"][row].as_py() else False

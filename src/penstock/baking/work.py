@@ -1,0 +1,256 @@
+"""The work of a bake: every ingredient cut into units, what each unit keeps, and each unit done once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.baking.engine import run_tasks
+from penstock.baking.inputs import Inputs, formats_of
+from penstock.baking.recipe import DatasetRecipe, Ingredient
+from penstock.baking.reuse import find_kept
+from penstock.baking.unit import (
+    Documents,
+    Job,
+    UnitReport,
+    bake_unit,
+    find_characters,
+    find_passing,
+    read_unit_report,
+    unit_documents,
+    unit_key,
+)
+from penstock.fingerprint import fingerprint, fingerprint_bytes
+from penstock.progress import progress
+from penstock.seeds import key_of, mix64
+from penstock.sources import units
+from penstock.sources.listing import InputFile
+from penstock.sources.units import Span, Unit
+
+__all__ = ["Work", "bake_units", "first_rows", "plan_work", "scan"]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One ingredient's work: its units, what each keeps of its rows, and what became of them."""
+
+    ingredient: Ingredient
+    job: Job
+    units: list[Unit]
+    first_file: int
+    """Number of the ingredient's first file among the files of all ingredients."""
+    files: list[InputFile]
+    selected: list[Any]
+    """For each unit the rows that a quantity chose, as numbers among those that pass `where`; None means all."""
+    reports: list[UnitReport] = field(default_factory=list)
+    documents: list[Callable[[int], Documents]] = field(default_factory=list)
+    """For each unit a function that gives its documents of one split."""
+
+    def file_of(self, span: Span) -> InputFile:
+        return self.files[span.file - self.first_file]
+
+    def label(self, unit: Unit) -> str:
+        """Names a unit among those of its ingredient, whatever other files there are."""
+        return f"{self.file_of(unit.spans[0]).name}:{unit.spans[0].start}" if unit.spans else f":{unit.first_row}"
+
+    def identity(self, unit: Unit) -> Any:
+        """What tells cheaply that the content of a unit has changed."""
+        if not unit.spans:
+            try:
+                return fingerprint_bytes(msgspec.json.encode(unit.rows, order="deterministic"))
+            except UnicodeEncodeError:
+                return fingerprint_bytes(repr(unit.rows).encode("utf-8", "surrogatepass"))
+        files = [self.file_of(span) for span in unit.spans]
+        return [[file.path, file.num_bytes, file.modified_ns] for file in files]
+
+
+def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: bool) -> list[Work]:
+    """Cut every ingredient into units. Depends on names and sizes only, never on workers."""
+    work, first_file = [], 0
+    for ingredient, files, spec in zip(recipe.ingredients, inputs.files, inputs.spec["ingredients"], strict=True):
+        formats = formats_of(ingredient, files)
+        if ingredient.is_memory:
+            cut = units.cut_rows(ingredient.source)
+        else:
+            numbered = [(first_file + number, file.path, file.num_bytes) for number, file in enumerate(files)]
+            cut = units.cut_files(numbered, ingredient.format)
+        decides = [
+            # What is chosen of a unit, and what rows it holds, is part of the unit's own name.
+            {name: value for name, value in spec.items() if name not in ("quantity", "memory")},
+            inputs.spec["steps"],
+            recipe.holdout_fraction,
+            recipe.seed,
+            shuffle,
+            on_error,
+            [inputs.spec["formats"][name] for name in formats],
+            inputs.spec["bake"],
+        ]
+        job = Job(
+            ingredient=ingredient.name,
+            text=ingredient.text,
+            where=ingredient.where,
+            steps=recipe.row_steps,
+            tokenize=recipe.tokenize,
+            holdout=recipe.holdout_fraction,
+            seed=recipe.seed,
+            shuffle=shuffle,
+            on_error=on_error,
+            formats=formats,
+            fingerprint=fingerprint(decides),
+        )
+        work.append(Work(ingredient, job, cut, first_file, files, [None] * len(cut)))
+        first_file += max(len(files), 1)
+    return work
+
+
+class _ForUnit:
+    """A function of one unit, with the jobs that all units share: they travel to a worker once."""
+
+    def __init__(self, function: Callable[..., Any], jobs: list[Job]) -> None:
+        self.function, self.jobs = function, jobs
+
+    def __call__(self, which: int, unit: Unit, *rest: Any) -> Any:
+        return self.function(self.jobs[which], unit, *rest)
+
+
+def _for_units(
+    function: Callable[..., Any], work: list[Work], tasks: Sequence[tuple[Any, ...]], workers: int
+) -> Iterator[tuple[int, Any]]:
+    """(task number, result) of tasks (ingredient number, unit, ...), as they finish."""
+    return run_tasks(_ForUnit(function, [part.job for part in work]), tasks, workers, about=_about)
+
+
+def _about(task: tuple[Any, ...]) -> str:
+    spans = task[1].spans
+    more = f" and {len(spans) - 1} more" if len(spans) > 1 else ""
+    return f"{spans[0].path}{more}" if spans else "rows from memory"
+
+
+def scan(recipe: DatasetRecipe, work: list[Work], workers: int, to: Path, show: bool) -> None:
+    """Find out what must be known of everything before anything is baked: quantities, a vocabulary of characters."""
+    _choose_quantities(work, workers, to, show)
+    if recipe.tokenize.needs_fit:
+        fitted = recipe.tokenize.fitted(_characters(work, workers, to, show))
+        for part in work:
+            decides = fingerprint([part.job.fingerprint, fitted.fingerprint])
+            part.job = replace(part.job, tokenize=fitted, fingerprint=decides)
+
+
+def _choose_quantities(work: list[Work], workers: int, to: Path, show: bool) -> None:
+    limited = [which for which, part in enumerate(work) if part.ingredient.quantity is not None]
+    tasks = [(which, unit) for which in limited for unit in work[which].units]
+    if not tasks:
+        return
+    found: list[Any] = [None] * len(tasks)
+    with progress(f"choosing rows for {to}", _bytes_of(tasks), show=show) as done:
+        for number, passing in _for_units(find_passing, work, tasks, workers):
+            found[number] = passing
+            done.advance(tasks[number][1].num_bytes)
+    for which in limited:
+        mine, found = found[: len(work[which].units)], found[len(work[which].units) :]
+        work[which].selected = _choose(work[which], [rows for rows, _ in mine], [counts for _, counts in mine])
+
+
+def _choose(part: Work, passing: list[Any], span_rows: list[list[int]]) -> list[Any]:
+    """The rows with the smallest hash of (seed, ingredient, file, row), as numbers among each unit's passing rows."""
+    noise = []
+    for unit, rows, first in zip(part.units, passing, first_rows(part, span_rows), strict=True):
+        numbers = (rows[:, 1] + np.array(first, np.int64)[rows[:, 0]]).astype(np.uint64)
+        hashes = np.empty(len(rows), np.uint64)
+        for span in range(max(len(unit.spans), 1)):
+            name = part.file_of(unit.spans[span]).name if unit.spans else "<memory>"
+            mine = rows[:, 0] == span
+            key = key_of("quantity", part.job.seed, part.job.ingredient, name)
+            hashes[mine] = mix64(numbers[mine], np.uint64(key))
+        noise.append(hashes)
+    everything = np.concatenate(noise)
+    quantity = part.ingredient.quantity
+    wanted = int(len(everything) * quantity + 1e-9) if isinstance(quantity, float) else int(quantity or 0)
+    kept = np.zeros(len(everything), bool)
+    kept[np.argsort(everything, kind="stable")[:wanted]] = True
+    return [np.flatnonzero(mine) for mine in np.split(kept, np.cumsum([len(n) for n in noise])[:-1])]
+
+
+def _characters(work: list[Work], workers: int, to: Path, show: bool) -> set[int]:
+    tasks = [
+        (which, unit, chosen)
+        for which, part in enumerate(work)
+        for unit, chosen in zip(part.units, part.selected, strict=True)
+    ]
+    points: set[int] = set()
+    with progress(f"finding the characters of {to}", _bytes_of(tasks), show=show) as done:
+        for number, characters in _for_units(find_characters, work, tasks, workers):
+            points.update(characters)
+            done.advance(tasks[number][1].num_bytes)
+    return points
+
+
+def _bytes_of(tasks: Sequence[tuple[Any, ...]]) -> int:
+    return sum(task[1].num_bytes for task in tasks)
+
+
+def first_rows(part: Work, span_rows: list[list[int]]) -> list[list[int]]:
+    """For each span of each unit, the number of its first row inside its file."""
+    rows_so_far: Counter[int] = Counter()
+    first = []
+    for unit, counts in zip(part.units, span_rows, strict=True):
+        if unit.rows is not None:
+            first.append([unit.first_row])
+            continue
+        first.append([rows_so_far[span.file] for span in unit.spans])
+        for span, count in zip(unit.spans, counts, strict=True):
+            rows_so_far[span.file] += count
+    return first
+
+
+def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> None:
+    """Bake every unit that neither an unfinished bake has left in work/ nor an older version has."""
+    folder = to / "work"
+    folder.mkdir(exist_ok=True)
+    every = [
+        (part, n, key, folder / f"{which:03d}-{n:06d}-{key[:16]}.arrow")
+        for which, part in enumerate(work)
+        for n, key in enumerate(_unit_keys(part))
+    ]
+    for part, _, _, path in every:
+        part.documents.append(partial(unit_documents, path))
+        part.reports.append(read_unit_report(path) or UnitReport())
+    kept = find_kept(to, {key for part, n, key, _ in every if part.reports[n].key != key})
+    with progress(f"baking {to}", sum(part.units[n].num_bytes for part, n, _, _ in every), show=show) as done:
+        todo = []
+        for part, n, key, path in every:
+            if part.reports[n].key != key and key in kept:
+                part.reports[n], part.documents[n] = kept[key].report, kept[key].documents
+            if part.reports[n].key == key:
+                done.advance(part.units[n].num_bytes, "done before")
+            else:
+                todo.append((part, n, key, path))
+        tasks = [
+            (work.index(part), part.units[n], part.label(part.units[n]), key, part.selected[n], path)
+            for part, n, key, path in todo
+        ]
+        documents = 0
+        for number, report in _for_units(bake_unit, work, tasks, workers):
+            part, n, *_ = todo[number]
+            part.reports[n] = report
+            documents += report.documents
+            done.advance(part.units[n].num_bytes, f"{documents:,} documents")
+
+
+def _unit_keys(part: Work) -> list[str]:
+    return [
+        unit_key(
+            part.job,
+            unit,
+            part.label(unit),
+            [part.identity(unit), None if chosen is None else fingerprint(chosen.tolist())],
+        )
+        for unit, chosen in zip(part.units, part.selected, strict=True)
+    ]

@@ -1,0 +1,200 @@
+"""Files appear whole or not at all; one writer at a time; names stay inside their folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.files import (
+    exclusive,
+    inside,
+    is_in_use,
+    is_part,
+    out_of_space_at,
+    part_name,
+    shared,
+    unused,
+    write_whole,
+)
+
+
+def test_a_file_is_written_whole_and_nothing_else_is_left(tmp_path):
+    write_whole(tmp_path / "a", b"one")
+    write_whole(tmp_path / "a", b"two")
+    assert (tmp_path / "a").read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a", b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    write_whole(tmp_path / "a", b"0" * 100_000)
+    stop = threading.Event()
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            write_whole(tmp_path / "a", str(number % 10).encode() * 100_000)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            data = (tmp_path / "a").read_bytes()
+            assert len(data) == 100_000
+            assert len(set(data)) == 1
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_temporary_names_are_hidden_unique_and_known(tmp_path):
+    names = [part_name(tmp_path / "a").name for _ in range(3)]
+    assert len(set(names)) == 3
+    assert all(name.startswith(".") and is_part(name) for name in names)
+    assert not is_part("a.arrow")
+    assert not is_part(".lock")
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from penstock.files import exclusive, shared
+if sys.argv[1] == "exclusive":
+    with exclusive(Path(sys.argv[2]), doing="baking into"):
+        print("held", flush=True)
+        time.sleep(600)
+descriptor = shared(Path(sys.argv[2]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hold():
+    """Another process that holds a lock until it is killed."""
+    started = []
+
+    def start(kind: str, path: Path) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, kind, str(path)],
+            env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_second_writer_is_told_who_the_first_is(tmp_path, hold):
+    other = hold("exclusive", tmp_path / ".lock")
+    with (
+        pytest.raises(ps.BusyError, match=f"another process is baking into {tmp_path}") as caught,
+        exclusive(tmp_path / ".lock", doing="baking into"),
+    ):
+        pass
+    assert caught.value.where["process"] == f"pid {other.pid}"
+    assert "wait for it" in caught.value.remedy
+
+
+def test_the_lock_ends_with_its_process_however_it_ends(tmp_path, hold):
+    other = hold("exclusive", tmp_path / ".lock")
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with exclusive(tmp_path / ".lock", doing="baking into"):
+        assert (tmp_path / ".lock").read_text() == f"pid {os.getpid()}"
+
+
+def test_a_lock_is_free_again_after_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="in the block"), exclusive(tmp_path / ".lock", doing="x"):
+        raise RuntimeError("in the block")
+    with exclusive(tmp_path / ".lock", doing="x"):
+        pass
+
+
+def test_a_file_is_in_use_while_any_process_says_so(tmp_path, hold):
+    path = tmp_path / "manifest.json"
+    path.write_text("")
+    assert not is_in_use(path)
+    mine = shared(path)
+    other = hold("shared", path)
+    os.close(mine)
+    assert is_in_use(path)
+    other.kill()
+    other.wait()
+    assert not is_in_use(path)
+
+
+def test_who_comes_while_a_file_is_removed_finds_it_gone(tmp_path):
+    path = tmp_path / "manifest.json"
+    path.write_text("")
+    found: list[object] = []
+
+    def come():
+        try:
+            found.append(shared(path))
+        except FileNotFoundError as error:
+            found.append(error)
+
+    with unused(path) as free:
+        assert free
+        reader = threading.Thread(target=come)
+        reader.start()
+        reader.join(timeout=0.2)
+        assert found == []  # it waits
+        path.unlink()
+    reader.join()
+    assert isinstance(found[0], FileNotFoundError)
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.arrow", "..a", "a..b", ".hidden"])
+def test_names_inside_a_folder(tmp_path, name):
+    assert inside(tmp_path, name) == tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["..", "../a", "a/../b", "a/..", "/etc/passwd", "a\0b", ""])
+def test_names_that_leave_a_folder_are_refused(tmp_path, name):
+    with pytest.raises(ps.StoreError, match="leaves its folder") as caught:
+        inside(tmp_path, name)
+    assert caught.value.where["folder"] == tmp_path
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_one_clear_error(tmp_path, number):
+    with pytest.raises(ps.OutOfSpaceError, match="no space left while writing") as caught, out_of_space_at(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.where["folder"] == tmp_path
+    assert "run the same call again" in caught.value.remedy
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path):
+    with pytest.raises(PermissionError), out_of_space_at(tmp_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
