@@ -67,6 +67,13 @@ def test_the_readme_shows_code_by_its_line_seven():
     assert "```python" in lines[:7]
 
 
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *PAGES], ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_file(page):
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing, f"{page.name} links to {missing}"
+
+
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """The files that the pages name."""

@@ -327,3 +327,51 @@ def test_where_it_cannot_be_known_the_error_asks_for_a_version(value, kind):
     named = function_fingerprint(function, name="f", version="1")
     assert named == function_fingerprint(lambda row: row, name="f", version="1")
     assert named != function_fingerprint(function, name="f", version="2")
+
+
+# Modules of the user's own: what the code takes out of them counts, not the text of one file.
+
+
+@pytest.fixture
+def own_package(tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package/__init__.py").write_text("")
+    (tmp_path / "own_package/text.py").write_text("LIMIT = 1\ndef clean(text): return text\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_package.text") and sys.modules["own_package"]
+    for name in ("own_package", "own_package.text"):
+        del sys.modules[name]
+
+
+def by_closure(package):
+    return lambda row: package.text.clean(row)
+
+
+def by_global(package):
+    globals()["some_package"] = package
+    return lambda row: [some_package.text.clean(part) for part in row]  # noqa: F821
+
+
+@pytest.mark.parametrize("make", [by_closure, by_global])
+def test_a_changed_function_of_a_module_inside_a_package_is_noticed(own_package, make, monkeypatch):
+    before = name_of(make(own_package))
+    assert name_of(make(own_package)) == before
+    monkeypatch.setattr(own_package.text, "clean", lambda text: text + text)
+    assert name_of(make(own_package)) != before
+
+
+def test_a_value_that_a_program_sets_in_a_module_is_noticed_and_others_are_not(own_package):
+    function = lambda row: len(row) > own_package.text.LIMIT
+    before = name_of(function)
+    own_package.text.other = 1
+    assert name_of(function) == before
+    own_package.text.LIMIT = 2
+    assert name_of(function) != before
+
+
+def test_a_function_that_an_installed_package_made_is_named_with_what_it_was_made_of(monkeypatch):
+    installed = types.ModuleType("installed")
+    installed.__file__ = str(Path(os.__file__).with_name("installed.py"))
+    monkeypatch.setitem(sys.modules, "installed", installed)
+    exec("def make(limit):\n    return lambda row: row > limit", vars(installed))
+    assert name_of(installed.make(3)) == name_of(installed.make(3)) != name_of(installed.make(4))

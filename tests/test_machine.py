@@ -105,14 +105,6 @@ def test_shared_memory_is_shared_and_has_no_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("half")
-def test_memory_advice_may_ask_for_anything(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * 10_000)
-    with open(tmp_path / "a", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for start, stop in ((0, 10_000), (5000, 5001), (0, 10**9), (9999, 3), (20_000, 30_000), (0, 0)):
-            machine.will_need(mapped, start, stop)
-
-
-@pytest.mark.usefixtures("half")
 def test_a_process_counts_the_cpus_it_may_use():
     assert 1 <= machine.cpu_count() <= (os.cpu_count() or 1)
 

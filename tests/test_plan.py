@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import penstock as ps
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SpecError
 from penstock.plan import Plan, PlanSource
 from penstock.plans import find_plan, list_plans, store_for_plan
 
@@ -214,6 +218,16 @@ def test_a_plan_finds_its_content_in_an_older_version_of_the_store(own_store, ra
     assert open_loader(own_store, plan=plan).plan == plan
 
 
+def test_a_damaged_version_does_not_hide_the_older_one_that_a_plan_needs(own_store, open_loader):
+    loader = open_loader(own_store)
+    for text in ("second", "third"):
+        recipe = ps.DatasetRecipe().add_ingredient([text * 40], name="other").prepare_step(ps.tokenize("bytes"))
+        newest = ps.bake(recipe, to=own_store, workers=0, show_progress=False)
+        if text == "second":
+            (newest.folder / "manifest.json").write_text("{")
+    assert store_for_plan(own_store, loader.plan).version == loader.store.version
+
+
 def test_a_plan_whose_content_is_gone_is_refused_by_source(own_store, small_store, tmp_path, open_loader):
     plan = open_loader(own_store).plan
     recipe = ps.DatasetRecipe().add_ingredient(["other text"], name="web").prepare_step(ps.tokenize("bytes"))
@@ -231,3 +245,34 @@ def test_a_plan_works_over_a_store_that_has_moved(own_store, tmp_path, open_load
     shutil.copytree(own_store, moved)
     again = open_loader(moved, plan=loader.plan.fingerprint)
     assert (again.get_batch().input_ids == expected).all()
+
+
+def test_runs_that_open_at_once_are_all_recorded(tmp_path, own_store):
+    code = "import sys, penstock as ps; ps.PretrainDataLoader(sys.argv[1], chunk_size=9, batch_size=int(sys.argv[2]))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    command = [sys.executable, "-c", code, str(own_store)]
+    runs = [subprocess.Popen([*command, str(batch_size)], env=environment) for batch_size in range(1, 7)]
+    assert [run.wait(timeout=60) for run in runs] == [0] * 6
+    plan = ps.PretrainDataLoader(own_store, chunk_size=9, batch_size=1).plan
+    kept = Plan.load(own_store / "plans" / f"{plan.fingerprint}.json")
+    assert sorted(run[0][2] for run in kept.runs) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_plan_file_does_not_keep_a_run_from_starting(own_store, open_loader, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    plan = open_loader(own_store, chunk_size=9).plan
+    (own_store / "plans" / f"{plan.fingerprint}.json").write_text("")
+    assert open_loader(own_store, chunk_size=9).plan == plan
+    assert (tmp_path / "home" / "plans" / f"{plan.fingerprint}.json").exists()
+
+
+def test_a_store_below_the_home_folder_is_found_by_its_short_name(own_store, open_loader, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_store.parent))
+    plan = open_loader(own_store, chunk_size=9).plan
+    assert find_plan(f"~/{own_store.name}", plan.fingerprint) == plan
+
+
+@pytest.mark.parametrize("seed", [1.5, "7", None])
+def test_a_seed_that_is_no_whole_number_is_refused(own_store, open_loader, seed):
+    with pytest.raises(SpecError, match="seed must be a whole number"):
+        open_loader(own_store, chunk_size=9, seed=seed)

@@ -302,3 +302,13 @@ def test_a_file_name_that_several_files_end_in_asks_for_more_of_the_path(tmp_pat
     assert {r.file for r in ps.find(tmp_path / "s", loader, file="two/same.txt")} == {
         str(tmp_path / "two" / "same.txt")
     }
+
+
+def test_a_file_that_two_ingredients_have_is_found_in_both(tmp_path, open_loader):
+    (tmp_path / "a.txt").write_text("some text that is read twice")
+    recipe = (
+        ps.DatasetRecipe().add_ingredient(tmp_path / "a.txt", name="one").add_ingredient(tmp_path / "a.txt", name="two")
+    )
+    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=tmp_path / "c.store", workers=0, show_progress=False)
+    loader = open_loader(tmp_path / "c.store", chunk_size=4, batch_size=2)
+    assert {use.source for use in ps.find(tmp_path / "c.store", loader, file="a.txt")} == {"one", "two"}

@@ -93,19 +93,15 @@ def combine(parts: Iterable[NDArray[np.uint64]]) -> str:
 def _check_steps(plan: Plan, first_step: int, last_step: int) -> None:
     if last_step < first_step:
         raise PlanError(f"steps {first_step}-{last_step} run backwards", remedy=f"{last_step}-{first_step}")
-    position_of_step(plan.steps, first_step, **_epochs(plan))  # refuses a step that does not exist
-
-
-def _epochs(plan: Plan) -> dict[str, Any]:
-    return {"epoch_rows": plan.epoch_rows, "epoch_end": plan.epoch_end}
+    position_of_step(plan.steps, first_step, **plan.epoch_spec)  # refuses a step that does not exist
 
 
 def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
     """The steps, as runs that lie end to end."""
     waiting: Task | None = None
     for step in range(first_step, last_step + 1):
-        position, rows = position_of_step(plan.steps, step, **_epochs(plan))
-        real = Cut(rows_per_step=rows, **_epochs(plan)).real_rows(position)
+        position, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
+        real = Cut(rows_per_step=rows, **plan.epoch_spec).real_rows(position)
         if (
             waiting is not None
             and waiting.stride == rows == real == waiting.real_rows

@@ -13,6 +13,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.errors import BusyError, OutOfSpaceError, StoreError
 
@@ -21,6 +22,7 @@ __all__ = [
     "inside",
     "is_in_use",
     "is_part",
+    "one_at_a_time",
     "out_of_space_at",
     "part_name",
     "publish",
@@ -28,6 +30,7 @@ __all__ = [
     "sync_folder",
     "unused",
     "write_whole",
+    "writing_whole",
 ]
 
 _counter = itertools.count()
@@ -47,22 +50,29 @@ def is_part(name: str) -> bool:
     return name.startswith(".") and name.endswith(".part")
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that others may be watching for.
-
-    A reader sees the old file or the new one, never a part. Survives a crash after return.
-    Not for appending, and not across file systems.
-    """
+@contextlib.contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into that gets its name when the block is done: all of it, on disk; or nothing, on an error."""
     part = part_name(path)
     try:
         with open(part, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         publish(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that others may be watching for.
+
+    A reader sees the old file or the new one, never a part. Survives a crash after return.
+    Not for appending, and not across file systems.
+    """
+    with writing_whole(path) as file:
+        file.write(data)
 
 
 def publish(part: Path, path: Path) -> None:
@@ -102,6 +112,21 @@ def exclusive(path: Path, *, doing: str) -> Iterator[None]:
         file.write(f"pid {os.getpid()}")
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this folder: for reading a file, then writing it anew.
+
+    The folder itself is locked, so nothing is left in it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def shared(path: Path) -> int:

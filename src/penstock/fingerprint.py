@@ -108,7 +108,11 @@ class _Describer:
         if type(value) in (dict, types.MappingProxyType):
             return ["dict", *sorted(([describe(k), describe(v)] for k, v in value.items()), key=fingerprint)]
         if isinstance(value, types.FunctionType):
-            return self._function(value) if _is_users(value.__module__) else _named(value)
+            if _is_users(value.__module__):
+                return self._function(value)
+            # What an installed package made at run time does what it was made of: make_filter(3) is not make_filter(4).
+            cells = (value.__closure__ or ()) if "<locals>" in value.__qualname__ else ()
+            return [*_named(value), *(self._cell("", cell, []) for cell in cells)]
         if isinstance(value, type):
             return self._class(value) if _is_users(value.__module__) else _named(value)
         if isinstance(value, types.MethodType):
@@ -159,27 +163,47 @@ class _Describer:
     def _function(self, function: types.FunctionType) -> Any:
         code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        names = sorted(set(_global_names(code)))
+        of_globals, of_closure = (sorted(set(_dotted_names(code, opnames))) for opnames in (_GLOBAL, _CLOSURE))
         return [
             "function",
             self._code(code),
             self.describe(function.__defaults__),
             self.describe(function.__kwdefaults__),
-            [[name, self._cell(cell)] for name, cell in cells],
-            [[name, self._global(function, name)] for name in names],
+            [described for name, cell in cells for described in self._cell(name, cell, of_closure)],
+            [
+                described
+                for name in sorted({path[0] for path in of_globals})
+                for described in self._global(function, name, of_globals)
+            ],
         ]
 
-    def _cell(self, cell: types.CellType) -> Any:
+    def _cell(self, name: str, cell: types.CellType, paths: list[tuple[str, ...]]) -> Any:
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet
-            return ["empty"]
-        return self.describe(content)
+            return [[name, ["empty"]]]
+        return self._named_value(name, content, paths)
 
-    def _global(self, function: types.FunctionType, name: str) -> Any:
+    def _global(self, function: types.FunctionType, name: str, paths: list[tuple[str, ...]]) -> Any:
         if name in function.__globals__:
-            return self.describe(function.__globals__[name])
-        return ["builtin" if hasattr(builtins, name) else "undefined", name]
+            return self._named_value(name, function.__globals__[name], paths)
+        return [[name, ["builtin" if hasattr(builtins, name) else "undefined", name]]]
+
+    def _named_value(self, name: str, value: Any, paths: list[tuple[str, ...]]) -> Any:
+        """[name, what it is]; for a module of the user's own, what the code takes out of it, each by its dotted name.
+
+        The module's file would not do: it does not say what other modules define, nor what a program set in it.
+        """
+        if not _is_users_module(value) or not paths:
+            return [[name, self.describe(value)]]
+        taken: dict[str, Any] = {}
+        for path in paths:
+            if path[0] == name:
+                found, depth = value, 1
+                while _is_users_module(found) and depth < len(path) and hasattr(found, path[depth]):
+                    found, depth = getattr(found, path[depth]), depth + 1
+                taken[".".join(path[:depth])] = found
+        return [[dotted, self.describe(found)] for dotted, found in sorted(taken.items())]
 
     def _code(self, code: types.CodeType) -> Any:
         return [
@@ -204,7 +228,7 @@ class _Describer:
         return ["class", described.__qualname__, [self.describe(b) for b in described.__bases__], members]
 
     def _module(self, module: types.ModuleType) -> Any:
-        if _is_users(module.__name__) and (file := getattr(module, "__file__", None)):
+        if _is_users_module(module) and (file := getattr(module, "__file__", None)):
             return ["module", module.__name__, fingerprint_file(Path(file))]
         return ["module", module.__name__]
 
@@ -239,14 +263,25 @@ def _named(value: Any) -> list[Any]:
     return ["named", getattr(value, "__module__", None), value.__qualname__]
 
 
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    """Names that code, and the code inside it (comprehensions, inner functions), looks up among the globals."""
+_GLOBAL, _CLOSURE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_DEREF",)
+
+
+def _dotted_names(code: types.CodeType, opnames: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Names that code, and the code inside it (comprehensions, inner functions), looks up among globals or closures.
+
+    Each with the attributes that are read from it at once: ("helpers", "clean") for helpers.clean(text).
+    """
+    path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
+        if path and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path = (*path, instruction.argval)
+            continue
+        if path:
+            yield path
+        path = (instruction.argval,) if instruction.opname in opnames else ()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+            yield from _dotted_names(constant, opnames)
 
 
 @functools.cache
@@ -255,6 +290,10 @@ def _installed_folders() -> tuple[str, ...]:
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {site.getusersitepackages(), str(Path(__file__).parent)}
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+def _is_users_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and _is_users(value.__name__)
 
 
 def _is_users(module_name: str | None) -> bool:

@@ -90,6 +90,7 @@ class Located:
     def _find_windows(self) -> None:
         source, index, epoch = self.draw
         sources = self.flow.windows
+        # What `addresses` says holds only while the shards are mapped: `_held` keeps them so.
         if len(sources) == 1:
             address, whole, held, self.start = sources[0].addresses(index, epoch)
             self._held = [held]

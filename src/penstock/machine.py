@@ -1,4 +1,4 @@
-"""What only some machines have, each with a fallback: process facts, memory advice, CPU count, parent-death signals.
+"""What only some machines have, each with a fallback: process facts, CPU count, shared memory, parent death.
 
 Everything Linux-only that penstock uses is in this module. `PENSTOCK_PORTABLE=1` turns that half off, so that the
 portable half (what macOS runs) can be tested anywhere.
@@ -7,7 +7,6 @@ portable half (what macOS runs) can be tested anywhere.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import resource
 import signal
@@ -24,7 +23,6 @@ __all__ = [
     "is_alive",
     "is_linux",
     "shared_memory",
-    "will_need",
 ]
 
 
@@ -93,11 +91,3 @@ def shared_memory(num_bytes: int) -> int:
         os.unlink(path)
     os.ftruncate(descriptor, num_bytes)
     return descriptor
-
-
-def will_need(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Ask the system to read this part of a mapped file soon. A hint: it may do nothing."""
-    stop = min(stop, len(mapped))
-    if is_linux() and 0 <= start < stop:
-        start -= start % mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_WILLNEED, start, stop - start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -12,10 +13,10 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PlanError
-from penstock.files import write_whole
+from penstock.files import one_at_a_time, write_whole
 from penstock.fingerprint import fingerprint
 
-__all__ = ["Plan", "PlanSource", "State", "plan_home"]
+__all__ = ["Plan", "PlanSource", "State", "is_fingerprint", "plan_home"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""
@@ -71,6 +72,11 @@ class Plan:
         """Rows of one epoch; None for an endless stream."""
         return self.num_rows if self.weights is not None else sum(source.num_rows for source in self.sources)
 
+    @property
+    def epoch_spec(self) -> dict[str, Any]:
+        """How steps go through epochs, as `Cut`, `position_of_step` and `step_of_position` take it."""
+        return {"epoch_rows": self.epoch_rows, "epoch_end": self.epoch_end}
+
     def spec(self) -> dict[str, Any]:
         """The fingerprinted part, as JSON."""
         spec = asdict(self)
@@ -101,12 +107,13 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
         path = Path(path)
-        known = [_run(run) for run in _read(path).get("runs", [])] if path.exists() else []
-        runs = [*known, *(run for run in self.runs if run not in known)]
-        if path.exists() and runs == known:
-            return
-        body = {"penstock_plan": PLAN_FORMAT, "fingerprint": self.fingerprint, "plan": self.spec(), "runs": runs}
-        write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=1))
+        with one_at_a_time(path.parent):  # two runs that open at once are both recorded
+            known = [_run(run) for run in _read(path).get("runs", [])] if path.exists() else []
+            runs = [*known, *(run for run in self.runs if run not in known)]
+            if path.exists() and runs == known:
+                return
+            body = {"penstock_plan": PLAN_FORMAT, "fingerprint": self.fingerprint, "plan": self.spec(), "runs": runs}
+            write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -181,6 +188,15 @@ def _run(steps: Sequence[Sequence[int]]) -> Run:
     return tuple((int(step), int(position), int(rows)) for step, position, rows in steps)
 
 
+def is_fingerprint(text: str) -> bool:
+    """Whether a text can be a plan's fingerprint, or the beginning of one.
+
+    >>> is_fingerprint("3f2a"), is_fingerprint("corpus.json")
+    (True, False)
+    """
+    return re.fullmatch(r"[0-9a-f]{4,16}", text) is not None
+
+
 def plan_home() -> Path:
     """Where plans go that cannot lie beside their store."""
     home = os.environ.get("PENSTOCK_HOME")
@@ -195,7 +211,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"no plan at {path}", file=path, remedy="`penstock plan STORE` lists the plans of a store"
         ) from None
     except msgspec.DecodeError as error:
-        raise PlanError("this is not a plan", file=path, reason=error) from None
+        raise PlanError("this is not a plan", file=path, reason=error, remedy=_REMOVE) from None
     if not isinstance(body, dict) or body.get("penstock_plan") != PLAN_FORMAT:
-        raise PlanError("this is not a plan that this penstock can read", file=path)
+        raise PlanError("this is not a plan that this penstock can read", file=path, remedy=_REMOVE)
     return body
+
+
+_REMOVE = "remove the file, and open a loader with the settings of that run: it writes its plan"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PlanError
-from penstock.plan import Plan, plan_home
+from penstock.errors import PlanError, StoreError
+from penstock.plan import Plan, is_fingerprint, plan_home
 from penstock.store.reader import Store
 from penstock.store.versions import list_versions
 
@@ -26,7 +25,7 @@ def keep_plan(store: Path, plan: Plan) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             plan.save(folder / f"{plan.fingerprint}.json")
             return
-        except OSError as error:
+        except (OSError, PlanError) as error:  # a damaged file there must not keep a run from starting
             log.warning("plan %s cannot be kept in %s: %s", plan.fingerprint, folder, error)
 
 
@@ -38,7 +37,7 @@ def list_plans(store: Path) -> list[Plan]:
 
 def find_plan(store: str | os.PathLike[str] | Store, plan: Any, *, batch_size: int | None = None) -> Plan:
     """The plan that somebody means by a plan, loader, state, fingerprint (or its beginning) or file."""
-    found = _find(store.path if isinstance(store, Store) else Path(store), plan)
+    found = _find(_root(store), plan)
     return found if batch_size is None else found.cut_as([[0, 0, batch_size]])
 
 
@@ -51,7 +50,7 @@ def _find(store: Path, plan: Any) -> Plan:
         if "plan" not in plan or "steps" not in plan:
             raise PlanError("this is not a loader's state", remedy="what state_dict() returned")
         return _find(store, plan["plan"]).cut_as(plan["steps"])
-    if isinstance(plan, str) and re.fullmatch(r"[0-9a-f]{4,16}", plan):
+    if isinstance(plan, str) and is_fingerprint(plan):
         for folder in (store / "plans", plan_home()):
             matches = sorted(folder.glob(f"{plan}*.json"))
             if len(matches) == 1:
@@ -71,12 +70,15 @@ def _find(store: Path, plan: Any) -> Plan:
 
 def store_for_plan(path: str | os.PathLike[str] | Store, plan: Plan) -> Store:
     """The version of a store that has a plan's content: the current one, or an older one that is still there."""
-    root = path.path if isinstance(path, Store) else Path(path)
+    root = _root(path)
     stores = [path] if isinstance(path, Store) else [Store(root)]
     if _has(stores[0], plan):
         return stores[0]
     for version in list_versions(root):
-        store = Store(root, version=version)
+        try:
+            store = Store(root, version=version)
+        except StoreError:  # damaged, or removed since: another may have the content
+            continue
         if _has(store, plan):
             return store
     missing = [s for s in plan.sources if (s.name, s.split, s.fingerprint) not in _contents(stores[0])]
@@ -85,6 +87,10 @@ def store_for_plan(path: str | os.PathLike[str] | Store, plan: Plan) -> Store:
         source=", ".join(f"{s.name} ({s.split})" for s in missing),
         remedy="the store that the plan was made over; `penstock gc` may have removed its version",
     )
+
+
+def _root(store: str | os.PathLike[str] | Store) -> Path:
+    return store.path if isinstance(store, Store) else Path(os.path.expanduser(store))
 
 
 def _has(store: Store, plan: Plan) -> bool:

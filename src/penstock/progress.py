@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 __all__ = ["Progress", "progress"]
 
@@ -52,12 +52,12 @@ class _Silent:
 
 
 class _Live:
-    def __init__(self, bar: object, what: str, total: int) -> None:
+    def __init__(self, bar: Any, what: str, total: int) -> None:
         self._bar = bar
-        self._task = bar.add_task(what, total=total, note="")  # type: ignore[attr-defined]
+        self._task = bar.add_task(what, total=total, note="")
 
     def advance(self, amount: int, note: str = "") -> None:
-        self._bar.update(self._task, advance=amount, note=note)  # type: ignore[attr-defined]
+        self._bar.update(self._task, advance=amount, note=note)
 
 
 class _Lines:

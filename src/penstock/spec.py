@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import SpecError
 
-__all__ = ["at_least", "one_of", "suggest"]
+__all__ = ["at_least", "one_of", "suggest", "whole_number"]
 
 T = TypeVar("T")
 
@@ -20,16 +20,26 @@ def at_least(smallest: int, **parameter: Any) -> int:
     >>> at_least(1, batch_size=8)
     8
     """
+    number = whole_number(**parameter)
     ((name, value),) = parameter.items()
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name) from None
     if number < smallest:
         raise SpecError(
             f"{name} must be at least {smallest}, got {value}", parameter=name, remedy=f"{name}={max(smallest, 1)}"
         )
     return number
+
+
+def whole_number(**parameter: Any) -> int:
+    """The one named parameter as an int: 1.5 is not cut to 1.
+
+    >>> whole_number(seed=-7)
+    -7
+    """
+    ((name, value),) = parameter.items()
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name) from None
 
 
 def one_of(choices: Iterable[T], **parameter: T) -> T:

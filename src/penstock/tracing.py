@@ -13,10 +13,11 @@ from penstock.assemble.window import WindowRows
 from penstock.errors import PlanError, SourceError
 from penstock.flow import Flow
 from penstock.loaders.pretrain import open_flow
-from penstock.order.split import position_of_step, share, step_of_position
+from penstock.order.split import Cut, position_of_step, share, step_of_position
 from penstock.plan import Plan
 from penstock.plans import find_plan, store_for_plan
-from penstock.store.reader import Store, TokenStream
+from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
 from penstock.types import TraceRecord
 
 __all__ = ["find", "trace"]
@@ -43,11 +44,9 @@ def trace(
     opened = store_for_plan(store, found)
     if (step is None) == (position is None):
         raise PlanError("trace takes step= or position=", remedy="trace(store, plan, step=100)")
-    spec: dict[str, Any] = {"epoch_rows": found.epoch_rows, "epoch_end": found.epoch_end}
     if step is not None:
-        first, rows = position_of_step(found.steps, step, **spec)
-        if found.epoch_rows is not None and found.epoch_end == "pad":
-            rows = min(rows, found.epoch_rows - first % found.epoch_rows)  # the rest only fills the batch up
+        first, rows = position_of_step(found.steps, step, **found.epoch_spec)
+        rows = Cut(rows_per_step=rows, **found.epoch_spec).real_rows(first)  # the rest only fills the batch up
     else:
         assert position is not None
         if position < 0:
@@ -79,12 +78,12 @@ def find(
     first_epochs = until is None and found.epoch_rows is None
     if until is None:
         until = max(found.epoch_rows or 0, _position_of(plan))
-    number = _file_number(opened, os.fspath(file))
+    numbers = _file_numbers(opened, os.fspath(file))
     uses: set[tuple[int, int]] = set()
     for which, rows in enumerate(flow.windows):
         stream = rows.stream
         assert isinstance(stream, TokenStream)
-        for document in stream.find(number, row):
+        for document in (document for number in numbers for document in stream.find(number, row)):
             start, stop = stream.document_span(document)
             for epoch in range(max(_epochs(flow, which, until), first_epochs)):
                 touching = rows.rows_touching(start, stop, epoch)
@@ -108,7 +107,8 @@ def _epochs(flow: Flow, source: int, until: int) -> int:
     return -(-rows // flow.order.sizes[source])
 
 
-def _file_number(store: Store, wanted: str) -> int:
+def _file_numbers(store: Store, wanted: str) -> list[int]:
+    """The numbers of a raw file: one for each ingredient that has it."""
     paths = [str(path) for path in store.files["path"].to_pylist()]
     absolute = os.path.abspath(wanted)
     for matches in (
@@ -116,8 +116,8 @@ def _file_number(store: Store, wanted: str) -> int:
         [i for i, path in enumerate(paths) if os.path.abspath(path) == absolute],
         [i for i, path in enumerate(paths) if path.endswith(os.sep + wanted)],
     ):
-        if len(matches) == 1:
-            return matches[0]
+        if len({os.path.abspath(paths[i]) for i in matches}) == 1:
+            return matches
         if matches:
             raise SourceError(
                 f"{len(matches)} files of this store end in {wanted}",
@@ -206,11 +206,10 @@ class _Lines:
 
 def _place_in_run(plan: Plan, position: int, world_size: int) -> tuple[int | None, int, int]:
     """(step, row in the global batch, rank) of a position; no step where the plan does not say how it was cut."""
-    spec: dict[str, Any] = {"epoch_rows": plan.epoch_rows, "epoch_end": plan.epoch_end}
     if len(plan.runs) != 1:
         return None, 0, 0
-    step = step_of_position(plan.steps, position, **spec)
-    first, rows = position_of_step(plan.steps, step, **spec)
+    step = step_of_position(plan.steps, position, **plan.epoch_spec)
+    first, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
     row = position - first
     if not 0 <= row < rows:
         return None, 0, 0  # in the tail of an epoch that `drop` passes over

@@ -16,19 +16,22 @@ import penstock as ps
 from penstock.baking.unit import read_unit_report
 
 # Several units, and a mark in a file for every row that is read: so that one can see which units were baked again.
-# argv: raw folder, store, marks, workers, pause for each row, which rename to die at (0: none), before or after it,
-# bytes of a unit. Every file of a store gets its name by a rename, so dying at each of them is dying at every write.
+# argv: raw folder, store, marks, workers, after how many rows to stand still, which rename to die at (0: none), before
+# or after it, bytes of a unit. Every file of a store gets its name by a rename, so that dying at each of them is dying
+# at every write.
 BAKE = """
 import os, signal, sys, time
 import penstock as ps
 from penstock.sources import units
-raw, to, marks, workers, pause, die_at, when, unit_bytes = sys.argv[1:]
+raw, to, marks, workers, stop_at, die_at, when, unit_bytes = sys.argv[1:]
 units.UNIT_BYTES = int(unit_bytes)
 
-def where(row, marks=marks, pause=float(pause)):
+def where(row, marks=marks, stop_at=int(stop_at)):
     with open(marks, "ab") as file:
         file.write(b".")
-    time.sleep(pause)
+        file.flush()
+        if file.tell() >= stop_at:
+            time.sleep(600)
     return True
 
 renames, replace = 0, os.replace
@@ -62,10 +65,10 @@ class Bakes:
     def __init__(self, folder: Path, unit_bytes: int = 500) -> None:
         self.folder, self.marks, self.unit_bytes = folder, folder / "marks", unit_bytes
 
-    def start(self, to: str, workers: int = 0, pause: float = 0.0, die_at: int = 0, when: str = "after"):
+    def start(self, to: str, workers: int = 0, stop_at: int = 10**9, die_at: int = 0, when: str = "after"):
         command = [sys.executable, "-c", BAKE, self.folder / "in", self.folder / to, self.marks]
         return subprocess.Popen(
-            [*map(str, command), str(workers), str(pause), str(die_at), when, str(self.unit_bytes)],
+            [*map(str, command), str(workers), str(stop_at), str(die_at), when, str(self.unit_bytes)],
             env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])},
         )
 
@@ -87,9 +90,10 @@ def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, w
     assert bakes.rows_read() == 64
     moments = random.Random(workers)
     finished_before = 0
-    for _ in range(3):  # each time after 13 to 18 of the 64 rows: more than one unit, and in the middle of another
-        with bakes.start("a.store", workers=workers, pause=0.02) as process:
-            rows = moments.randint(13, 18)
+    for _ in range(3):
+        # After 17 to 20 of the 64 rows: units have 12 and 4 rows, so one at least is done, and one is in the middle.
+        rows = moments.randint(17, 20)
+        with bakes.start("a.store", workers=workers, stop_at=rows) as process:
             _until(lambda rows=rows: bakes.marks.exists() and bakes.marks.stat().st_size >= rows)
             process.kill()
         assert process.returncode == -signal.SIGKILL

@@ -33,7 +33,7 @@ def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
 def test_every_file_is_the_same_for_any_number_of_workers(raw, tmp_path, quiet_bake, version_files, tokenizer, numbers):
     recipe = many_sided_recipe(raw).prepare_step(ps.tokenize(tokenizer, append_eos=True))
     alone = version_files(quiet_bake(recipe, tmp_path / "0.store", workers=0).path)
-    assert len(alone) == 6 + 5  # a shard for each source and split; two tables, tokenizer, inputs, manifest
+    assert len(alone) == 6 + 6  # a shard for each source and split; three tables, tokenizer, inputs, manifest
     for workers in numbers:
         store = quiet_bake(recipe, tmp_path / f"{workers}.store", workers=workers)
         assert version_files(store.path) == alone
@@ -227,3 +227,29 @@ def test_a_finished_bake_leaves_only_the_store(raw, tmp_path, quiet_bake):
     assert [path.name for path in (store.path / "versions").iterdir()] == [store.version]
     assert not [path for path in store.path.rglob("*") if path.name.endswith(".part")]
     assert threading.active_count() <= threads + 1  # the one that starts processes stays
+
+
+def test_a_function_that_would_do_something_else_in_a_worker_is_refused(tmp_path):
+    # Workers import the module anew, so they would not see the value that the program set.
+    (tmp_path / "settings.py").write_text(
+        "times = 1\n\ndef repeat(row):\n    return {'text': row['text'] * times}\n\n"
+        "def repeat_by(times, row):\n    return {'text': row['text'] * times}\n"
+    )
+    program = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from functools import partial
+import penstock as ps, settings
+settings.times = 3
+def recipe(step):
+    made = ps.DatasetRecipe(seed=0).add_ingredient(["one"] * 5, name="a").add_ingredient(["two"] * 5, name="b")
+    return made.prepare_step(step, name="repeat").prepare_step(ps.tokenize("bytes"))
+print(ps.bake(recipe(settings.repeat), to="here.store", workers=0).num_tokens)
+print(ps.bake(recipe(partial(settings.repeat_by, 3)), to="passed.store", workers=2).num_tokens)
+try:
+    ps.bake(recipe(settings.repeat), to="workers.store", workers=2)
+except ps.SpecError as error:
+    print(error.where["function"], "|", error.remedy)
+"""
+    done = subprocess.run([sys.executable, "-"], input=program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[:2] == ["90", "90"], done.stderr
+    assert done.stdout.splitlines()[2].startswith("step 'repeat' | pass the value to the function")

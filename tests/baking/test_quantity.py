@@ -106,3 +106,9 @@ def test_a_quantity_from_numpy_is_a_number_like_any_other():
         ps.DatasetRecipe().add_ingredient(["a"], quantity=np.int64(5)).add_ingredient(["b"], quantity=np.float32(0.5))
     )
     assert [ingredient.quantity for ingredient in recipe.ingredients] == [5, 0.5]
+
+
+def test_one_row_is_not_a_share_of_all_rows(source, tmp_path, quiet_bake):
+    to = tmp_path / "c.store"
+    assert len(bake(source, to, quiet_bake, quantity=1.0)) > 1
+    assert len(bake(source, to, quiet_bake, quantity=1)) == 1  # though 1 == 1.0

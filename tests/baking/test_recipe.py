@@ -196,3 +196,18 @@ def test_rows_that_cannot_be_compared_are_refused(tmp_path, quiet_bake):
     recipe = ps.DatasetRecipe().add_ingredient([{"text": "a", "value": object()}]).prepare_step(ps.tokenize("bytes"))
     with pytest.raises(ps.SpecError, match="the rows of 'memory' hold values that cannot be compared"):
         quiet_bake(recipe, tmp_path / "a.store")
+
+
+repeats = {"where": 1, "step": 1, "tokenizer": 1}
+
+
+@pytest.mark.parametrize("part", sorted(repeats))
+def test_what_a_function_reads_is_compared_when_it_is_baked_not_when_it_is_added(
+    tmp_path, quiet_bake, monkeypatch, part
+):
+    recipe = ps.DatasetRecipe().add_ingredient(["a", "bb"], where=lambda row: len(row["text"]) <= repeats["where"])
+    recipe.prepare_step(lambda row: {"text": row["text"] * repeats["step"]})
+    recipe.prepare_step(ps.tokenize(lambda text: [0] * len(text) * repeats["tokenizer"], vocab_size=1))
+    assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens == 1
+    monkeypatch.setitem(repeats, part, 2)
+    assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens > 1

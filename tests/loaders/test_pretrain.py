@@ -463,3 +463,13 @@ def test_the_first_batches_are_pinned(pinned_store, open_loader):
     mixture = open_loader(pinned_store, batch_size=8, weights={"web": 0.3, "code": 0.7})
     assert mixture.plan.fingerprint == "00108261ae28f34f"
     assert digest(mixture, 5) == "dc4fbc0c0aa0895b835c2a2659542981"
+
+
+def test_a_source_too_short_for_one_row_is_left_out_and_named(tmp_path, caplog):
+    recipe = ps.DatasetRecipe(seed=0).add_ingredient(["long " * 100], name="long").add_ingredient(["tiny"], name="tiny")
+    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=tmp_path / "a.store", show_progress=False)
+    loader = ps.PretrainDataLoader(tmp_path / "a.store", chunk_size=16, framework="numpy")
+    assert [source.name for source in loader.plan.sources] == ["long"]
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "'tiny'" in warning.getMessage()
+    assert "4 tokens are too few for one row of 16" in warning.getMessage()

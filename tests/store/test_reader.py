@@ -18,7 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.store.layout import Manifest
-from penstock.store.reader import MappedShard
+from penstock.store.stream import MappedShard
 from penstock.store.writer import write_table
 
 

@@ -41,13 +41,14 @@ class TorchBlocks:
     def __init__(self) -> None:
         self._masks: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def __call__(self, block: Block) -> Block:
+    def __call__(self, block: Block) -> None:
+        """Turn the block's arrays into tensors."""
         if torch.is_inference_mode_enabled():  # the block's next batches may be for training
             with torch.inference_mode(False):
-                return self(block)
+                self(block)
+            return
         block.tokens = torch.from_numpy(block.tokens)
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
-        return block
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
@@ -206,7 +207,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
         rows = source.plan.epoch_rows
         if rows is None or source._cut(source.batch_size).settle(source.position) // rows == epoch:
             return
-        steps, spec = source.plan.steps, source._epoch_spec
+        steps, spec = source.plan.steps, source.plan.epoch_spec
         step = step_of_position(steps, epoch * rows, **spec)
         step += position_of_step(steps, step, **spec)[0] < epoch * rows  # begun in the epoch before, with `wrap`
         source.seek(step=step)

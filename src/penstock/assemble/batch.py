@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "Fields", "add_border_fields", "constant_mask"]
+__all__ = ["Block", "Fields", "add_border_fields", "constant_mask", "mask_padding"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,7 +79,8 @@ def up_to_date(to: Path, inputs: Inputs, on_error: str) -> Store | None:
         return None
     if seen.key == inputs.key:
         return store
-    if store.manifest.recipe == inputs.spec_as_json() and _same_content(store, inputs):
+    # By fingerprint, because to Python 1 == 1.0: a quantity of one row is not a share of all of them.
+    if fingerprint(store.manifest.recipe) == fingerprint(inputs.spec) and _same_content(store, inputs):
         # Touched, not changed: need not look again. Where the store cannot be written, it looks again every time.
         with contextlib.suppress(OSError):
             mark_as_version_of(store.folder, inputs)

@@ -36,8 +36,13 @@ class Ingredient:
     text: str
     format: str | None
     where: Callable[[Row], Any] | None
-    where_fingerprint: str | None
+    version: str | None
     quantity: int | float | None
+
+    @property
+    def where_fingerprint(self) -> str | None:
+        """What `where` does now: globals that it uses may have changed since the ingredient was added."""
+        return None if self.where is None else function_fingerprint(self.where, name="where=", version=self.version)
 
     @cached_property
     def is_memory(self) -> bool:
@@ -109,9 +114,10 @@ class DatasetRecipe:
             text,
             format,
             where,
-            None if where is None else function_fingerprint(where, name="where=", version=version),
+            version,
             _checked_quantity(quantity),
         )
+        _ = ingredient.where_fingerprint  # says now, not at the bake, that it needs a version
         self.ingredients.append(
             ingredient if name is not None else replace(ingredient, name=self._free_name(ingredient))
         )

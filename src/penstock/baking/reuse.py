@@ -17,7 +17,8 @@ import numpy as np
 from penstock.baking.unit import SPLITS, Documents, UnitReport
 from penstock.errors import StoreError
 from penstock.fingerprint import fingerprint_file
-from penstock.store.reader import MappedShard, Store
+from penstock.store.reader import Store
+from penstock.store.stream import MappedShard
 from penstock.store.versions import list_versions
 
 __all__ = ["KeptUnit", "Placed", "find_kept", "units_table"]
@@ -84,9 +85,9 @@ def find_kept(to: Path, wanted: set[str]) -> dict[str, KeptUnit]:
         except StoreError:
             continue
         for key, placed in old.units(wanted - found.keys()):
-            shards = [old.shard(*place) for place in placed.places]
-            if False not in shards:
-                found[key] = KeptUnit(placed.report, placed, shards)  # type: ignore[arg-type]
+            shards = old.shards_of(placed)
+            if shards is not None:
+                found[key] = KeptUnit(placed.report, placed, shards)
     return found
 
 
@@ -96,7 +97,8 @@ class _OldVersion:
     def __init__(self, store: Store) -> None:
         self.store, self.table = store, store.units
         self.rows = {name: row for row, name in enumerate(store.shards["file"].to_pylist())}
-        self.checked: dict[str, MappedShard | bool] = {}
+        self.checked: dict[str, MappedShard | None] = {}
+        """Shards that were asked for; None for one that is not used."""
 
     def units(self, wanted: set[str]) -> Iterator[tuple[str, Placed]]:
         for row, key in enumerate(self.table["key"].to_pylist()):
@@ -116,28 +118,29 @@ class _OldVersion:
         value = self.table[column][row]
         return value.as_py() if hasattr(value, "as_py") else int(value)
 
-    def shard(self, name: str, first: int, count: int) -> MappedShard | bool | None:
-        """A shard, mapped, if it is as the manifest says to the last byte; False if not; None if none is needed."""
-        if not count:
-            return None
+    def shards_of(self, placed: Placed) -> list[MappedShard | None] | None:
+        """For each split the unit's shard, or None where it has no documents there; no list if a shard is not used."""
+        shards: list[MappedShard | None] = []
+        for name, _, count in placed.places:
+            shards.append(self._shard(name) if count else None)
+            if count and shards[-1] is None:
+                return None
+        return shards
+
+    def _shard(self, name: str) -> MappedShard | None:
         if name not in self.checked:
             self.checked[name] = self._check(name)
         return self.checked[name]
 
-    def _check(self, name: str) -> MappedShard | bool:
-        row, shards = self.rows.get(name), self.store.shards
+    def _check(self, name: str) -> MappedShard | None:
+        """A shard, mapped, if it is as the manifest says to the last byte."""
+        row = self.rows.get(name)
         if row is None:
-            return False
-        path = self.store.folder / name
+            return None
         try:
-            mapped = MappedShard(
-                path,
-                int(shards["num_documents"][row]),
-                int(shards["num_tokens"][row]),
-                int(shards["num_bytes"][row]),
-                self.store.manifest.token_dtype,
-            )
+            mapped = self.store.map_shard(row)
         except StoreError:
-            return False
+            return None
         # Damage must not travel into a new version, where it would get a hash of its own and never be found.
-        return mapped if fingerprint_file(path) == shards["file_hash"][row].as_py() else False
+        is_as_written = fingerprint_file(self.store.shard_path(row)) == self.store.shards["file_hash"][row].as_py()
+        return mapped if is_as_written else None

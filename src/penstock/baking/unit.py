@@ -82,13 +82,13 @@ class UnitReport:
     span_hashes: list[str] = field(default_factory=list)
 
 
-def unit_key(job: Job, unit: Unit, label: str, identity: Any) -> str:
-    """Names a unit's output by what goes in. `label` also keys the order of its documents."""
+def unit_key(job: Job, unit: Unit, identity: Any) -> str:
+    """Names a unit's output by what goes in, and by nothing else: not by where the unit stands among others."""
     spans = [[s.start, s.stop] for s in unit.spans]
-    return fingerprint([job.fingerprint, label, spans, unit.first_row, identity])
+    return fingerprint([job.fingerprint, spans, unit.first_row, identity])
 
 
-def bake_unit(job: Job, unit: Unit, label: str, key: str, selected: Any, path: Path) -> UnitReport:
+def bake_unit(job: Job, unit: Unit, key: str, selected: Any, path: Path) -> UnitReport:
     """Write the unit's documents to `path`, and say what became of its rows."""
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
@@ -136,7 +136,7 @@ def bake_unit(job: Job, unit: Unit, label: str, key: str, selected: Any, path: P
     flush()
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = sum(map(len, tokens))
-    _write(job, label, path, report, tokens, spans, rows, splits)
+    _write(job, path, report, tokens, spans, rows, splits)
     return report
 
 
@@ -277,7 +277,6 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
 
 def _write(
     job: Job,
-    label: str,
     path: Path,
     report: UnitReport,
     tokens: list[Any],
@@ -286,9 +285,8 @@ def _write(
     splits: list[int],
 ) -> None:
     count = len(tokens)
-    order = (
-        permutation(count, job.seed, job.ingredient, label).at(range(count)) if job.shuffle and count else range(count)
-    )
+    # The key names no unit: the order of a unit's documents then stays when units come or go before it.
+    order = permutation(count, job.seed, job.ingredient, 0).at(range(count)) if job.shuffle and count else range(count)
     lengths = np.array([len(tokens[i]) for i in order], np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = np.concatenate([tokens[i] for i in order]) if count else np.empty(0, job.tokenize.dtype)

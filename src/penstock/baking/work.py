@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -27,7 +29,8 @@ from penstock.baking.unit import (
     unit_documents,
     unit_key,
 )
-from penstock.fingerprint import fingerprint, fingerprint_bytes
+from penstock.errors import SpecError
+from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from penstock.progress import progress
 from penstock.seeds import key_of, mix64
 from penstock.sources import units
@@ -55,10 +58,6 @@ class Work:
 
     def file_of(self, span: Span) -> InputFile:
         return self.files[span.file - self.first_file]
-
-    def label(self, unit: Unit) -> str:
-        """Names a unit among those of its ingredient, whatever other files there are."""
-        return f"{self.file_of(unit.spans[0]).name}:{unit.spans[0].start}" if unit.spans else f":{unit.first_row}"
 
     def identity(self, unit: Unit) -> Any:
         """What tells cheaply that the content of a unit has changed."""
@@ -111,13 +110,45 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
 
 
 class _ForUnit:
-    """A function of one unit, with the jobs that all units share: they travel to a worker once."""
+    """A function of one unit, with the jobs that all units share: they travel to a worker once.
+
+    Functions of modules travel by name, and a worker imports their module anew. Where the program has set a value in
+    such a module, the function would do something else there: that is refused, because the store would differ too.
+    """
 
     def __init__(self, function: Callable[..., Any], jobs: list[Job]) -> None:
         self.function, self.jobs = function, jobs
+        self.do_here = _what_functions_do(jobs)
+        self.is_checked = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "is_checked": False}
 
     def __call__(self, which: int, unit: Unit, *rest: Any) -> Any:
+        if not self.is_checked:
+            for name, does in _what_functions_do(self.jobs).items():
+                if does != self.do_here[name]:
+                    raise SpecError(
+                        f"{name} does something else in a worker: a value in its module was set after the import",
+                        function=name,
+                        remedy="pass the value to the function (functools.partial, or a closure), or workers=0",
+                    )
+            self.is_checked = True
         return self.function(self.jobs[which], unit, *rest)
+
+
+def _what_functions_do(jobs: list[Job]) -> dict[str, str]:
+    """Fingerprints of the user's functions that travel by name, by what they are called in the recipe."""
+    functions = {f"where= of {job.ingredient!r}": job.where for job in jobs if job.where is not None}
+    functions |= {f"step {step.name!r}": step.function for job in jobs for step in job.steps}
+    functions |= {f"the tokenizer {job.tokenize.tokenizer.name!r}": job.tokenize.tokenizer for job in jobs}
+    does = {}
+    for name, function in functions.items():
+        function = getattr(function, "function", function)  # of a tokenizer that is a function
+        if isinstance(function, FunctionType) and function.__module__ != "__main__":
+            with contextlib.suppress(SpecError):  # has a version of its own, because this cannot be known
+                does[name] = function_fingerprint(function, name=name)
+    return does
 
 
 def _for_units(
@@ -232,10 +263,7 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> None:
                 done.advance(part.units[n].num_bytes, "done before")
             else:
                 todo.append((part, n, key, path))
-        tasks = [
-            (work.index(part), part.units[n], part.label(part.units[n]), key, part.selected[n], path)
-            for part, n, key, path in todo
-        ]
+        tasks = [(work.index(part), part.units[n], key, part.selected[n], path) for part, n, key, path in todo]
         documents = 0
         for number, report in _for_units(bake_unit, work, tasks, workers):
             part, n, *_ = todo[number]
@@ -249,7 +277,6 @@ def _unit_keys(part: Work) -> list[str]:
         unit_key(
             part.job,
             unit,
-            part.label(unit),
             [part.identity(unit), None if chosen is None else fingerprint(chosen.tolist())],
         )
         for unit, chosen in zip(part.units, part.selected, strict=True)

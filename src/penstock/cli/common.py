@@ -93,14 +93,16 @@ def plan_of_settings(store: Store, arguments: argparse.Namespace) -> Plan:
         **chosen,
     )
     rows = 8 if arguments.batch_size is None else arguments.batch_size
-    Cut(rows_per_step=rows, epoch_rows=plan.epoch_rows, epoch_end=plan.epoch_end)  # refuses what no loader can do
+    Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])
 
 
 def plan_argument(text: str) -> Any:
     """What PLAN means on a command line: a fingerprint or a plan's file as they are, a state's file as the state."""
+    from penstock.plan import is_fingerprint
+
     path = Path(text)
-    if re.fullmatch(r"[0-9a-f]{4,16}", text) and not path.is_file():
+    if is_fingerprint(text) and not path.is_file():
         return text
     if path.is_dir():
         raise PlanError(f"{text} is a folder, not a plan", remedy="a plan's fingerprint or file: `penstock plan STORE`")

@@ -62,7 +62,7 @@ def summarize(plan: Plan, *, batch_rows: int | None, epochs: int = 1) -> PlanSum
     rows = plan.epoch_rows
     steps = read = None
     if rows is not None and batch_rows is not None:
-        cut = Cut(rows_per_step=batch_rows, epoch_rows=rows, epoch_end=plan.epoch_end)
+        cut = Cut(rows_per_step=batch_rows, **plan.epoch_spec)
         steps = epochs * rows // batch_rows if cut.is_linear else epochs * cut.steps_per_epoch
         if cut.is_linear:
             read = _rows_read(plan, [(0, steps * batch_rows)])

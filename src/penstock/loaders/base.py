@@ -107,16 +107,12 @@ class DataLoader:
     @property
     def step(self) -> int:
         """Batches that were handed over."""
-        return step_of_position(self._steps, self._position, **self._epoch_spec)
+        return step_of_position(self._steps, self._position, **self._plan.epoch_spec)
 
     @property
     def epoch(self) -> int:
         rows = self._plan.epoch_rows
         return 0 if rows is None else self._position // rows
-
-    @property
-    def _epoch_spec(self) -> dict[str, Any]:
-        return {"epoch_rows": self._plan.epoch_rows, "epoch_end": self._plan.epoch_end}
 
     def get_num_batches(self) -> int:
         """Batches per epoch: the same on every rank."""
@@ -218,7 +214,7 @@ class DataLoader:
         """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
         if rows == self._steps[-1][2]:
             return self._steps
-        return _with_cut(self._steps, self._position, rows, **self._epoch_spec)
+        return _with_cut(self._steps, self._position, rows, **self._plan.epoch_spec)
 
     def _turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[TrainingBatch]:
         """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
@@ -277,7 +273,7 @@ class DataLoader:
                 remedy="open the loader with the settings of that run, or with plan= (its fingerprint or file)",
             )
         if steps[-1][2] != self.batch_size:
-            steps = _with_cut(steps, position, self.batch_size, **self._epoch_spec)
+            steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, steps)
         self._handed_any = False
 
@@ -290,7 +286,7 @@ class DataLoader:
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if step is not None:
-            position, _ = position_of_step(self._steps, step, **self._epoch_spec)
+            position, _ = position_of_step(self._steps, step, **self._plan.epoch_spec)
         assert position is not None
         if position < 0 or (self._end is not None and position > self._end):
             raise PlanError(f"position {position} is outside this run", remedy=f"a position from 0 to {self._end}")
@@ -298,7 +294,7 @@ class DataLoader:
             [t for t in self._steps if t[1] <= position] if step is None else [t for t in self._steps if t[0] <= step]
         )
         if step is None or kept[-1][2] != self.batch_size:
-            kept = _with_cut(kept, position, self.batch_size, **self._epoch_spec)
+            kept = _with_cut(kept, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, kept)
         self._handed_any = False
 
@@ -327,9 +323,9 @@ class DataLoader:
 
     def _next_start(self) -> tuple[int, bool]:
         """Where the next batch starts, and whether the run is over there."""
-        cut, end = self._cut(self.batch_size), self._end
+        cut = self._cut(self.batch_size)
         position = cut.settle(self._position)
-        return position, end is not None and (position >= end or (cut.is_linear and position + self.batch_size > end))
+        return position, cut.is_over(position, self._end)
 
     def _end_of_run(self) -> EndOfRun:
         return EndOfRun(
@@ -338,7 +334,7 @@ class DataLoader:
         )
 
     def _cut(self, rows: int) -> Cut:
-        return Cut(rows_per_step=rows, **self._epoch_spec)
+        return Cut(rows_per_step=rows, **self._plan.epoch_spec)
 
     def _share(self, rows: int) -> range:
         """This rank's rows of a batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +16,12 @@ from penstock.loaders.base import DataLoader
 from penstock.order.schedule import ORDER_VERSION, Order
 from penstock.plan import Plan, PlanSource
 from penstock.plans import find_plan, keep_plan, store_for_plan
-from penstock.spec import at_least, one_of
+from penstock.spec import at_least, one_of, whole_number
 from penstock.store.reader import Store
 
-__all__ = ["PretrainDataLoader", "make_plan", "open_flow"]
+__all__ = ["PretrainDataLoader", "make_plan", "open_flow", "order_of"]
+
+log = logging.getLogger("penstock")
 
 
 class PretrainDataLoader(DataLoader):
@@ -87,18 +90,18 @@ class PretrainDataLoader(DataLoader):
             store = path if isinstance(path, Store) else Store(path)
             if chunk_size is None:
                 raise SpecError("how long is a row?", parameter="chunk_size", remedy="chunk_size=2048")
-            made = _make_plan(
+            made = make_plan(
                 store,
                 chunk_size,
-                seed,
-                _shuffle(shuffle, split),
-                weights,
-                num_rows,
-                num_tokens,
-                stop,
-                split,
-                epoch_end,
-                recut,
+                seed=seed,
+                shuffle=shuffle,
+                weights=weights,
+                num_rows=num_rows,
+                num_tokens=num_tokens,
+                stop=stop,
+                split=split,
+                epoch_end=epoch_end,
+                recut=recut,
             )
         self.store = store
         if tokenizer is not None:
@@ -140,18 +143,42 @@ def make_plan(
     recut: bool = True,
 ) -> Plan:
     """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand."""
-    return _make_plan(
-        store,
-        chunk_size,
-        seed,
-        _shuffle(shuffle, split),
-        weights,
-        num_rows,
-        num_tokens,
-        stop,
-        split,
-        epoch_end,
-        recut,
+    shuffle = _shuffle(shuffle, split)
+    one_of(("train", "val"), split=split)
+    chunk_size, seed = at_least(1, chunk_size=chunk_size), whole_number(seed=seed)
+    _check_ends(weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
+    if weights is not None:
+        for name in weights:
+            if name not in store.names:
+                store.stream(name, split)  # says which names there are
+        weights = _positive(weights, store)
+    streams = [store.stream(name, split) for name in (store.names if weights is None else weights)]
+    if weights is None:
+        # A source with too little text for one row is left out of a union; alone, it is an error that says so.
+        long_enough = [s for s in streams if s.num_tokens > chunk_size]
+        for short in [s for s in streams if s not in long_enough] if long_enough else []:
+            log.warning(
+                "source %r (%s) is left out: its %d tokens are too few for one row of %d",
+                *(short.name, split, short.num_tokens, chunk_size),
+            )
+        streams = long_enough or streams
+    rows = [WindowRows(stream, chunk_size, seed=seed, recut=recut) for stream in streams]
+    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle)
+    return Plan(
+        row_tokens=chunk_size,
+        seed=seed,
+        shuffle=shuffle,
+        sources=tuple(
+            PlanSource(
+                name=r.name, split=split, fingerprint=r.fingerprint, num_rows=r.num_rows, num_tokens=r.num_tokens
+            )
+            for r in rows
+        ),
+        segments=((0, None if weights is None else tuple(weights.items())),),
+        recut=recut and split == "train",
+        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
+        num_rows=_rows_of_mixture(order, chunk_size, num_rows, num_tokens, stop),
+        order_version=ORDER_VERSION,
     )
 
 
@@ -170,66 +197,25 @@ def order_of(plan: Plan) -> Order:
     return Order(sizes, seed=plan.seed, weights=plan.weights, shuffle=plan.shuffle)
 
 
-def _make_plan(
-    store: Store,
-    chunk_size: int,
-    seed: int,
-    shuffle: str,
-    weights: Mapping[str, float] | None,
-    num_rows: int | None,
-    num_tokens: int | None,
-    stop: str | None,
-    split: str,
-    epoch_end: str | None,
-    recut: bool,
-) -> Plan:
-    one_of(("train", "val"), split=split)
-    chunk_size = at_least(1, chunk_size=chunk_size)
-    given = [
-        name
-        for name, value in (("num_rows", num_rows), ("num_tokens", num_tokens), ("stop", stop))
-        if value is not None
-    ]
+def _check_ends(weights: Mapping[str, float] | None, **ends: Any) -> None:
+    given = [name for name, value in ends.items() if value is not None]
     if given and weights is None:
         raise SpecError(
             f"{given[0]}= ends a mixture; this loader has no weights", parameter=given[0], remedy="weights=, or epochs="
         )
     if len(given) > 1:
         raise SpecError(f"{' and '.join(given)} both end the stream", parameter=given[1], remedy="give one of them")
-    if weights is not None:
-        for name in weights:
-            if name not in store.names:
-                store.stream(name, split)  # says which names there are
-        weights = _positive(weights, store)
-    streams = [store.stream(name, split) for name in (store.names if weights is None else weights)]
-    if weights is None:
-        # A source with too little text for one row is left out of a union; alone, it is an error that says so.
-        streams = [s for s in streams if s.num_tokens > chunk_size] or streams
-    rows = [WindowRows(stream, chunk_size, seed=seed, recut=recut) for stream in streams]
-    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle)
-    end = num_rows
+
+
+def _rows_of_mixture(
+    order: Order, chunk_size: int, num_rows: int | None, num_tokens: int | None, stop: str | None
+) -> int | None:
+    """Rows after which a mixture ends; None for one that does not."""
     if num_tokens is not None:
-        end = at_least(chunk_size, num_tokens=num_tokens) // chunk_size
-    elif stop is not None:
-        end = order.exhausted_at(first=one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted")
-    elif num_rows is not None:
-        end = at_least(1, num_rows=num_rows)
-    return Plan(
-        row_tokens=chunk_size,
-        seed=int(seed),
-        shuffle=shuffle,
-        sources=tuple(
-            PlanSource(
-                name=r.name, split=split, fingerprint=r.fingerprint, num_rows=r.num_rows, num_tokens=r.num_tokens
-            )
-            for r in rows
-        ),
-        segments=((0, None if weights is None else tuple(weights.items())),),
-        recut=recut and split == "train",
-        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
-        num_rows=end,
-        order_version=ORDER_VERSION,
-    )
+        return at_least(chunk_size, num_tokens=num_tokens) // chunk_size
+    if stop is not None:
+        return order.exhausted_at(first=one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted")
+    return None if num_rows is None else at_least(1, num_rows=num_rows)
 
 
 def _positive(weights: Mapping[str, float], store: Store) -> dict[str, float]:

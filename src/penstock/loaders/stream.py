@@ -63,14 +63,13 @@ class BatchStream:
     """Positions of the whole run; None for an endless one."""
     alignment: str
     adapt: Any
-    """Makes a framework's tensors of blocks, and its masks: NumpyBlocks, or an adapter's."""
+    """Turns a block's arrays into a framework's tensors, in place, and has its masks: NumpyBlocks, or an adapter's."""
     pool: BlockPool = field(default_factory=BlockPool)
     prefetch: int = 0
     workers: int = 0
 
     def is_over(self, position: int) -> bool:
-        end, cut = self.end, self.cut
-        return end is not None and (position >= end or (cut.is_linear and position + cut.rows_per_step > end))
+        return self.cut.is_over(position, self.end)
 
     def batches(self, position: int, record: Record) -> Generator[tuple[TrainingBatch, int], None, None]:
         """(batch, position after it) from a position to the end of the run."""
@@ -80,7 +79,8 @@ class BatchStream:
         position = cut.settle(position)
         last_simple = cut.last_simple(position)
         for num_steps, block in self._made(position):
-            fields = self._fields(adapt(block), width)
+            adapt(block)
+            fields = self._fields(block, width)
             tokens, inputs, labels, attention, loss, extra = fields
             for first in range(0, num_steps * width, width) if width else [0] * num_steps:
                 last = first + width
@@ -211,8 +211,8 @@ class NumpyBlocks:
 
     masks_are_writable = False
 
-    def __call__(self, block: Block) -> Block:
-        return block
+    def __call__(self, block: Block) -> None:
+        pass
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")

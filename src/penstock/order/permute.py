@@ -1,7 +1,7 @@
 """Shuffle n numbers without a list of them: a keyed bijection of [0, n) that is computed per index, both ways.
 
 A Feistel network over pairs (left, right) with left < a, right < b and a * b just above n, so that the rare image
-outside [0, n) is walked on: about one index in sqrt(n). Any index costs the same, whatever n is. Below 4,096 a
+outside [0, n) is walked on: about one index in sqrt(n). Any index costs the same, whatever n is. Up to 4,096 a
 small table of sorted keyed hashes is used instead, because a network over so few pairs does not look random.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -142,9 +142,3 @@ class Order:
             if self.pattern.counts_per_cycle[i]
         ]
         return min(ends) if first else max(ends)
-
-    def asked_and_effective(self, weights: Mapping[str, float]) -> Sequence[tuple[str, float, float]]:
-        total = sum(weights.values())
-        return [
-            (name, weights.get(name, 0.0) / total, share) for name, share in zip(self.names, self.shares, strict=True)
-        ]

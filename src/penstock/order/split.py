@@ -87,6 +87,10 @@ class Cut:
         more, rest = divmod(num_steps - here, self.steps_per_epoch)
         return (epoch + 1 + more) * self.epoch_rows + rest * self.rows_per_step
 
+    def is_over(self, position: int, end: int | None) -> bool:
+        """Whether a run of `end` positions (None: without an end) has no batch left at a (settled) position."""
+        return end is not None and (position >= end or (self.is_linear and position + self.rows_per_step > end))
+
     def last_simple(self, position: int) -> float:
         """The last position of this epoch from which the next step simply begins rows_per_step further on."""
         if self.is_linear:

@@ -20,7 +20,12 @@ class RowStep:
 
     function: Callable[[Row], Row | None]
     name: str
-    fingerprint: str
+    version: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """What the function does now: globals that it uses may have changed since the step was added."""
+        return function_fingerprint(self.function, name=self.name, version=self.version)
 
     def __call__(self, row: Row) -> Row | None:
         result: Any = self.function(row)
@@ -44,4 +49,6 @@ class RowStep:
 
 def row_step(function: Callable[[Row], Row | None], *, name: str | None = None, version: str | None = None) -> RowStep:
     name = name or str(getattr(function, "__name__", type(function).__name__))
-    return RowStep(function, name, function_fingerprint(function, name=name, version=version))
+    step = RowStep(function, name, version)
+    _ = step.fingerprint  # says now, not at the bake, that it needs a version
+    return step

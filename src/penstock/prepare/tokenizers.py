@@ -18,6 +18,7 @@ from penstock.protocols import Tokenizer
 from penstock.spec import suggest
 
 __all__ = [
+    "WELL_KNOWN_EOS",
     "BytesTokenizer",
     "CallableTokenizer",
     "CharsTokenizer",
@@ -173,8 +174,14 @@ class CallableTokenizer:
     ) -> None:
         self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        does = function_fingerprint(function, name=f"the tokenizer {self.name!r}", version=version)
-        self.fingerprint = fingerprint([does, vocab_size])[:16]
+        self._version = version
+        _ = self.fingerprint  # says now, not at the bake, that it needs a version
+
+    @property
+    def fingerprint(self) -> str:
+        """What the function does now: globals that it uses may have changed since."""
+        does = function_fingerprint(self.function, name=f"the tokenizer {self.name!r}", version=self._version)
+        return fingerprint([does, self.vocab_size])[:16]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Any]:
         return [self.function(text) for text in texts]

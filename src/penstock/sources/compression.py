@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import SourceError
 
@@ -44,16 +45,16 @@ def open_raw(path: Path) -> io.BufferedReader:
 class _Decompressed(io.RawIOBase):
     """Arrow's decompressing stream as a Python one, with errors that name the file."""
 
-    def __init__(self, path: Path, stream: object, kind: str) -> None:
+    def __init__(self, path: Path, stream: Any, kind: str) -> None:
         self._path, self._stream, self._kind = path, stream, kind
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
         try:
-            data: bytes = self._stream.read(len(view))  # type: ignore[attr-defined]
+            data: bytes = self._stream.read(len(view))
         except OSError as error:
             raise SourceError(
                 f"this {self._kind} file is truncated or damaged",
@@ -66,5 +67,5 @@ class _Decompressed(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._stream.close()  # type: ignore[attr-defined]
+            self._stream.close()
         super().close()

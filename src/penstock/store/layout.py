@@ -29,6 +29,7 @@ from penstock.files import inside, write_whole
 from penstock.fingerprint import fingerprint
 
 __all__ = [
+    "REBAKE",
     "Manifest",
     "Shard",
     "StreamInfo",
@@ -42,6 +43,8 @@ __all__ = [
 
 POINTER = "penstock.json"
 STORE_FORMAT = 1
+REBAKE = "bake again, or copy the store again from where it came"
+"""What to do about a store that is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Manifest:
                 remedy="run the bake again: it continues what is there",
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError("the manifest is damaged", file=path, reason=error, remedy=_REBAKE) from None
+            raise StoreError("the manifest is damaged", file=path, reason=error, remedy=REBAKE) from None
         if manifest.format != STORE_FORMAT:
             raise StoreError(
                 f"this store has format {manifest.format}; this penstock reads format {STORE_FORMAT}",
@@ -123,9 +126,6 @@ class Manifest:
                 remedy="a penstock release that knows this format",
             )
         return manifest
-
-
-_REBAKE = "bake again, or copy the store again from where it came"
 
 
 def is_store(folder: Path) -> bool:

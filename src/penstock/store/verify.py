@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.files import inside
 from penstock.fingerprint import fingerprint_file
-from penstock.store.layout import stream_fingerprint
-from penstock.store.reader import MappedShard, Store
+from penstock.store.layout import REBAKE, stream_fingerprint
+from penstock.store.reader import Store
+from penstock.store.stream import MappedShard
 
 __all__ = ["Damage", "verify_store"]
 
@@ -25,7 +25,7 @@ class Damage:
     what: str
 
     def error(self) -> StoreError:
-        return StoreError(self.what, file=self.file, remedy="bake again, or copy the store again from where it came")
+        return StoreError(self.what, file=self.file, remedy=REBAKE)
 
 
 def verify_store(store: Store) -> Iterator[Damage]:
@@ -72,19 +72,13 @@ def _totals(store: Store) -> Iterator[Damage]:
 
 def _shard(store: Store, i: int) -> Iterator[Damage]:
     shards, manifest = store.shards, store.manifest
-    path = inside(store.folder, shards["file"][i].as_py())
+    path = store.shard_path(i)
     try:
         MappedShard.check(path, int(shards["num_bytes"][i]))
         if fingerprint_file(path) != shards["file_hash"][i].as_py():
             yield Damage(path, "a shard of this store was altered: its hash differs")
             return
-        mapped = MappedShard(
-            path,
-            int(shards["num_documents"][i]),
-            int(shards["num_tokens"][i]),
-            int(shards["num_bytes"][i]),
-            manifest.token_dtype,
-        )
+        mapped = store.map_shard(i)
     except StoreError as error:
         yield Damage(path, error.headline)
         return

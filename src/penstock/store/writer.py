@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,20 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.files import part_name, publish
+from penstock.files import writing_whole
 from penstock.fingerprint import fingerprint_file
 from penstock.store.layout import Shard, StreamInfo, stream_fingerprint
 
-__all__ = ["MAX_SHARD_TOKENS", "smallest_dtype", "stream_info", "write_arrow", "write_shard", "write_table"]
+__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table"]
 
 MAX_SHARD_TOKENS = (1 << 31) - 1
 """Arrow list offsets are 32 bit."""
 
 
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned type that holds every id of a vocabulary.
-
-    >>> [smallest_dtype(v).name for v in (256, 257, 65_536, 65_537)]
-    ['uint8', 'uint16', 'uint16', 'uint32']
-    """
-    return np.min_scalar_type(max(vocab_size - 1, 0))
-
-
 def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
     """One record batch as an Arrow file, whole or not at all, on disk when this returns."""
-    part = part_name(path)
-    try:
-        with open(part, "wb") as raw:
-            with pa.ipc.new_file(pa.PythonFile(raw, "w"), batch.schema) as file:
-                file.write_batch(batch)
-            raw.flush()
-            os.fsync(raw.fileno())
-        publish(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with writing_whole(path) as raw, pa.ipc.new_file(pa.PythonFile(raw, "w"), batch.schema) as file:
+        file.write_batch(batch)
 
 
 def write_table(path: Path, columns: dict[str, Any]) -> str:

@@ -1,0 +1,233 @@
+"""Documents end to end, over the shards that hold them: memory-mapped, and read only when touched."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StoreError
+from penstock.store.layout import REBAKE, StreamInfo
+
+if TYPE_CHECKING:
+    from penstock.store.reader import Store
+
+__all__ = ["MappedShard", "StoredDocument", "TokenStream"]
+
+_CHECKED_AT_OPEN = 4096
+"""Shards whose existence and size are checked when a store opens; the rest of a larger store is when touched."""
+_MAPPED_AT_ONCE = 16_384
+"""Shards mapped at once: the kernel allows about 65,000 maps per process."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """One document of a store."""
+
+    source: str
+    split: str
+    file: str
+    row: int
+    tokens: NDArray[Any]
+    """Read-only, straight from the mapped file."""
+
+
+class MappedShard:
+    """One shard, mapped: `tokens` end to end, `offsets` between documents, and where each came from."""
+
+    __slots__ = ("_map", "address", "file", "offsets", "row", "tokens")
+
+    def __init__(self, path: Path, num_documents: int, num_tokens: int, num_bytes: int, dtype: str) -> None:
+        import pyarrow as pa
+
+        self.check(path, num_bytes)
+        with open(path, "rb") as raw:
+            self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(self._map))
+            batch = reader.get_batch(0)
+            batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
+            lists = batch.column("tokens")
+            self.tokens: NDArray[Any] = lists.values.to_numpy(zero_copy_only=True)
+            self.offsets: NDArray[np.int32] = lists.offsets.to_numpy(zero_copy_only=True)
+            self.file: NDArray[np.int32] = batch.column("file").to_numpy(zero_copy_only=True)
+            self.row: NDArray[np.int64] = batch.column("row").to_numpy(zero_copy_only=True)
+        except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+            raise StoreError(
+                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=REBAKE
+            ) from None
+        if len(self.tokens) != num_tokens or len(self.file) != num_documents or self.tokens.dtype != dtype:
+            raise StoreError(
+                "this shard is not what the manifest says",
+                file=path,
+                expected=f"{num_documents:,} documents, {num_tokens:,} tokens of {dtype}",
+                found=f"{len(self.file):,} documents, {len(self.tokens):,} tokens of {self.tokens.dtype}",
+                remedy=REBAKE,
+            )
+        self.address = self.tokens.ctypes.data
+
+    @staticmethod
+    def check(path: Path, num_bytes: int) -> None:
+        """See that a shard exists and has its size and its footer, without mapping it."""
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise StoreError("a shard of this store is missing", file=path, remedy=REBAKE) from None
+        if size != num_bytes:
+            raise StoreError(
+                "a shard of this store was truncated or altered",
+                file=path,
+                expected=f"{num_bytes:,} bytes",
+                found=f"{size:,} bytes",
+                remedy=REBAKE,
+            )
+        with open(path, "rb") as file:
+            file.seek(max(size - len(_ARROW_MAGIC), 0))
+            if file.read() != _ARROW_MAGIC:
+                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=REBAKE)
+
+
+_ARROW_MAGIC = b"ARROW1"
+
+
+def _stream_of(store: Store, name: str, split: str) -> TokenStream:
+    return store.stream(name, split)
+
+
+class TokenStream:
+    """The documents of one source and split, end to end: token i of the stream lies in some shard.
+
+    Shards are mapped when first touched. Safe to use from several threads.
+    """
+
+    def __init__(self, store: Store, info: StreamInfo) -> None:
+        self.store, self.info = store, info
+        self.name, self.split = info.source, info.split
+        self.num_tokens, self.num_documents = info.num_tokens, info.num_documents
+        self.fingerprint = info.fingerprint
+        self.dtype = np.dtype(store.manifest.token_dtype)
+        shards = store.shards
+        which = np.flatnonzero(shards["stream"] == store.manifest.streams.index(info))
+        self._rows = which
+        """Where its shards are in the store's table of shards."""
+        self.shard_documents = shards["num_documents"][which]
+        self.shard_tokens = shards["num_tokens"][which]
+        self.token_starts = np.concatenate([[0], np.cumsum(self.shard_tokens)]).astype(np.int64)
+        self.document_starts = np.concatenate([[0], np.cumsum(self.shard_documents)]).astype(np.int64)
+        self.address = np.zeros(len(which), np.int64)
+        """Where each mapped shard's tokens lie in memory; 0 for a shard that is not mapped."""
+        self._mapped: dict[int, MappedShard] = {}
+        self._lock = threading.Lock()
+        for shard in range(min(len(which), _CHECKED_AT_OPEN)):
+            row = int(which[shard])
+            MappedShard.check(store.shard_path(row), int(shards["num_bytes"][row]))
+        if 0 < len(which) <= 16:  # footers too, where that costs nothing to speak of
+            for shard in range(len(which)):
+                self.shard(shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stream_of, (self.store, self.name, self.split)
+
+    def shard(self, shard: int) -> MappedShard:
+        """One shard, mapped."""
+        mapped = self._mapped.get(shard)
+        if mapped is None:
+            with self._lock:
+                mapped = self._mapped.get(shard)
+                if mapped is None:
+                    mapped = self.store.map_shard(int(self._rows[shard]))
+                    if len(self._mapped) >= _MAPPED_AT_ONCE:
+                        oldest = next(iter(self._mapped))
+                        self.address[oldest] = 0
+                        del self._mapped[oldest]
+                    self._mapped[shard] = mapped
+                    self.address[shard] = mapped.address
+        return mapped
+
+    def locate(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(shard, offset inside it) of tokens of the stream. Touches no data."""
+        if len(self.address) == 1:
+            return np.zeros(len(starts), np.int64), starts
+        shard = np.searchsorted(self.token_starts, starts, side="right") - 1
+        return shard, starts - self.token_starts[shard]
+
+    def addresses(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[MappedShard]]:
+        """Where `length` tokens from each start lie in memory, and which of them do not cross into another shard.
+
+        The third value keeps the maps alive: hold it while the addresses are used.
+        """
+        shard, local = self.locate(starts)
+        whole = local + length <= self.shard_tokens[shard]
+        touched = [0] if len(self.address) == 1 else np.unique(shard).tolist()
+        held = [self.shard(number) for number in touched]
+        return self.address[shard] + local * self.dtype.itemsize, whole, held
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Tokens [start, stop) of the stream, copied; they may cross shards."""
+        if out is None:
+            out = np.empty(stop - start, self.dtype)
+        done = 0
+        while done < len(out):
+            shard, local = (int(x[0]) for x in self.locate(np.array([start + done])))
+            piece = self.shard(shard).tokens[local : local + len(out) - done]
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+        return out
+
+    def document(self, number: int) -> StoredDocument:
+        """One document of this stream."""
+        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
+        local = number - int(self.document_starts[shard])
+        mapped = self.shard(shard)
+        return StoredDocument(
+            source=self.name,
+            split=self.split,
+            file=self.store.file_name(int(mapped.file[local])),
+            row=int(mapped.row[local]),
+            tokens=mapped.tokens[mapped.offsets[local] : mapped.offsets[local + 1]],
+        )
+
+    def document_span(self, number: int) -> tuple[int, int]:
+        """Tokens [start, stop) of the stream that a document fills."""
+        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
+        local = number - int(self.document_starts[shard])
+        base, offsets = int(self.token_starts[shard]), self.shard(shard).offsets
+        return base + int(offsets[local]), base + int(offsets[local + 1])
+
+    def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(document, start, stop) of every document that has tokens in [start, stop) of the stream, in order."""
+        found: list[tuple[int, int, int]] = []
+        while start < stop:
+            shard, local = (int(x[0]) for x in self.locate(np.array([start])))
+            offsets, base = self.shard(shard).offsets, int(self.token_starts[shard])
+            first = int(np.searchsorted(offsets, local, side="right")) - 1
+            last = int(np.searchsorted(offsets, min(stop - base, int(self.shard_tokens[shard])), side="left"))
+            found += [
+                (int(self.document_starts[shard]) + d, base + int(offsets[d]), base + int(offsets[d + 1]))
+                for d in range(first, last)
+                if offsets[d] < offsets[d + 1]
+            ]
+            start = int(self.token_starts[shard + 1])
+        return found
+
+    def borders(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin in [start, stop) of the stream."""
+        return np.array([begin for _, begin, _ in self.documents_in(start, stop) if begin >= start], np.int64)
+
+    def find(self, file: int, row: int | None) -> list[int]:
+        """Documents that came from a raw file (and row)."""
+        found: list[int] = []
+        for shard in range(len(self.address)):
+            mapped = self.shard(shard)
+            hit = mapped.file == file
+            if row is not None:
+                hit &= mapped.row == row
+            found += (np.flatnonzero(hit) + int(self.document_starts[shard])).tolist()
+        return found
