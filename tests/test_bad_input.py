@@ -216,6 +216,20 @@ def zero_documents(world: World) -> Expected:
     )
 
 
+@case("a tokenizer that gives nothing")
+def tokenizer_gives_nothing(world: World) -> Expected:
+    def act(to: Path) -> object:
+        return bake(world.recipe().prepare_step(ps.tokenize(lambda text: [], vocab_size=10)), to)
+
+    return Expected(
+        ps.TokenizerError,
+        "no tokens: the tokenizer gave none for any document",
+        {"documents": "20"},
+        "try the tokenizer on one text",
+        act,
+    )
+
+
 @case("chunk longer than the corpus")
 def chunk_longer_than_corpus(world: World) -> Expected:
     return Expected(

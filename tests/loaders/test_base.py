@@ -335,6 +335,7 @@ def test_steps_of_earlier_batch_sizes_can_be_sought(open_numbers):
         "3f2a91c04be7d155",
         {"position": 4, "plan": "x"},
         {"position": "four", "plan": "x", "steps": [[0, 0, 4]]},
+        {"position": 3.7, "plan": "x", "steps": [[0, 0, 4]]},
         {"position": -4, "plan": "x", "steps": [[0, 0, 4]]},
         {"position": 4, "plan": "x", "steps": []},
         {"position": 4, "plan": "x", "steps": [[0, 0]]},

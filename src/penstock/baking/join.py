@@ -13,7 +13,7 @@ from penstock.baking.inputs import Inputs, content_hash
 from penstock.baking.reuse import Placed, units_table
 from penstock.baking.unit import SPLITS
 from penstock.baking.work import Work, first_rows
-from penstock.errors import SourceError
+from penstock.errors import SourceError, TokenizerError
 from penstock.files import write_whole
 from penstock.fingerprint import fingerprint_bytes
 from penstock.order.permute import permutation
@@ -67,6 +67,12 @@ def _refuse_nothing(report: dict[str, Any]) -> None:
                 for name, part in report["ingredients"].items()
             ),
             remedy="look at where=, quantity= and the steps; text= names the column that holds the text",
+        )
+    if not sum(part["tokens"] for part in report["ingredients"].values()):
+        raise TokenizerError(
+            "no tokens: the tokenizer gave none for any document",
+            documents=f"{sum(part['documents'] for part in report['ingredients'].values()):,}",
+            remedy="try the tokenizer on one text; append_eos=True ends every document with an id",
         )
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from inspect import GEN_CLOSED, getgeneratorstate
+from operator import index
 from typing import Any, TypeVar
 
 from penstock.deliver.memory import BlockPool
@@ -254,7 +255,8 @@ class DataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where a loader of the same plan was. Another batch size, other ranks or workers are fine."""
         try:
-            position, plan, steps = int(state["position"]), state["plan"], [[int(x) for x in t] for t in state["steps"]]
+            position, plan = index(state["position"]), state["plan"]
+            steps = [[index(number) for number in triple] for triple in state["steps"]]
             if position < 0 or any(len(t) != 3 or t[2] < 1 for t in steps):
                 raise ValueError
             if steps[0][:2] != [0, 0] or steps != sorted(steps):
