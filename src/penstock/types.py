@@ -47,6 +47,9 @@ class TrainingBatch:
     _block: tuple[Any, int, int] | None = None
     """(tokens, first, last): input_ids and labels are views of tokens[first:last], [rows, tokens + 1], so that a device
     copy moves it once."""
+    _ones: tuple[str, ...] = ()
+    """Masks of ones that are looked up when they are first asked for, so that a batch that waits in a queue does not
+    hold a mask into which somebody writes meanwhile."""
 
     def __init__(
         self,
@@ -80,8 +83,16 @@ class TrainingBatch:
         made: dict[str, Any] = self._metadata  # type: ignore[assignment]
         return made
 
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not there yet: a mask of ones."""
+        if name not in self._ones:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        mask = self._adapter().shared_ones(name, self.input_ids)
+        setattr(self, name, mask)
+        return mask
+
     def keys(self) -> list[str]:
-        return [name for name in _FIELDS if getattr(self, name) is not None]
+        return [name for name in _FIELDS if self._is_unmade(name) or getattr(self, name) is not None]
 
     def __getitem__(self, name: str) -> Any:
         value = getattr(self, name, None) if name in _FIELDS else None
@@ -106,12 +117,11 @@ class TrainingBatch:
         is dropped at once.
         """
         adapter = self._adapter()
-        return self._moved(lambda array: adapter.copied(array, device, non_blocking), adapter.shared_ones)
+        return self._moved(lambda array: adapter.copied(array, device, non_blocking))
 
     def pin_memory(self) -> TrainingBatch:
         """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
-        adapter = self._adapter()
-        return self._moved(adapter.pinned, lambda *of: adapter.shared_ones(*of, pinned=True))
+        return self._moved(self._adapter().pinned)
 
     def _adapter(self) -> Any:
         adapter = _adapter_of(self.input_ids)
@@ -130,9 +140,19 @@ class TrainingBatch:
         are_views = _is_same(self.input_ids, tokens[:, :-1]) and _is_same(self.labels, tokens[:, 1:])
         return tokens if are_views else None
 
-    def _moved(self, move: Callable[[Any], Any], ones: Callable[[str, Any], Any]) -> TrainingBatch:
-        tokens = self._tokens()
-        fields = {name: self[name] for name in self.keys()}
+    def _is_unmade(self, name: str) -> bool:
+        return name in self._ones and name not in self.__dict__
+
+    def _constant_masks(self) -> tuple[str, ...]:
+        """The masks that are ones for every batch: made again where they are needed, not moved."""
+        adapter = _adapter_of(self.input_ids)
+        if adapter is None:
+            return ()
+        return tuple(name for name in _MASKS if self._is_unmade(name) or adapter.is_shared(getattr(self, name)))
+
+    def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
+        tokens, ones = self._tokens(), self._constant_masks()
+        fields = {name: self[name] for name in self.keys() if name not in ones}
         if tokens is not None:
             tokens = move(tokens)
             moved = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
@@ -141,28 +161,21 @@ class TrainingBatch:
             if self.labels is self.input_ids:
                 moved["labels"] = moved["input_ids"]
         for name in fields.keys() - moved.keys():
-            if name in _MASKS and self._adapter().is_shared(fields[name]):
-                moved[name] = ones(name, moved["input_ids"])  # already there: the same for every batch
-            else:
-                moved[name] = move(fields[name]) if hasattr(fields[name], "pin_memory") else fields[name]
-        return _make_batch(moved, tokens, self.metadata)  # made, so that it does not hold the memory that was copied
+            moved[name] = move(fields[name]) if hasattr(fields[name], "pin_memory") else fields[name]
+        return _make_batch(moved, tokens, ones, self.metadata)  # metadata made: it would hold the memory copied from
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields: dict[str, Any] = {name: self[name] for name in self.keys()}
-        tokens, adapter = self._tokens(), _adapter_of(self.input_ids)
-        if tokens is not None:
-            del fields["input_ids"], fields["labels"]
-        shared = [name for name in _MASKS if name in fields and adapter is not None and adapter.is_shared(fields[name])]
-        for name in shared:  # whoever writes into a mask must not reach other processes
-            del fields[name]
-        return _rebuild_batch, (fields, tokens, shared, self.metadata)
+        tokens, ones = self._tokens(), self._constant_masks()  # whoever writes into a mask must not reach processes
+        skipped = ones if tokens is None else ("input_ids", "labels", *ones)
+        fields = {name: self[name] for name in self.keys() if name not in skipped}
+        return _rebuild_batch, (fields, tokens, ones, self.metadata)
 
     def __repr__(self) -> str:
         rows, tokens = self.input_ids.shape
         return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(self.keys())})"
 
 
-def _make_batch(fields: dict[str, Any], tokens: Any, metadata: Any) -> TrainingBatch:
+def _make_batch(fields: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: Any) -> TrainingBatch:
     others = {name: value for name, value in fields.items() if name not in ("input_ids", "labels", *_MASKS)}
     batch = TrainingBatch(
         fields["input_ids"],
@@ -173,15 +186,18 @@ def _make_batch(fields: dict[str, Any], tokens: Any, metadata: Any) -> TrainingB
         **others,
     )
     batch._block = None if tokens is None else (tokens, 0, len(tokens))
+    batch._ones = ones
+    for name in ones:
+        delattr(batch, name)
     return batch
 
 
-def _rebuild_batch(fields: dict[str, Any], tokens: Any, shared: list[str], metadata: dict[str, Any]) -> TrainingBatch:
+def _rebuild_batch(
+    fields: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]
+) -> TrainingBatch:
     if tokens is not None:
         fields |= {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-    for name in shared:
-        fields[name] = _adapter_of(fields["input_ids"]).shared_ones(name, fields["input_ids"])
-    return _make_batch(fields, tokens, metadata)
+    return _make_batch(fields, tokens, ones, metadata)
 
 
 def _adapter_of(array: Any) -> Any:

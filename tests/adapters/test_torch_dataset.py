@@ -169,6 +169,16 @@ def test_a_hundred_batches_kept_without_workers_stay_unchanged(open_loader, long
     assert [values(batch) for batch in kept] == expected
 
 
+def test_writing_into_a_mask_reaches_no_batch_that_has_arrived_already(opened):
+    """Batches of other workers may be unpickled, and wait, before the first is handed over."""
+    first, waiting = (pickle.loads(pickle.dumps(batch)) for batch in islice(opened().get_iterator(), 2))
+    first.attention_mask[:] = 0
+    first.loss_mask.mul_(5)
+    assert waiting.keys() == first.keys()
+    assert (waiting.attention_mask == 1).all()
+    assert (waiting.to("cpu").loss_mask == 1).all()
+
+
 def test_writing_into_a_mask_reaches_no_other_batch_from_workers(opened):
     batches = iter(through(opened(), 2))
     kept = [next(batches)]
@@ -198,8 +208,9 @@ def test_the_dataset_pickles_without_threads_maps_or_tokens(open_loader, long_st
 
 
 def test_leaving_a_pass_early_leaves_no_worker_behind(opened):
+    before = set(multiprocessing.active_children())
     batches = iter(through(opened(), 2))
     next(batches)
-    assert len(multiprocessing.active_children()) == 2
+    assert len(set(multiprocessing.active_children()) - before) == 2
     del batches
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before

@@ -74,19 +74,19 @@ _masks: dict[tuple[str, int, int, torch.device, bool], Any] = {}
 _mask_versions: dict[int, tuple[Any, int]] = {}
 
 
-def shared_ones(field: str, like: Any, pinned: bool = False) -> Any:
-    """A mask of ones with the shape of `like`, where it lies: one for all batches.
+def shared_ones(field: str, like: Any) -> Any:
+    """A mask of ones with the shape of `like`, where and as it lies: one for all batches.
 
     It is handed out until somebody writes into it, which torch counts, and then never again.
     """
     rows, tokens = like.shape
-    return _ones(field, rows, tokens, like.device, pinned)
+    return _ones(field, rows, tokens, like.device, like.device.type == "cpu" and like.is_pinned())
 
 
 def is_shared(mask: Any) -> bool:
     """Whether a mask is one of the shared ones, as it was made."""
     known, version = _mask_versions.get(id(mask), (None, 0))
-    return known is mask and mask._version == version
+    return known is not None and known is mask and mask._version == version
 
 
 def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool = False) -> Any:
