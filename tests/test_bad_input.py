@@ -121,7 +121,7 @@ def malformed_line(world: World) -> Expected:
         ps.SourceError,
         "malformed row: ",
         {"file": str(file), "line": 21},
-        "mend the row, or bake(..., on_error='skip')",
+        "mend the row, or on_error='skip'",
         world.bake,
     )
 
@@ -145,7 +145,7 @@ def empty_file(world: World) -> Expected:
         ps.SourceError,
         "empty file",
         {"file": str(file)},
-        "mend or leave out the file, or bake(..., on_error='skip')",
+        "mend or leave out the file, or on_error='skip'",
         world.bake,
     )
 
@@ -173,7 +173,7 @@ def truncated_gzip(world: World) -> Expected:
         ps.SourceError,
         "damaged archive: this gzip file is truncated or damaged (Truncated compressed stream)",
         {"file": str(file), "line": 1},
-        "mend or leave out the file, or bake(..., on_error='skip')",
+        "mend or leave out the file, or on_error='skip'",
         world.bake,
     )
 
@@ -185,7 +185,7 @@ def truncated_zstd(world: World) -> Expected:
         ps.SourceError,
         "damaged archive: this zstd file is truncated or damaged (Truncated compressed stream)",
         {"file": str(file), "line": 1},
-        "mend or leave out the file, or bake(..., on_error='skip')",
+        "mend or leave out the file, or on_error='skip'",
         world.bake,
     )
 
@@ -501,10 +501,10 @@ def killed(world: World) -> Expected:
 
 @case("unknown extension without format=")
 def unknown_extension(world: World) -> Expected:
-    file = world.write("b.parquet", b"PAR1")
+    file = world.write("b.docx", b"PK")
     return Expected(
         ps.SourceError,
-        "cannot tell the format of a file from its extension '.parquet'",
+        "cannot tell the format of a file from its extension '.docx'",
         {"file": str(file), "parameter": "format"},
         "add_ingredient(..., format='text')",
         world.bake,

@@ -103,15 +103,15 @@ def test_what_is_not_a_source_is_refused(source, message):
     assert recipe.ingredients == []
 
 
-def test_a_data_frame_is_refused_because_iterating_it_gives_names_of_columns():
+def test_a_frame_that_cannot_be_arrow_is_refused_because_iterating_it_gives_names_of_columns():
     class Frame(list):
         columns = ("text",)
 
         def to_dict(self, how): ...
 
-    with pytest.raises(ps.SpecError, match="a data frame is not a source") as caught:
+    with pytest.raises(ps.SpecError, match="a Frame cannot be read as a table") as caught:
         ps.DatasetRecipe().add_ingredient(Frame(["text"]))
-    assert caught.value.remedy == "frame.to_dict('records'): rows as dicts"
+    assert caught.value.remedy == "a pyarrow Table, a polars or pandas DataFrame, or rows as dicts"
 
 
 def test_rows_come_from_any_iterable_and_from_arrow_tables():
@@ -119,7 +119,7 @@ def test_rows_come_from_any_iterable_and_from_arrow_tables():
     recipe.add_ingredient({"text": f"row {n}"} for n in range(3))
     recipe.add_ingredient(pa.table({"text": ["a", "b"], "n": [1, 2]}))
     assert recipe.ingredients[0].source == [{"text": "row 0"}, {"text": "row 1"}, {"text": "row 2"}]
-    assert recipe.ingredients[1].source == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
+    assert list(recipe.ingredients[1].source.read(None)) == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
 
 
 @pytest.mark.parametrize("source", [["*.jsonl", "in/*.jsonl"], ["in/web.jsonl"], ["nowhere.txt"], [Path("nowhere")]])
@@ -211,3 +211,53 @@ def test_what_a_function_reads_is_compared_when_it_is_baked_not_when_it_is_added
     assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens == 1
     monkeypatch.setitem(repeats, part, 2)
     assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens > 1
+
+
+# Options of formats
+
+
+def test_options_reach_the_format_and_are_part_of_what_a_store_was_made_of(tmp_path, quiet_bake):
+    (tmp_path / "a.csv").write_text("text;id\none, two;1\n")
+
+    def recipe(**options):
+        made = ps.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options=options or None)
+        return made.prepare_step(ps.tokenize("bytes"))
+
+    store = quiet_bake(recipe(delimiter=";"), tmp_path / "x.store")
+    assert store.decode(store[0].tokens) == "one, two"
+    assert store.manifest.recipe["ingredients"][0]["options"] == {"delimiter": ";"}
+    assert recipe(delimiter=";").fingerprint != recipe().fingerprint
+    assert "options" not in recipe().spec()["ingredients"][0]
+
+
+def test_two_ingredients_can_read_one_format_in_two_ways(tmp_path, quiet_bake):
+    (tmp_path / "a.csv").write_text("text;id\none, two;1\n")
+    (tmp_path / "b.csv").write_text("text|id\nthree; four|1\n")
+    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options={"delimiter": ";"})
+    recipe.add_ingredient(tmp_path / "b.csv", options={"delimiter": "|"}).prepare_step(ps.tokenize("bytes"))
+    store = quiet_bake(recipe, tmp_path / "x.store")
+    assert [store.decode(row.tokens) for row in store.rows()] == ["one, two", "three; four"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delimeter": ";"}, "format 'csv' has no option 'delimeter'"),
+        ({"delimiter": object()}, "are not names with text, numbers"),
+        (["delimiter"], "are not names with text, numbers"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_they_are_said(tmp_path, options, message):
+    recipe = ps.DatasetRecipe()
+    with pytest.raises(ps.SpecError, match=message) as caught:
+        recipe.add_ingredient(tmp_path / "a.csv", format="csv", options=options)
+    assert caught.value.where["parameter"] == "options"
+    assert recipe.ingredients == []
+
+
+def test_an_option_that_the_format_of_a_file_does_not_have_is_refused_before_anything_is_written(tmp_path, quiet_bake):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", options={"delimiter": ";"})
+    with pytest.raises(ps.SpecError, match="format 'jsonl' has no option 'delimiter'"):
+        quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "x.store")
+    assert not (tmp_path / "x.store").exists()

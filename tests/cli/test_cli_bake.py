@@ -79,6 +79,20 @@ def test_named_sources_have_formats_and_columns_of_their_own(folder, succeeds):
     assert texts(folder / "a.store") == [*(f"page {n}" for n in range(5)), "print(1)\n", "print(2)\n"]
 
 
+def test_text_is_a_path_or_a_template_and_options_reach_the_format(folder, succeeds):
+    (folder / "chat.jsonl").write_text('{"message": {"content": "hello"}, "title": "A=B"}\n')
+    (folder / "table.csv").write_text("id;body\n1;one, two\n")
+    bake = ("--tokenizer", "bytes", "--workers", "0", "--quiet")
+    succeeds("bake", folder / "chat.jsonl", "--text", "message.content", *bake, "--to", folder / "path.store")
+    assert texts(folder / "path.store") == ["hello"]
+    template = r"{title} = {message.content}\n."
+    succeeds("bake", folder / "chat.jsonl", "--text", template, *bake, "--to", folder / "template.store")
+    assert texts(folder / "template.store") == ["A=B = hello\n."]
+    sources = (f"a={folder / 'table.csv'}", f"b={folder / 'chat.jsonl'}", "--text", "a=body", "--text", "b=title")
+    succeeds("bake", *sources, "--option", "a.delimiter=;", *bake, "--to", folder / "option.store")
+    assert texts(folder / "option.store") == ["A=B", "one, two"]
+
+
 def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(folder, succeeds):
     command = [
         "bake",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
-from penstock.sources import format_for
+from penstock.sources import Malformed, Unit, format_for, read_unit
 from penstock.sources import formats as formats_module
+from penstock.sources.units import Span
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +32,19 @@ def bake(source, tmp_path: Path, **settings) -> ps.Store:
         ("a.jsonl.zst", "jsonl"),
         ("a.txt", "text"),
         ("a.md.gz", "text"),
+        ("a.csv.xz", "csv"),
+        ("a.tsv.bz2", "tsv"),
+        ("a.json.lz4", "json"),
+        ("a.tar", "tar"),
+        ("a.tgz", "tar"),
+        ("a.tar.zst", "tar"),
     ],
 )
 def test_an_extension_says_the_format(path, name):
     assert format_for(path).name == name
 
 
-@pytest.mark.parametrize("path", ["a.parquet", "a", "a.gz", "a.txt.bak"])
+@pytest.mark.parametrize("path", ["a.docx", "a", "a.gz", "a.txt.bak"])
 def test_an_unknown_extension_asks_for_a_format(path):
     with pytest.raises(ps.SourceError, match="cannot tell the format of a file") as caught:
         format_for(path)
@@ -57,14 +62,42 @@ def test_a_file_is_a_document_or_a_line_is(tmp_path):
     assert sorted((row.row, lines.decode(row.tokens)) for row in lines.rows()) == [(0, "one"), (1, "two")]
 
 
-def test_a_format_of_a_stream_gives_rows(tmp_path):
-    @ps.register_format("csv", extensions=(".csv",))
-    def read_csv(stream):
-        yield from csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline=""))
+def test_a_format_of_a_stream_gives_rows_and_says_which_are_bad(tmp_path):
+    @ps.register_format("para", extensions=(".para",))
+    def read_paragraphs(stream):
+        for paragraph in stream.read().decode().split("\n\n"):
+            yield {"text": paragraph} if paragraph else Malformed("empty paragraph")
 
-    (tmp_path / "a.csv").write_text('text,n\nhello,1\n"two\nlines",2\n')
-    store = bake(tmp_path / "a.csv", tmp_path)
-    assert sorted((row.row, store.decode(row.tokens)) for row in store.rows()) == [(0, "hello"), (1, "two\nlines")]
+    (tmp_path / "a.para").write_text("one\ntwo\n\n\n\nthree")
+    with pytest.raises(ps.SourceError, match="empty paragraph") as caught:
+        bake(tmp_path / "a.para", tmp_path)
+    assert caught.value.where == {"file": str(tmp_path / "a.para"), "row": 1}
+    store = bake(tmp_path / "a.para", tmp_path, on_error="skip")
+    assert sorted((row.row, store.decode(row.tokens)) for row in store.rows()) == [(0, "one\ntwo"), (2, "three")]
+
+
+def test_a_format_is_given_the_columns_it_asks_for_and_the_options_it_names(tmp_path):
+    @ps.register_format("own", extensions=(".own",))
+    def read_own(stream, *, columns=None, suffix="!"):
+        yield {"text": f"{columns} {stream.read().decode()}{suffix}"}
+
+    (tmp_path / "a.own").write_text("one")
+    unit = Unit((Span(0, str(tmp_path / "a.own"), "own"),), 1)
+    kind = format_for("a.own")
+    for given, columns, text in ((kind, None, "None one!"), (kind.with_options({"suffix": "?"}), ["a"], "['a'] one?")):
+        (_, _, row), _ = read_unit(unit, {"own": given}, columns)
+        assert row == {"text": text}
+    assert kind.with_options({"suffix": "?"}).fingerprint != kind.fingerprint
+
+
+def test_an_option_that_a_format_does_not_have_is_refused_with_the_nearest():
+    with pytest.raises(ps.SpecError, match="format 'csv' has no option 'delimter'") as caught:
+        format_for("", "csv").with_options({"delimter": ";"})
+    assert caught.value.remedy == "'delimiter'"
+    assert caught.value.where["known"] == "delimiter, header, max_row_bytes, quotechar"
+    for name in ("columns", "start"):
+        with pytest.raises(ps.SpecError, match=f"has no option '{name}'"):
+            format_for("", "csv").with_options({name: []})
 
 
 def test_a_format_can_take_one_extension_as_a_string_and_in_capitals():
@@ -112,3 +145,18 @@ def test_a_format_that_gives_no_rows_is_told_so(tmp_path):
     (tmp_path / "a.none").write_text("x\n")
     with pytest.raises(ps.SourceError, match="malformed row: the format gave a NoneType, not a row"):
         bake(tmp_path / "a.none", tmp_path)
+
+
+def test_the_limit_of_a_row_is_an_option_of_every_format(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "twenty bytes and more"}\n')
+    (tmp_path / "a.txt").write_text("twenty bytes and more")
+    for name, kind in (("a.jsonl", "line too long"), ("a.txt", "document too long")):
+
+        def recipe(name: str, limit: int) -> ps.DatasetRecipe:
+            made = ps.DatasetRecipe().add_ingredient(tmp_path / name, options={"max_row_bytes": limit})
+            return made.prepare_step(ps.tokenize("bytes"))
+
+        with pytest.raises(ps.SourceError, match=f"{kind}: over 20 bytes") as caught:
+            ps.bake(recipe(name, 20), tmp_path / f"{name}.store", workers=0, show_progress=False)
+        assert caught.value.remedy.startswith('options={"max_row_bytes": 40} or more')
+        assert ps.bake(recipe(name, 40), tmp_path / f"{name}.store", workers=0, show_progress=False).num_rows == 1

@@ -42,7 +42,7 @@ class Inputs:
         formats = {
             kind.name: kind.fingerprint
             for ingredient, group in zip(recipe.ingredients, files, strict=True)
-            for kind in formats_of(ingredient, group).values()
+            for kind in formats_of(ingredient, group, with_options=False).values()
         }
         spec = {**recipe.spec(), "formats": formats, "shuffle": shuffle, "bake": _BAKE_VERSION}
         listed = [[[f.path, f.num_bytes, f.modified_ns] for f in group] for group in files]
@@ -54,14 +54,19 @@ class Inputs:
         return spec
 
 
-def formats_of(ingredient: Ingredient, files: list[InputFile]) -> dict[str, Format]:
-    """The formats that an ingredient's files have, by name. One look for each extension."""
+def formats_of(ingredient: Ingredient, files: list[InputFile], *, with_options: bool = True) -> dict[str, Format]:
+    """The formats that an ingredient's files have, by name. One look for each extension.
+
+    Options are the ingredient's: two of them may read one format in two ways.
+    """
     if ingredient.format is not None:
-        return {ingredient.format: format_for("", ingredient.format)}
-    by_extension: dict[Any, str] = {}
-    for file in files:
-        by_extension.setdefault(tuple(Path(file.path).suffixes[-2:]), file.path)
-    return {kind.name: kind for kind in map(format_for, by_extension.values())}
+        kinds = [format_for("", ingredient.format)]
+    else:
+        by_extension: dict[Any, str] = {}
+        for file in files:
+            by_extension.setdefault(tuple(Path(file.path).suffixes[-2:]), file.path)
+        kinds = [format_for(path) for path in by_extension.values()]
+    return {kind.name: kind.with_options(ingredient.options if with_options else None) for kind in kinds}
 
 
 def up_to_date(to: Path, inputs: Inputs, on_error: str) -> Store | None:

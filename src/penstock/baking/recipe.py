@@ -6,7 +6,7 @@ import contextlib
 import json
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,12 @@ import msgspec
 
 from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.prepare.columns import TextColumn
 from penstock.prepare.rows import RowStep, row_step
 from penstock.prepare.tokenize import Tokenize
 from penstock.sources.formats import format_for, known_extensions
 from penstock.sources.listing import InputFile, list_files, looks_like_paths
+from penstock.sources.memory import TableRows, table_rows
 from penstock.spec import at_least
 
 __all__ = ["DatasetRecipe", "Ingredient"]
@@ -38,6 +40,7 @@ class Ingredient:
     where: Callable[[Row], Any] | None
     version: str | None
     quantity: int | float | None
+    options: dict[str, Any] | None = None
 
     @property
     def where_fingerprint(self) -> str | None:
@@ -47,9 +50,10 @@ class Ingredient:
     @cached_property
     def is_memory(self) -> bool:
         """Whether the source is rows given from Python; otherwise it names files."""
-        return not isinstance(self.source, str | os.PathLike) and not (
-            self.format is not None or looks_like_paths(self.source, known_extensions())
-        )
+        if isinstance(self.source, TableRows):
+            return True
+        is_path = isinstance(self.source, str | os.PathLike)
+        return not is_path and self.format is None and not looks_like_paths(self.source, known_extensions())
 
     def files(self) -> list[InputFile]:
         return [] if self.is_memory else list_files(self.source)
@@ -62,7 +66,8 @@ class Ingredient:
             "format": self.format,
             "where": self.where_fingerprint,
             "quantity": self.quantity,
-            "memory": fingerprint_bytes(_encode_rows(self)) if self.is_memory else None,
+            "memory": _fingerprint_of_rows(self) if self.is_memory else None,
+            **({"options": self.options} if self.options else {}),
         }
 
 
@@ -83,25 +88,28 @@ class DatasetRecipe:
 
     def add_ingredient(
         self,
-        source: str | os.PathLike[str] | Sequence[Any],
+        source: str | os.PathLike[str] | Iterable[Any],
         text: str = "text",
         *,
         format: str | None = None,
         name: str | None = None,
         where: Callable[[Row], Any] | None = None,
         quantity: int | float | None = None,
+        options: Mapping[str, Any] | None = None,
         version: str | None = None,
     ) -> DatasetRecipe:
-        """Add a source: a file, folder or glob (or a list of them), or rows from memory (dicts or strings).
+        """Add a source: a file, folder or glob (or a list of them), rows (dicts or strings), or a table from memory.
 
-        `text` names the column that holds the text. `where(row)` keeps a row or not. `quantity` keeps that many of the
-        rows that `where` kept (a whole number), or that share of them (a fraction), chosen by a hash of seed, name,
-        file and row: the same ones every time. `version` names `where`, should it use things that cannot be compared.
+        `text` is the column that holds the text, a path into nested data ("message.content"), or a template over
+        several columns ("{title}\\n\\n{body}"). `where(row)` keeps a row or not. `quantity` keeps that many of the rows
+        that `where` kept (a whole number), or that share of them (a fraction), chosen by a hash of seed, name, file and
+        row: the same ones every time. `options` are for the files' format: {"delimiter": ";"}. `version` names `where`,
+        should it use things that cannot be compared.
         """
-        if not isinstance(text, str):
-            raise SpecError(f"text={text!r} is not the name of a column", parameter="text", remedy="text='content'")
+        TextColumn(text)  # says now, not at the bake, that it cannot be one
+        checked_options = _checked_options(options)
         if format is not None:
-            format_for("", format)
+            format_for("", format).with_options(checked_options)
         if where is not None and not callable(where):
             raise SpecError(
                 f"where= is a function of a row, not a {type(where).__name__}",
@@ -116,7 +124,10 @@ class DatasetRecipe:
             where,
             version,
             _checked_quantity(quantity),
+            checked_options,
         )
+        if checked_options and ingredient.is_memory:
+            raise SpecError("options= are for files, and this source is in memory", parameter="options")
         _ = ingredient.where_fingerprint  # says now, not at the bake, that it needs a version
         self.ingredients.append(
             ingredient if name is not None else replace(ingredient, name=self._free_name(ingredient))
@@ -240,19 +251,21 @@ class DatasetRecipe:
 
 
 def _checked_source(source: Any) -> Any:
+    """Paths as they are; tables as Arrow; other rows as a list, because a generator gives them only once."""
     if isinstance(source, str | os.PathLike):
         return source
-    if hasattr(source, "to_pylist"):  # an Arrow table
-        source = source.to_pylist()
-    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # iterating it would give the names of its columns
-        raise SpecError(
-            "a data frame is not a source", parameter="source", remedy="frame.to_dict('records'): rows as dicts"
-        )
+    table = table_rows(source)
+    if table is not None:
+        return table
     if isinstance(source, bytes | bytearray | dict) or not hasattr(source, "__iter__"):
+        kind = type(source).__name__
+        is_to_be_called = callable(source)
         raise SpecError(
-            f"a {type(source).__name__} is not a source",
+            f"a {kind} is not a source",
             parameter="source",
-            remedy="a path, folder or glob, a list of them, or a list of rows (dicts or strings)",
+            remedy="call it: its rows are the source"
+            if is_to_be_called
+            else "a path, folder or glob, a list of them, rows (dicts or strings), or a table",
         )
     rows = list(source)
     if not rows:
@@ -276,6 +289,32 @@ def _checked_quantity(quantity: Any) -> int | float | None:
         parameter="quantity",
         remedy="a whole number such as 10_000, or a fraction from 0.0 to 1.0",
     )
+
+
+def _checked_options(options: Any) -> dict[str, Any] | None:
+    """Options that a manifest can keep."""
+    if not options:
+        return None
+    if not isinstance(options, Mapping) or not all(isinstance(n, str) and _is_plain(v) for n, v in options.items()):
+        raise SpecError(
+            f"options={options!r} are not names with text, numbers, booleans or lists",
+            parameter="options",
+            remedy="options={'delimiter': ';'}",
+        )
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, str | int | float)
+        or (type(value) in (list, tuple) and all(map(_is_plain, value)))
+    )
+
+
+def _fingerprint_of_rows(ingredient: Ingredient) -> str:
+    rows = ingredient.source
+    return rows.fingerprint if isinstance(rows, TableRows) else fingerprint_bytes(_encode_rows(ingredient))
 
 
 def _encode_rows(ingredient: Ingredient) -> bytes:

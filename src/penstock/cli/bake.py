@@ -1,9 +1,11 @@
 """Make a store from raw text.
 
 A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. A
-file's format is told by its extension (.jsonl, .txt, .md; .gz and .zst are unpacked) or by --format. --format, --text
-and --quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. Run again over unchanged
-files it does nothing; killed, the same command continues.
+file's format is told by its extension (.jsonl, .txt, .parquet ...; .gz, .zst ... are unpacked) or by --format. --text
+is a column, a path into nested data (message.content), or a template ('{title}\\n\\n{body}'). --format, --text and
+--quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. --option is for the files'
+format: --option delimiter=';', or --option NAME.delimiter=';' for one source. Run again over unchanged files it does
+nothing; killed, the same command continues.
 
 With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
 is baked. It is code: run only files that you trust.
@@ -38,7 +40,7 @@ examples:
   penstock bake recipe.py --to corpus.store
 """
 
-_OF_A_RECIPE = ("format", "text", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed")
+_OF_A_RECIPE = ("format", "text", "option", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's"
     )
-    parser.add_argument("--text", action="append", metavar="COLUMN", help="the column that holds the text (text)")
+    parser.add_argument(
+        "--text", action="append", metavar="COLUMN", help="the column, path or template that is the text (text)"
+    )
+    parser.add_argument(
+        "--option", action="append", metavar="KEY=VALUE", help="of the files' format, e.g. delimiter=';'"
+    )
     parser.add_argument("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
     parser.add_argument("--append-eos", action="store_true", help="end every document with the end-of-document id")
     parser.add_argument("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
@@ -124,13 +131,15 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     formats, texts, quantities = (
         _per_source(flag, getattr(arguments, flag), named) for flag in ("format", "text", "quantity")
     )
+    options = _options(arguments.option, named)
     for name, paths in named.items():
         recipe.add_ingredient(
             [Path(path) for path in paths],  # Path objects: a list of strings could be rows of text
-            texts.get(name, "text"),
+            _text(texts.get(name, "text")),
             format=formats.get(name),
             name=name,
             quantity=_quantity(quantities.get(name)),
+            options=options.get(name),
         )
     recipe.prepare_step(step)
     return recipe if arguments.holdout is None else recipe.holdout(arguments.holdout)
@@ -157,8 +166,8 @@ def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None])
     for_all: str | None = None
     for_one: dict[str, str] = {}
     for text in given or ():
-        name, equals, value = text.rpartition("=")
-        if not equals:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[\w.-]+", name):  # '{a} = {b}' names no source
             for_all = text
         elif name in named:
             for_one[name] = value
@@ -172,6 +181,39 @@ def _per_source(flag: str, given: list[str] | None, named: Iterable[str | None])
             )
     said = {name: for_one.get(name or "", for_all) for name in named}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def _text(spec: str) -> str:
+    r"""Shells pass \n as two characters; in a template it means a new line."""
+    return spec.replace("\\n", "\n").replace("\\t", "\t") if "{" in spec else spec
+
+
+def _options(given: list[str] | None, named: Iterable[str | None]) -> dict[str | None, dict[str, Any]]:
+    """The options of each source: KEY=VALUE is for all of them, NAME.KEY=VALUE for one."""
+    for_all: dict[str, Any] = {}
+    for_one: dict[str, dict[str, Any]] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise SpecError(f"--option {text} is not KEY=VALUE", parameter="option", remedy="--option delimiter=';'")
+        name, _, inner = key.rpartition(".")
+        if name and name in named:
+            for_one.setdefault(name, {})[inner] = _option_value(value)
+        else:
+            for_all[key] = _option_value(value)
+    return {name: {**for_all, **for_one.get(name or "", {})} for name in named}
+
+
+def _option_value(text: str) -> Any:
+    """
+    >>> _option_value(";"), _option_value("true"), _option_value("12")
+    (';', True, 12)
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if text == "null":
+        return None
+    return int(text) if re.fullmatch(r"-?\d+", text) else text.replace("\\t", "\t")
 
 
 def _quantity(text: str | None) -> int | float | None:

@@ -1,4 +1,7 @@
-"""Which files a source means: a path, a folder, a glob, or a list of them, in the order of their path bytes."""
+"""Which files a source means: a path, a folder, a glob, or a list of them, in the order of their path bytes.
+
+A folder that `datasets.Dataset.save_to_disk` wrote means the files that it lists, in its order.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from penstock.errors import SourceError
 
@@ -33,11 +39,11 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     that a glob with a leading dot matches, may be hidden.
     """
     parts = [source] if isinstance(source, str | os.PathLike) else list(source)
-    by_place: dict[str, str] = {}
+    by_place: dict[str, tuple[bytes, str]] = {}
     for part in parts:
-        for path in _expand(os.fspath(part)):
-            by_place.setdefault(os.path.abspath(path), path)
-    ordered = sorted(by_place.items(), key=lambda item: os.fsencode(item[1]))
+        for path, rank in _expand(os.fspath(part)):
+            by_place.setdefault(os.path.abspath(path), (rank, path))
+    ordered = [(place, path) for place, (_, path) in sorted(by_place.items(), key=lambda item: item[1])]
     base = os.path.commonpath([os.path.dirname(place) for place, _ in ordered])
     return [_input_file(path, os.path.relpath(place, base)) for place, path in ordered]
 
@@ -94,10 +100,14 @@ def _could_only_be_path(name: str, extensions: Sequence[str]) -> bool:
     return " " not in name and (os.sep in name or name.lower().endswith(tuple(extensions)))
 
 
-def _expand(path: str) -> list[str]:
+_Ranked = tuple[str, bytes]
+"""(path, what it is ordered by): its bytes, or those of its number in a dataset."""
+
+
+def _expand(path: str) -> list[_Ranked]:
     expanded = os.path.expanduser(path)
     if os.path.isfile(expanded):
-        return [expanded]
+        return [_by_name(expanded)]
     if os.path.isdir(expanded):
         if _is_store(expanded):
             raise SourceError(
@@ -106,7 +116,7 @@ def _expand(path: str) -> list[str]:
         found = list(_walk(expanded, set()))
         nothing = "this folder is empty"
     elif glob.has_magic(path):
-        found = [match for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)]
+        found = [_by_name(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)]
         nothing = "this pattern matches no file"
     else:
         found = []
@@ -118,10 +128,18 @@ def _expand(path: str) -> list[str]:
     return found
 
 
-def _walk(folder: str, above: set[str]) -> Iterator[str]:
+def _by_name(path: str) -> _Ranked:
+    return path, os.fsencode(path)
+
+
+def _walk(folder: str, above: set[str]) -> Iterator[_Ranked]:
     """Files below a folder. Links to folders are followed, unless they lead back to a folder that holds them."""
     real = os.path.realpath(folder)
     if real in above:
+        return
+    listed = _dataset_files(folder)
+    if listed is not None:
+        yield from listed
         return
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -138,7 +156,54 @@ def _walk(folder: str, above: set[str]) -> Iterator[str]:
         # A link that leads nowhere is given too, and refused later: leaving it out would lose data in silence.
         # Pipes and sockets are left out: reading one could wait for ever.
         elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-            yield entry.path
+            yield _by_name(entry.path)
+
+
+def _dataset_files(folder: str) -> list[_Ranked] | None:
+    """The files of a dataset that Hugging Face's library saved to disk; None where a folder is no such dataset."""
+    if os.path.isfile(os.path.join(folder, "dataset_dict.json")):
+        splits = _read_json(folder, "dataset_dict.json").get("splits")
+        names = [split for split in splits if isinstance(split, str)] if isinstance(splits, list) else []
+        raise SourceError(
+            "this dataset has several splits",
+            file=folder,
+            splits=", ".join(map(repr, names)) or None,
+            remedy=f"{os.path.join(folder, names[0] if names else 'train')}, or one ingredient for each",
+        )
+    if not all(os.path.isfile(os.path.join(folder, name)) for name in ("state.json", "dataset_info.json")):
+        return None
+    state = _read_json(folder, "state.json")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise SourceError(
+            "this dataset keeps the order of its rows in a file of its own",
+            file=folder,
+            remedy="dataset.flatten_indices().save_to_disk(...)",
+        )
+    files = state.get("_data_files")
+    listed: list[Any] = (
+        [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    )
+    for name in listed:
+        if not isinstance(name, str) or os.path.basename(name) != name:
+            raise SourceError(
+                f"this dataset lists a file that is not its own: {name!r}",
+                file=os.path.join(folder, "state.json"),
+                remedy="save the dataset again",
+            )
+    start = os.fsencode(os.path.join(folder, ""))
+    return [(os.path.join(folder, name), start + b"%08d" % number) for number, name in enumerate(listed)]
+
+
+def _read_json(folder: str, name: str) -> dict[str, Any]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            found = msgspec.json.decode(file.read())
+    except (OSError, msgspec.DecodeError) as error:
+        raise SourceError(
+            "this dataset cannot be read", file=path, reason=str(error), remedy="save the dataset again"
+        ) from None
+    return found if isinstance(found, dict) else {}
 
 
 def _is_store(folder: str) -> bool:

@@ -1,7 +1,8 @@
 """Cut a source into units of work, and read one: about 64 MB each, fixed before any worker starts.
 
-A unit is either several whole files, or a byte range of one file by line (its rows are the lines that *start* in the
-range), or some rows from memory. Cuts depend on names and sizes only, so they are the same for any number of workers.
+A unit is either several whole files, or a byte range of one file that can be cut (by line: its rows are the lines that
+*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on whether they are
+compressed: they are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SourceError
-from penstock.sources.compression import compression_of, open_raw
-from penstock.sources.formats import Format, Row, format_for
+from penstock.errors import PenstockError, SourceError
+from penstock.sources.compression import DecompressionBomb, is_compressed, open_raw
+from penstock.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
+from penstock.sources.memory import TableRows
 
 __all__ = ["UNIT_BYTES", "EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"]
 
 UNIT_BYTES = 64 << 20
 _UNIT_ROWS = 100_000
-_LINE_LIMIT = 1 << 30
 _SKIP_BYTES = 1 << 20
 
 
@@ -43,19 +44,9 @@ class Unit:
 
     spans: tuple[Span, ...]
     num_bytes: int
-    rows: tuple[Any, ...] | None = None
+    rows: tuple[Any, ...] | TableRows | None = None
     """Rows given from memory, instead of spans."""
     first_row: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """A row that could not be read, and why. `rest` means that the rest of the file is lost with it."""
-
-    kind: str
-    """What the report counts it under."""
-    reason: str = ""
-    rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,8 @@ def cut_files(
 
     for number, path, num_bytes in files:
         kind = format_for(path, named_format)
-        if kind.by_line and not compression_of(path) and num_bytes > unit_bytes:
+        # The first bytes are looked at only of files that would be cut: there may be a million small ones.
+        if kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path)):
             flush()
             for start in range(0, num_bytes, unit_bytes):
                 # The last range goes on to the end, should the file have grown since it was listed.
@@ -99,8 +91,10 @@ def cut_files(
     return units
 
 
-def cut_rows(rows: Sequence[Any], rows_per_unit: int | None = None) -> list[Unit]:
-    """Units over rows from memory."""
+def cut_rows(rows: Sequence[Any] | TableRows, rows_per_unit: int | None = None) -> list[Unit]:
+    """Units over rows from memory; those of a table are cut by their size."""
+    if isinstance(rows, TableRows):
+        return [Unit((), num_bytes, part, first) for first, num_bytes, part in rows.parts(UNIT_BYTES)]
     rows_per_unit = _UNIT_ROWS if rows_per_unit is None else rows_per_unit
     return [
         Unit(
@@ -123,27 +117,37 @@ def _size_of(row: Any) -> int:
     )
 
 
-def read_unit(unit: Unit, formats: Mapping[str, Format]) -> Iterator[Item]:
+def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None = None) -> Iterator[Item]:
     """(span, row in span, row or why it is malformed), in order. Blank lines count as rows, and are not given.
 
     Row numbers count from the start of the span; the last thing of each span is (span, number of rows, EndOfSpan).
-    Each row is the reader's own: it may change it.
+    Each row is the reader's own: it may change it. `columns` are the ones that are needed (None: all): a row may have
+    others too.
     """
     if unit.rows is not None:
-        for number, row in enumerate(unit.rows):
-            yield 0, number, _row_from_memory(row)
+        rows = unit.rows.read(columns) if isinstance(unit.rows, TableRows) else map(_row_from_memory, unit.rows)
+        for number, row in enumerate(rows):
+            yield 0, number, row
         yield 0, len(unit.rows), EndOfSpan()
         return
     for which, span in enumerate(unit.spans):
         kind = formats[span.format]
+        if kind.by_file:
+            yield from _number(which, _rows_of_file(span, kind, columns))
+            continue
         try:
-            stream = open_raw(Path(span.path))
-        except OSError as error:
-            yield which, 0, Malformed("unreadable file", _reason(error), rest=True)
+            # Only a file that is not compressed is cut: what its ranges begin with says nothing.
+            is_range = span.start > 0 or span.stop is not None
+            stream = open(span.path, "rb") if is_range else open_raw(Path(span.path))  # noqa: SIM115
+        except (SourceError, OSError) as error:
+            yield which, 0, _lost(error)
             yield which, 0, EndOfSpan()
             continue
         with stream:
-            yield from _read_lines(which, span, kind, stream) if kind.by_line else _read_stream(which, kind, stream)
+            if kind.by_line:
+                yield from _read_lines(which, span, kind, stream)
+            else:
+                yield from _number(which, _rows_of_stream(stream, kind, columns))
 
 
 def _row_from_memory(row: Any) -> Row | Malformed:
@@ -154,23 +158,41 @@ def _row_from_memory(row: Any) -> Row | Malformed:
     return Malformed("malformed row", f"a row is a dict or a str, got {type(row).__name__}")
 
 
-def _read_stream(which: int, kind: Format, stream: BufferedReader) -> Iterator[Item]:
+def _rows_of_stream(stream: BufferedReader, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
+    if not stream.peek(1):
+        yield Malformed("empty file", rows=0)
+    else:
+        yield from kind.read(BufferedReader(_Lent(stream)), **_keywords(kind, columns))
+
+
+def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
+    if not os.stat(span.path).st_size:
+        yield Malformed("empty file", rows=0)
+        return
+    part = {"start": span.start, "stop": span.stop} if kind.can_be_cut else {}
+    yield from kind.read(Path(span.path), **part, **_keywords(kind, columns))
+
+
+def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
+    """What a format's function asked for, and the user's options."""
+    return {**kind.read_options, **({"columns": columns} if kind.asks_for("columns") else {})}
+
+
+def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
+    """Rows with their numbers. What a format raises ends the file: the rows before it are good."""
     number = 0
     try:
-        if not stream.peek(1):
-            yield which, 0, Malformed("empty file")
-        else:
-            for row in kind.read(BufferedReader(_Lent(stream))):
-                yield which, number, row
-                number += 1
+        for row in rows:
+            yield which, number, row
+            number += row.rows if isinstance(row, Malformed) else 1
     except UnicodeDecodeError as error:
         yield which, number, Malformed("not UTF-8", _not_utf8(error), rest=True)
-    except SourceError as error:
-        yield which, number, Malformed("damaged archive", _reason(error), rest=True)
+    except (SourceError, OSError) as error:
+        yield which, number, _lost(error)
+    except PenstockError:  # not of the file: an option that cannot be, a package that is not installed
+        raise
     except ValueError as error:
         yield which, number, Malformed("malformed row", _reason(error), rest=True)
-    except OSError as error:
-        yield which, number, Malformed("unreadable file", _reason(error), rest=True)
     yield which, number, EndOfSpan()
 
 
@@ -193,32 +215,35 @@ class _Lent(RawIOBase):
 def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) -> Iterator[Item]:
     number = 0
     empty = span.start == 0
+    max_row_bytes, options = kind.max_row_bytes, kind.read_options
     try:
+        # By the beginning of the file, whichever range of it this is: the first one has the fault, no other has rows.
+        fault = encoding_fault(stream.peek(8))
+        if fault is not None and empty:
+            empty = False
+            yield which, 0, fault
         at = _first_line_start(stream, span)
-        while span.stop is None or at < span.stop:
-            line = stream.readline(_LINE_LIMIT)
+        while fault is None and (span.stop is None or at < span.stop):
+            line = stream.readline(max_row_bytes + 1)
             if not line:
                 break
             empty = False
             at += len(line)
-            if len(line) == _LINE_LIMIT and not line.endswith(b"\n"):
+            if len(line) > max_row_bytes and not line.endswith(b"\n"):
                 at += _skip_line(stream)
-                yield which, number, Malformed("line too long", f"over {_LINE_LIMIT:,} bytes")
+                yield which, number, too_long(max_row_bytes, "line")
             elif not line.isspace():
                 try:
-                    row = kind.read(line.rstrip(b"\r\n"))
+                    row = kind.read(line.rstrip(b"\r\n"), **options)
                 except UnicodeDecodeError as error:
                     row = Malformed("not UTF-8", _not_utf8(error))
                 except ValueError as error:
                     row = Malformed("malformed row", _reason(error))
                 yield which, number, row
             number += 1
-    except SourceError as error:  # a damaged archive: what came before it is good
+    except (SourceError, OSError) as error:  # what came before it is good
         empty = False
-        yield which, number, Malformed("damaged archive", _reason(error), rest=True)
-    except OSError as error:
-        empty = False
-        yield which, number, Malformed("unreadable file", _reason(error), rest=True)
+        yield which, number, _lost(error)
     if empty:
         yield which, 0, Malformed("empty file")
     yield which, number, EndOfSpan()
@@ -241,6 +266,19 @@ def _skip_line(stream: BufferedReader, limit: int | None = None) -> int:
         if not piece or piece.endswith(b"\n"):
             break
     return skipped
+
+
+def _lost(error: SourceError | OSError) -> Malformed:
+    """The fault of a file of which no more can be read."""
+    kind = (
+        "unreadable file"
+        if not isinstance(error, SourceError)
+        else "decompression bomb"
+        if isinstance(error, DecompressionBomb)
+        else "damaged archive"
+    )
+    remedy = error.remedy or "" if isinstance(error, DecompressionBomb) else ""
+    return Malformed(kind, _reason(error), rest=True, remedy=remedy)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
