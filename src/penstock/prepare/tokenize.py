@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,37 +105,31 @@ class Tokenize:
         end = f", eos {self.eos_id} ({self.eos_from})" if self.eos_id is not None else ""
         return f"tokenize({self.tokenizer.name}{end})"
 
+    @property
+    def encoder(self) -> str | None:
+        """Which of two equal encoders is used, and why; None for a tokenizer that has one. Not part of a store."""
+        return getattr(self.tokenizer, "encoder", None)
+
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The tokens of each text, in this step's dtype, with the end of document where it was asked for.
 
         A TokenizerError says by `number` which text it is about.
         """
-        dtype, limit = self.dtype, self.vocab_size
-        encoded = []
-        for number, ids in enumerate(self._ids(texts)):
-            array = np.asarray(ids)
-            if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-                raise TokenizerError(
-                    f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids",
-                    number=number,
-                    remedy="a function that returns whole numbers, one for each token",
-                )
-            if len(array) and not (array.dtype == np.uint8 and limit >= 256):
-                largest, smallest = int(array.max()), int(array.min())
-                if largest >= limit or smallest < 0:
-                    bad = largest if largest >= limit else smallest
-                    raise TokenizerError(
-                        f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
-                        number=number,
-                        parameter="vocab_size",
-                        remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
-                    )
-            tokens = np.empty(len(array) + (self.eos_id is not None), dtype)
-            tokens[: len(array)] = array
-            if self.eos_id is not None:
-                tokens[-1] = self.eos_id
-            encoded.append(tokens)
-        return encoded
+        arrays = [np.asarray(ids) for ids in self._ids(texts)]
+        _check_ids(arrays, self.vocab_size)
+        dtype, ends = self.dtype, self.eos_id is not None
+        if len({array.dtype for array in arrays}) != 1:
+            arrays = [array.astype(dtype) for array in arrays]
+        # All documents in one array, of which each is a slice: what is done for each costs more than its tokens.
+        tokens = np.concatenate(arrays or [np.empty(0, dtype)]).astype(dtype, copy=False)
+        stops = np.cumsum([len(array) + ends for array in arrays], dtype=np.int64)
+        if ends:
+            is_token = np.ones(len(tokens) + len(arrays), bool)
+            is_token[stops - 1] = False
+            ended = np.full(len(is_token), self.eos_id, dtype)
+            ended[is_token] = tokens
+            tokens = ended
+        return [tokens[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
 
     def _ids(self, texts: Sequence[str]) -> list[Any]:
         try:
@@ -163,6 +158,34 @@ class Tokenize:
             "eos": self.eos_id,
             "eos_from": self.eos_from,
         }
+
+
+def _check_ids(arrays: Sequence[NDArray[Any]], limit: int) -> None:
+    """That every array is a list of ids below `limit`."""
+    kinds = {(array.dtype, array.ndim) for array in arrays if array.size or array.ndim != 1}
+    if len(kinds) == 1:  # then one look at all of them is enough
+        ((dtype, ndim),) = kinds
+        if ndim == 1 and dtype.kind in "iu":
+            if dtype == np.uint8 and limit >= 256:
+                return
+            together = np.concatenate([array for array in arrays if array.size])
+            if together.max() < limit and together.min() >= 0:
+                return
+    for number, array in enumerate(arrays):
+        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+            raise TokenizerError(
+                f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids",
+                number=number,
+                remedy="a function that returns whole numbers, one for each token",
+            )
+        if len(array) and not 0 <= int(array.min()) <= int(array.max()) < limit:
+            bad = int(array.max()) if int(array.max()) >= limit else int(array.min())
+            raise TokenizerError(
+                f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
+                number=number,
+                parameter="vocab_size",
+                remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
+            )
 
 
 def _failed(name: str, error: Exception, number: int) -> TokenizerError:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.prepare.fast import FastEncoder, find_proof
+from penstock.prepare.proof import Proof
 from penstock.protocols import Tokenizer
 from penstock.spec import suggest
 
@@ -127,14 +129,30 @@ class JsonTokenizer:
         return tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"json": self.json, "name": self.name, "config": self.config}
+        # What was proved here need not be proved again in a worker.
+        return {name: self.__dict__[name] for name in ("json", "name", "config", "proof") if name in self.__dict__}
+
+    @cached_property
+    def proof(self) -> Proof:
+        """Whether tiktoken gives the same ids."""
+        return find_proof(self.json, self.backend)
+
+    @cached_property
+    def fast(self) -> FastEncoder | None:
+        return None if self.proof.reason else FastEncoder(self.backend, self.proof)
+
+    @property
+    def encoder(self) -> str:
+        """Which library encodes, and why: the ids are the same."""
+        reason = self.proof.reason or ("fast" in self.__dict__ and self.fast and self.fast.off)
+        return f"tokenizers ({reason})" if reason else "tiktoken, proved identical"
 
     @cached_property
     def vocab(self) -> dict[str, int]:
         vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         return vocab
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return max(self.vocab.values(), default=-1) + 1  # ids may have gaps
 
@@ -146,7 +164,9 @@ class JsonTokenizer:
     def fingerprint(self) -> str:
         return fingerprint_bytes(self.backend.to_str().encode())[:16]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Any]:
+        if self.fast is not None:
+            return self.fast.encode_batch(texts)
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
