@@ -52,6 +52,7 @@ def test_a_small_corpus_is_one_shard_for_each_source(raw, tmp_path, quiet_bake):
         "code-train-00000.arrow",
         "files.arrow",
         "shards.arrow",
+        "texts.arrow",
         "units.arrow",
         "web-train-00000.arrow",
     ]

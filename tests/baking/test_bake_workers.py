@@ -33,7 +33,7 @@ def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
 def test_every_file_is_the_same_for_any_number_of_workers(raw, tmp_path, quiet_bake, version_files, tokenizer, numbers):
     recipe = many_sided_recipe(raw).prepare_step(ps.tokenize(tokenizer, append_eos=True))
     alone = version_files(quiet_bake(recipe, tmp_path / "0.store", workers=0).path)
-    assert len(alone) == 6 + 6  # a shard for each source and split; three tables, tokenizer, inputs, manifest
+    assert len(alone) == 6 + 7  # a shard for each source and split; four tables, tokenizer, inputs, manifest
     for workers in numbers:
         store = quiet_bake(recipe, tmp_path / f"{workers}.store", workers=workers)
         assert version_files(store.path) == alone

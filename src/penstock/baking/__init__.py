@@ -2,5 +2,6 @@
 
 from penstock.baking.recipe import DatasetRecipe, Ingredient
 from penstock.baking.run import bake
+from penstock.baking.train import train_tokenizer
 
-__all__ = ["DatasetRecipe", "Ingredient", "bake"]
+__all__ = ["DatasetRecipe", "Ingredient", "bake", "train_tokenizer"]

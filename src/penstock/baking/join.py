@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from penstock.order.permute import permutation
 from penstock.sources.listing import InputFile
 from penstock.store import writer
 from penstock.store.layout import Manifest, Shard, StreamInfo
+from penstock.store.texts import TextsWriter
 
 __all__ = ["join"]
 
-_Part = tuple[Any, Any, Any, Any]
-"""(tokens, lengths, file, row) of some documents."""
+_Part = tuple[Any, Any, Any, Any, Any]
+"""(tokens, lengths, file, row, hash of the text) of some documents."""
 
 
 def join(work: list[Work], inputs: Inputs, folder: Path, version: str, *, shard_bytes: int) -> Manifest:
@@ -35,13 +36,15 @@ def join(work: list[Work], inputs: Inputs, folder: Path, version: str, *, shard_
     streams: list[StreamInfo] = []
     table: list[tuple[int, Shard]] = []
     placed: list[Placed] = []
-    for part in work:
-        places = _places(part)
-        for split in SPLITS if part.job.holdout else SPLITS[:1]:
-            shards = _write_stream(part, split, folder, places, shard_bytes)
-            table += [(len(streams), shard) for shard in shards]
-            streams.append(writer.stream_info(part.ingredient.name, split, shards, tokenize.dtype.name))
-        placed += places
+    with TextsWriter(folder, sum(part["documents"] for part in report["ingredients"].values())) as texts:
+        for part in work:
+            places = _places(part)
+            for split in SPLITS if part.job.holdout else SPLITS[:1]:
+                shards = _write_stream(part, split, folder, places, texts, shard_bytes)
+                table += [(len(streams), shard) for shard in shards]
+                streams.append(writer.stream_info(part.ingredient.name, split, shards, tokenize.dtype.name))
+            placed += places
+        texts_hash = texts.finish(folder / "texts.arrow")
     tokenizer_json = tokenize.tokenizer.to_json()
     write_whole(folder / "tokenizer.json", tokenizer_json)
     return Manifest(
@@ -55,6 +58,7 @@ def join(work: list[Work], inputs: Inputs, folder: Path, version: str, *, shard_
         files_hash=writer.write_table(folder / "files.arrow", _files_table(work)),
         units_hash=writer.write_table(folder / "units.arrow", units_table(placed)),
         tokenizer_hash=fingerprint_bytes(tokenizer_json),
+        texts_hash=texts_hash,
     )
 
 
@@ -85,7 +89,9 @@ def _places(part: Work) -> list[Placed]:
     ]
 
 
-def _write_stream(part: Work, split: str, folder: Path, places: list[Placed], shard_bytes: int) -> list[Shard]:
+def _write_stream(
+    part: Work, split: str, folder: Path, places: list[Placed], texts: TextsWriter, shard_bytes: int
+) -> list[Shard]:
     """The shards of one ingredient and split. Says in `places` where each unit's documents came to lie."""
     count, side = len(part.units), SPLITS.index(split)
     order = permutation(count, part.job.seed, part.job.ingredient, "units").at(range(count)).tolist()
@@ -98,12 +104,12 @@ def _write_stream(part: Work, split: str, folder: Path, places: list[Placed], sh
             return
         name = f"{part.ingredient.name}-{split}-{len(shards):05d}.arrow"
         first = 0
-        for number, (_, lengths, _, _) in waiting:
+        for number, (_, lengths, *_) in waiting:
             unit = places[number]
             unit.is_whole &= not unit.places[side][2]
             unit.places[side] = (name, first, len(lengths))
             first += len(lengths)
-        tokens, lengths, file, row = (np.concatenate(pieces) for pieces in zip(*(p for _, p in waiting), strict=True))
+        tokens, lengths, file, row, text = map(_end_to_end, zip(*(piece for _, piece in waiting), strict=True))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         source = part.ingredient.name
         shards.append(
@@ -111,11 +117,12 @@ def _write_stream(part: Work, split: str, folder: Path, places: list[Placed], sh
                 folder, name, source=source, split=split, tokens=tokens, offsets=offsets, file=file, row=row
             )
         )
+        texts.add(text)
         waiting.clear()
 
     for number in order if part.job.shuffle else range(count):
         documents = _documents_of(part, places[number], number, side)
-        for piece in _split_documents(*documents, limit=writer.MAX_SHARD_TOKENS):
+        for piece in _split_documents(*documents, limit=min(writer.MAX_SHARD_TOKENS, shard_bytes // itemsize)):
             together = sum(len(tokens) for _, (tokens, *_) in waiting) + len(piece[0])
             if together * itemsize > shard_bytes or together > writer.MAX_SHARD_TOKENS:
                 flush()
@@ -124,21 +131,26 @@ def _write_stream(part: Work, split: str, folder: Path, places: list[Placed], sh
     return shards
 
 
+def _end_to_end(arrays: Sequence[Any]) -> Any:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]  # one may be large, and mapped: not copied
+
+
 def _documents_of(part: Work, placed: Placed, number: int, side: int) -> _Part:
     """A unit's documents of one split: not with spans and rows in them, but with files and rows in those."""
-    tokens, lengths, span, row = part.documents[number](side)
+    tokens, lengths, span, row, text = part.documents[number](side)
     files, first = np.array(placed.files, np.int32), np.array(placed.first_rows, np.int64)
-    return tokens, lengths, files[span], row + first[span]
+    return tokens, lengths, files[span], row + first[span], text
 
 
-def _split_documents(tokens: Any, lengths: Any, file: Any, row: Any, *, limit: int) -> Iterator[_Part]:
+def _split_documents(tokens: Any, lengths: Any, *more: Any, limit: int) -> Iterator[_Part]:
     """A unit's documents in as few parts as hold at most `limit` tokens each: nearly always one, or none."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
         begin = int(ends[first] - lengths[first])
-        last = int(np.searchsorted(ends, begin + limit, side="right"))
-        yield tokens[begin : int(ends[last - 1])], lengths[first:last], file[first:last], row[first:last]
+        last = max(int(np.searchsorted(ends, begin + limit, side="right")), first + 1)  # one document is never cut
+        file, row, text = (column[first:last] for column in more)
+        yield tokens[begin : int(ends[last - 1])], lengths[first:last], file, row, text
         first = last
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from penstock.baking.unit import SPLITS, Documents, UnitReport
 from penstock.errors import StoreError
-from penstock.fingerprint import fingerprint_file
 from penstock.store.reader import Store
 from penstock.store.stream import MappedShard
+from penstock.store.texts import TextHashes, texts_by_document
+from penstock.store.verify import CheckedShards
 from penstock.store.versions import list_versions
 
 __all__ = ["KeptUnit", "Placed", "find_kept", "units_table"]
@@ -62,16 +64,18 @@ class KeptUnit:
     _placed: Placed
     _shards: list[MappedShard | None]
     """For each split; None where the unit has no documents on that side."""
+    _texts: list[TextHashes]
+    """For each split the hashes of its documents' texts."""
 
     def documents(self, split: int) -> Documents:
         shard, (_, first, count) = self._shards[split], self._placed.places[split]
         if shard is None:
             empty = np.empty(0, np.int64)
-            return empty, empty, empty, empty
+            return empty, empty, empty, empty, self._texts[split]
         offsets = shard.offsets[first : first + count + 1].astype(np.int64)
         span = np.searchsorted(np.array(self._placed.files), shard.file[first : first + count])
         row = shard.row[first : first + count] - np.array(self._placed.first_rows, np.int64)[span]
-        return shard.tokens[offsets[0] : offsets[-1]], np.diff(offsets), span, row
+        return shard.tokens[offsets[0] : offsets[-1]], np.diff(offsets), span, row, self._texts[split]
 
 
 def find_kept(to: Path, wanted: set[str]) -> dict[str, KeptUnit]:
@@ -81,28 +85,30 @@ def find_kept(to: Path, wanted: set[str]) -> dict[str, KeptUnit]:
         if wanted <= found.keys():
             break
         try:
-            old = _OldVersion(Store(to, version=version))
+            old = _OldVersion(Store(to, version=version), to / "work")
         except StoreError:
             continue
         for key, placed in old.units(wanted - found.keys()):
             shards = old.shards_of(placed)
             if shards is not None:
-                found[key] = KeptUnit(placed.report, placed, shards)
+                found[key] = KeptUnit(placed.report, placed, shards, old.texts_of(placed))
     return found
 
 
 class _OldVersion:
     """The units and shards of one version."""
 
-    def __init__(self, store: Store) -> None:
-        self.store, self.table = store, store.units
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store, self.table, self.text_table, self.folder = store, store.units, store.texts, folder
         self.rows = {name: row for row, name in enumerate(store.shards["file"].to_pylist())}
-        self.checked: dict[str, MappedShard | None] = {}
-        """Shards that were asked for; None for one that is not used."""
+        # Damage must not travel into a new version, where it would get a hash of its own and never be found.
+        self.checked = CheckedShards(store)
+        self.first_document = np.concatenate([[0], np.cumsum(store.shards["num_documents"])])
+        """Of each shard, by its row; the numbers of documents go through all shards."""
 
     def units(self, wanted: set[str]) -> Iterator[tuple[str, Placed]]:
         for row, key in enumerate(self.table["key"].to_pylist()):
-            if key in wanted:
+            if key in wanted and self.text_table is not None:
                 report = msgspec.json.decode(self._value("report", row), type=UnitReport)
                 places = [self._place(split, row) for split in SPLITS]
                 yield key, Placed(report, self._value("files", row), self._value("first_rows", row), places)
@@ -128,19 +134,15 @@ class _OldVersion:
         return shards
 
     def _shard(self, name: str) -> MappedShard | None:
-        if name not in self.checked:
-            self.checked[name] = self._check(name)
-        return self.checked[name]
-
-    def _check(self, name: str) -> MappedShard | None:
-        """A shard, mapped, if it is as the manifest says to the last byte."""
         row = self.rows.get(name)
-        if row is None:
-            return None
-        try:
-            mapped = self.store.map_shard(row)
-        except StoreError:
-            return None
-        # Damage must not travel into a new version, where it would get a hash of its own and never be found.
-        is_as_written = fingerprint_file(self.store.shard_path(row)) == self.store.shards["file_hash"][row].as_py()
-        return mapped if is_as_written else None
+        return None if row is None else self.checked.shard(row)
+
+    def texts_of(self, placed: Placed) -> list[TextHashes]:
+        """For each split the hashes of the texts of a unit's documents."""
+        starts = [int(self.first_document[self.rows.get(name, 0)]) + first for name, first, _ in placed.places]
+        return [self._texts[start : start + count] for start, (_, _, count) in zip(starts, placed.places, strict=True)]
+
+    @cached_property
+    def _texts(self) -> TextHashes:
+        assert self.text_table is not None
+        return texts_by_document(self.text_table, self.folder)

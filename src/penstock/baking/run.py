@@ -18,7 +18,7 @@ from penstock.files import exclusive, is_part, out_of_space_at
 from penstock.fingerprint import fingerprint
 from penstock.machine import cpu_count
 from penstock.spec import at_least, one_of
-from penstock.store.layout import is_store, mark_as_store, point_to, version_folder
+from penstock.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from penstock.store.reader import Store
 
 if TYPE_CHECKING:
@@ -64,10 +64,11 @@ def bake(
         mark_as_store(to)
         with exclusive(to / ".lock", doing="baking into"):
             _sweep_parts(to)
-            store = up_to_date(to, inputs, on_error) or _bake_version(
-                recipe, to, inputs, work, workers, on_error, show_progress
-            )
-    _say(show_progress, _summary(to, store, time.monotonic() - started))
+            store, num_encoded = up_to_date(to, inputs, on_error), 0
+            if store is None:
+                store, num_encoded = _bake_version(recipe, to, inputs, work, workers, on_error, show_progress)
+    encoder = recipe.tokenize.encoder if num_encoded else None
+    _say(show_progress, _summary(to, store, num_encoded, encoder, time.monotonic() - started))
     return store
 
 
@@ -95,6 +96,10 @@ def _sweep_parts(to: Path) -> None:
 def _refuse_other_folders(to: Path) -> None:
     if to.exists() and not to.is_dir():
         raise SpecError(f"{to} is a file", parameter="to", remedy="a new folder, such as to='corpus.store'")
+    if is_adopted(to):
+        raise SpecError(
+            f"{to} is a store of adopted tokens, and is left as it is", parameter="to", remedy="a folder of its own"
+        )
     if to.is_dir() and not is_store(to) and not all(is_part(path.name) for path in to.iterdir()):
         raise SpecError(
             f"{to} is a folder that is not a store, and is left as it is",
@@ -105,15 +110,19 @@ def _refuse_other_folders(to: Path) -> None:
 
 def _bake_version(
     recipe: DatasetRecipe, to: Path, inputs: Inputs, work: list[Work], workers: int, on_error: str, show: bool
-) -> Store:
+) -> tuple[Store, int]:
+    """(the new version, how many of its documents had to be tokenised)."""
     from penstock.baking.join import join
+    from penstock.baking.known import remember
     from penstock.baking.work import bake_units, scan
 
     version = _free_version(to, fingerprint([inputs.key, on_error])[:12], inputs)
     folder = version_folder(to, version)
+    num_encoded = 0
     if not (folder / "manifest.json").exists():
         scan(recipe, work, workers, to, show)
-        bake_units(work, to, workers, show)
+        _ = recipe.tokenize.encoder  # chosen here, once: workers are told
+        num_encoded = bake_units(work, to, workers, show)
         if folder.exists():
             shutil.rmtree(folder)  # joined by a bake that did not finish; its units are still in work/
         folder.mkdir(parents=True)
@@ -122,7 +131,9 @@ def _bake_version(
         manifest.save(folder)
     point_to(to, version)
     shutil.rmtree(to / "work", ignore_errors=True)
-    return Store(to)
+    store = Store(to)
+    remember(work[0].job.tokenize, store)
+    return store, num_encoded
 
 
 def _free_version(to: Path, wanted: str, inputs: Inputs) -> str:
@@ -138,10 +149,14 @@ def _free_version(to: Path, wanted: str, inputs: Inputs) -> str:
     )
 
 
-def _summary(to: Path, store: Store, seconds: float) -> str:
+def _summary(to: Path, store: Store, num_encoded: int, encoder: str | None, seconds: float) -> str:
     """What a bake did, in a few lines."""
     tokenizer = store.manifest.tokenizer
     lines = [f"{to}: {store.num_rows:,} documents, {store.num_tokens:,} tokens in {seconds:.1f} s"]
+    if num_encoded < store.num_rows:
+        lines.append(f"  {store.num_rows - num_encoded:,} of {store.num_rows:,} documents were tokenised before")
+    if encoder is not None:
+        lines.append(f"  encoder: {encoder}")
     if tokenizer["eos"] is not None:
         lines.append(f"  end of document: id {tokenizer['eos']} ({tokenizer['eos_from']})")
     for name, part in store.report["ingredients"].items():

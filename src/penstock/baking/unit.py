@@ -6,28 +6,34 @@ went in, so that work which an earlier, interrupted bake finished is found again
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError, SourceError, TokenizerError, WorkerError
+from penstock.baking.held import HeldTokens
+from penstock.documents import read_documents
+from penstock.errors import PenstockError, SourceError, TokenizerError
 from penstock.fingerprint import fingerprint, fingerprint_file
 from penstock.order.permute import permutation
+from penstock.prepare.columns import TextColumn
 from penstock.prepare.holdout import side_of
 from penstock.prepare.rows import RowStep
 from penstock.prepare.tokenize import Tokenize
+from penstock.sources.faults import error_of, failure_of, place
 from penstock.sources.formats import Format
-from penstock.sources.units import EndOfSpan, Malformed, Unit, read_unit
-from penstock.spec import suggest
+from penstock.sources.units import EndOfSpan, Malformed, Unit
+from penstock.store.texts import TextHashes, hash_texts
 from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
+
+if TYPE_CHECKING:
+    from penstock.baking.known import KnownTokens
 
 __all__ = [
     "SPLITS",
@@ -35,9 +41,11 @@ __all__ = [
     "Job",
     "UnitReport",
     "bake_unit",
+    "encode_located",
     "find_characters",
     "find_passing",
     "read_unit_report",
+    "texts_of",
     "unit_documents",
     "unit_key",
 ]
@@ -45,6 +53,8 @@ __all__ = [
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 20
 _EXAMPLES = 5
+_UNIT_FORMAT = 2
+"""Part of every unit's name: units of an earlier release, which wrote other columns, are not taken for ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Job:
     """What is the same for all units of one ingredient. Travels to workers by value."""
 
     ingredient: str
-    text: str
+    text: TextColumn
     where: Callable[[dict[str, Any]], Any] | None
     steps: list[RowStep]
     tokenize: Tokenize
@@ -61,6 +71,8 @@ class Job:
     shuffle: bool
     on_error: str
     formats: dict[str, Format]
+    columns: tuple[str, ...] | None
+    """Those that are needed; None means all, for functions that get the row."""
     fingerprint: str
     """Of everything above that decides the output."""
 
@@ -85,47 +97,38 @@ class UnitReport:
 def unit_key(job: Job, unit: Unit, identity: Any) -> str:
     """Names a unit's output by what goes in, and by nothing else: not by where the unit stands among others."""
     spans = [[s.start, s.stop] for s in unit.spans]
-    return fingerprint([job.fingerprint, spans, unit.first_row, identity])
+    return fingerprint([_UNIT_FORMAT, job.fingerprint, spans, unit.first_row, identity])
 
 
-def bake_unit(job: Job, unit: Unit, key: str, selected: Any, path: Path) -> UnitReport:
-    """Write the unit's documents to `path`, and say what became of its rows."""
+def bake_unit(
+    job: Job, unit: Unit, key: str, selected: Any, path: Path, *, known: KnownTokens
+) -> tuple[UnitReport, int]:
+    """Write the unit's documents to `path`. Says what became of its rows, and how many texts had to be encoded."""
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
-    tokens: list[np.ndarray] = []
+    tokens = HeldTokens(path.parent, job.tokenize.dtype)
     spans: list[int] = []
     rows: list[int] = []
     splits: list[int] = []
     texts: list[str] = []
-    waiting = 0
+    hashes: list[TextHashes] = []
+    waiting = num_encoded = 0
 
     def flush() -> None:
-        nonlocal waiting
-        try:
-            encoded = job.tokenize.encode(texts)
-            for number_in_batch, document in enumerate(encoded):
-                if len(document) > MAX_SHARD_TOKENS:
-                    raise TokenizerError(
-                        f"a document of {len(document):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}",
-                        number=number_in_batch,
-                        remedy="cut the document into several, in a step before tokenize",
-                    )
-        except TokenizerError as error:
-            at = len(tokens) + int(error.where.pop("number", 0))  # type: ignore[call-overload]
-            error.where |= _place(job, unit, spans[at], rows[at])
-            raise
-        tokens.extend(encoded)
+        nonlocal waiting, num_encoded
+        hashes.append(hash_texts(texts))
+        found = known.find(job.tokenize, texts, hashes[-1])
+        new = [number for number, document in enumerate(found) if document is None]
+        at = [len(tokens) + number for number in new]
+        encoded = iter(  # an encoder that is not needed is not even made
+            encode_located(job, [texts[n] for n in new], lambda n: (unit, spans[at[n]], rows[at[n]])) if new else []
+        )
+        tokens.extend([next(encoded) if document is None else document for document in found])
+        num_encoded += len(new)
         texts.clear()
         waiting = 0
 
-    for span, row_number, row in _selected(_rows(job, unit, report, dropped), selected, dropped):
-        text = _prepared(job, unit, span, row_number, row)
-        if isinstance(text, _Dropped):
-            dropped[f"dropped by step {text.step!r}"] += 1
-            continue
-        if not text:
-            dropped["empty text"] += 1
-            continue
+    for span, row_number, text in texts_of(job, unit, report, dropped, selected):
         texts.append(text)
         spans.append(span)
         rows.append(row_number)
@@ -135,9 +138,41 @@ def bake_unit(job: Job, unit: Unit, key: str, selected: Any, path: Path) -> Unit
             flush()
     flush()
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
-    report.tokens = sum(map(len, tokens))
-    _write(job, path, report, tokens, spans, rows, splits)
-    return report
+    report.tokens = int(tokens.lengths().sum())
+    _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes))
+    return report, num_encoded
+
+
+def texts_of(
+    job: Job, unit: Unit, report: UnitReport, dropped: Counter[str], selected: Any = None
+) -> Iterator[tuple[int, int, str]]:
+    """(span, row in span, text) of every document of a unit: what is left of its rows after filters and steps."""
+    for span, row_number, row in _selected(_rows(job, unit, report, dropped), selected, dropped):
+        text = _prepared(job, unit, span, row_number, row)
+        if isinstance(text, _Dropped):
+            dropped[f"dropped by step {text.step!r}"] += 1
+        elif not text:
+            dropped["empty text"] += 1
+        else:
+            yield span, row_number, text
+
+
+def encode_located(job: Job, texts: list[str], locate: Callable[[int], tuple[Unit, int, int]]) -> list[NDArray[Any]]:
+    """The tokens of some texts. An error says of which row: `locate` gives (unit, span, row in span) of a text."""
+    try:
+        encoded = job.tokenize.encode(texts)
+        for number, document in enumerate(encoded):
+            if len(document) > MAX_SHARD_TOKENS:
+                raise TokenizerError(
+                    f"a document of {len(document):,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}",
+                    number=number,
+                    remedy="cut the document into several, in a step before tokenize",
+                )
+    except TokenizerError as error:
+        number = int(error.where.pop("number", 0))  # type: ignore[call-overload]
+        error.where |= place(*locate(number), job.formats)
+        raise
+    return encoded
 
 
 def find_passing(job: Job, unit: Unit) -> tuple[Any, list[int]]:
@@ -187,69 +222,32 @@ class _Dropped:
 def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Rows that can be read, have text, and pass `where`. All others are counted, or raised."""
     report.span_rows = [0] * max(len(unit.spans), 1)
-    for span, row_number, row in _read(job, unit):
-        if isinstance(row, EndOfSpan):
+    for span, row_number, text, row in read_documents(unit, job.formats, job.text, job.columns):
+        if isinstance(text, EndOfSpan):
             report.span_rows[span] = row_number
             continue
-        report.rows_read += 1
-        fault = row if isinstance(row, Malformed) else _text_fault(job, row, from_memory=unit.rows is not None)
-        if fault is not None:
+        if isinstance(text, Malformed):
             if job.on_error == "raise":
-                raise _malformed(job, unit, span, row_number, fault)
-            dropped[fault.kind] += 1
-            report.errors += 1
+                raise error_of(text, unit, span, row_number, job.formats)
+            lost = max(text.rows, 1)
+            report.rows_read += lost
+            dropped[text.kind] += lost
+            report.errors += lost
             if len(report.examples) < _EXAMPLES:
                 file = unit.spans[span].path if unit.spans else "<memory>"
-                report.examples.append(
-                    (file, row_number, f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind)
-                )
+                report.examples.append((file, row_number, f"{text.kind}: {text.reason}" if text.reason else text.kind))
             continue
-        if job.text != "text":
-            row["text"] = row[job.text]
+        report.rows_read += 1
         if job.where is not None:
             try:
                 passes = job.where(row)
             except Exception as error:
-                raise _failed(f"where= of {job.ingredient!r}", error, job, unit, span, row_number) from error
+                what = f"where= of {job.ingredient!r}"
+                raise failure_of(what, error, unit, span, row_number, job.formats) from error
             if not passes:
                 dropped["not where"] += 1
                 continue
         yield span, row_number, row
-
-
-def _read(job: Job, unit: Unit) -> Iterator[tuple[int, int, Any]]:
-    """What `read_unit` gives. An error in a user's format is located: it came after the last good row."""
-    last_span, last_row = 0, -1
-    try:
-        for span, row_number, row in read_unit(unit, job.formats):
-            last_span, last_row = span, row_number
-            if isinstance(row, EndOfSpan):
-                last_span, last_row = span + 1, -1
-            yield span, row_number, row
-    except PenstockError:
-        raise
-    except Exception as error:
-        kind = unit.spans[min(last_span, len(unit.spans) - 1)].format if unit.spans else "memory"
-        raise _failed(f"format {kind!r}", error, job, unit, last_span, last_row + 1) from error
-
-
-def _text_fault(job: Job, row: Any, *, from_memory: bool) -> Malformed | None:
-    """What is wrong with a row, if anything: it must be a dict whose text is text."""
-    if not isinstance(row, dict):
-        return Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
-    if job.text not in row:
-        near = suggest(job.text, map(str, row))
-        hint = f"; perhaps text={near!r}" if near else ""
-        columns = ", ".join(map(repr, list(row)[:12])) or "no columns"
-        return Malformed(f"no column {job.text!r}", f"this row has {columns}{hint}")
-    if not isinstance(row[job.text], str):
-        return Malformed(f"column {job.text!r} is not text", f"it is {type(row[job.text]).__name__}")
-    if from_memory and not row[job.text].isascii():  # what was read from a file was decoded, so it can be encoded
-        try:
-            row[job.text].encode("utf-8")
-        except UnicodeEncodeError as error:
-            return Malformed("not UTF-8", f"half a surrogate pair at character {error.start:,}")
-    return None
 
 
 def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]) -> str | _Dropped:
@@ -257,10 +255,10 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
         try:
             after = step(row)
         except PenstockError as error:
-            error.where |= _place(job, unit, span, row_number)
+            error.where |= place(unit, span, row_number, job.formats)
             raise
         except Exception as error:
-            raise _failed(f"step {step.name!r}", error, job, unit, span, row_number) from error
+            raise failure_of(f"step {step.name!r}", error, unit, span, row_number, job.formats) from error
         if after is None:
             return _Dropped(step.name)
         row = after
@@ -269,7 +267,7 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
         there = ", ".join(map(repr, row))
         raise SourceError(
             f"no text to tokenise in column {job.tokenize.text!r}: the row has {there}",
-            **_place(job, unit, span, row_number),
+            **place(unit, span, row_number, job.formats),
             remedy="let the last step return a row with that column, or tokenize(..., text='column')",
         )
     return text
@@ -279,29 +277,35 @@ def _write(
     job: Job,
     path: Path,
     report: UnitReport,
-    tokens: list[Any],
+    tokens: HeldTokens,
     spans: list[int],
     rows: list[int],
     splits: list[int],
+    hashes: TextHashes,
 ) -> None:
     count = len(tokens)
     # The key names no unit: the order of a unit's documents then stays when units come or go before it.
-    order = permutation(count, job.seed, job.ingredient, 0).at(range(count)) if job.shuffle and count else range(count)
-    lengths = np.array([len(tokens[i]) for i in order], np.int64)
+    shuffled = job.shuffle and count
+    order = (
+        permutation(count, job.seed, job.ingredient, 0).at(range(count)).tolist() if shuffled else list(range(count))
+    )
+    lengths = tokens.lengths()[order]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    values = np.concatenate([tokens[i] for i in order]) if count else np.empty(0, job.tokenize.dtype)
+    values = tokens.in_order(order)
     columns = {
         "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),
-        "span": pa.array(np.array(spans, np.int32)[list(order)] if count else np.empty(0, np.int32)),
-        "row": pa.array(np.array(rows, np.int64)[list(order)] if count else np.empty(0, np.int64)),
-        "split": pa.array(np.array(splits, np.int8)[list(order)] if count else np.empty(0, np.int8)),
+        "span": pa.array(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
+        "row": pa.array(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
+        "split": pa.array(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
+        "text_high": pa.array(hashes[order, 0]),
+        "text_low": pa.array(hashes[order, 1]),
     }
     batch = pa.RecordBatch.from_pydict(columns).replace_schema_metadata({"report": msgspec.json.encode(report)})
     write_arrow(path, batch)
 
 
-Documents = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.integer], NDArray[np.int64]]
-"""(tokens end to end, length, span, row in span) of some documents."""
+Documents = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.integer], NDArray[np.int64], TextHashes]
+"""(tokens end to end, length, span, row in span, hash of the text) of some documents."""
 
 
 def unit_documents(path: Path, split: int) -> Documents:
@@ -311,10 +315,11 @@ def unit_documents(path: Path, split: int) -> Documents:
     lists = batch.column("tokens")
     tokens, lengths = lists.values.to_numpy(), np.diff(lists.offsets.to_numpy())
     span, row = batch.column("span").to_numpy(), batch.column("row").to_numpy()
+    text = np.stack([batch.column("text_high").to_numpy(), batch.column("text_low").to_numpy()], axis=1)
     mine = batch.column("split").to_numpy() == split
     if mine.all():
-        return tokens, lengths, span, row
-    return tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine]
+        return tokens, lengths, span, row, text
+    return tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine], text[mine]
 
 
 def read_unit_report(path: Path) -> UnitReport | None:
@@ -325,51 +330,3 @@ def read_unit_report(path: Path) -> UnitReport | None:
         return msgspec.json.decode(metadata[b"report"], type=UnitReport)
     except (OSError, pa.ArrowException, KeyError, TypeError, msgspec.DecodeError):
         return None
-
-
-def _place(job: Job, unit: Unit, span: int, row_number: int) -> dict[str, Any]:
-    """Where a row is, in words that a person can use: file and line (from 1), or file and row (from 0)."""
-    if not unit.spans:
-        return {"file": "<memory>", "row": unit.first_row + row_number}
-    where = unit.spans[min(span, len(unit.spans) - 1)]
-    if job.formats[where.format].by_line:
-        return {"file": where.path, "line": _lines_before(where.path, where.start) + row_number + 1}
-    return {"file": where.path} if where.format == "text" else {"file": where.path, "row": row_number}
-
-
-def _lines_before(path: str, start: int) -> int:
-    """Lines that begin before a byte of a file: the number, from 0, of the first line that begins at it or after it."""
-    lines, last = 0, b"\n"
-    if start:
-        with open(path, "rb") as file:
-            while start > 0 and (piece := file.read(min(start, 1 << 20))):
-                lines += piece.count(b"\n")
-                start -= len(piece)
-                last = piece[-1:]
-    return lines + (last != b"\n")  # a line that the byte lies inside began before it
-
-
-def _malformed(job: Job, unit: Unit, span: int, row_number: int, fault: Malformed) -> SourceError:
-    of_file = fault.rest or fault.kind == "empty file"
-    return SourceError(
-        f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind,
-        **_place(job, unit, span, row_number),
-        remedy="mend or leave out the file, or bake(..., on_error='skip') to pass over it and count it"
-        if of_file
-        else f"text= with the column that holds the text, or {_SKIP_ROWS}"
-        if fault.kind.startswith("no column")
-        else f"mend the row, or {_SKIP_ROWS}",
-    )
-
-
-_SKIP_ROWS = "bake(..., on_error='skip') to leave out such rows and count them"
-
-
-def _failed(what: str, error: Exception, job: Job, unit: Unit, span: int, row_number: int) -> WorkerError:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return WorkerError(
-        f"{what} failed: {type(error).__name__}: {error}",
-        **_place(job, unit, span, row_number),
-        at=f"{frame.filename}:{frame.lineno}",
-        remedy="mend the function, or leave such rows out with where=",
-    )

@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.baking.engine import run_tasks
 from penstock.baking.inputs import Inputs, formats_of
+from penstock.baking.known import find_known
 from penstock.baking.recipe import DatasetRecipe, Ingredient
 from penstock.baking.reuse import find_kept
 from penstock.baking.unit import (
@@ -31,10 +32,12 @@ from penstock.baking.unit import (
 )
 from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.prepare.columns import TextColumn
 from penstock.progress import progress
 from penstock.seeds import key_of, mix64
 from penstock.sources import units
 from penstock.sources.listing import InputFile
+from penstock.sources.memory import TableRows
 from penstock.sources.units import Span, Unit
 
 __all__ = ["Work", "bake_units", "first_rows", "plan_work", "scan"]
@@ -61,6 +64,8 @@ class Work:
 
     def identity(self, unit: Unit) -> Any:
         """What tells cheaply that the content of a unit has changed."""
+        if isinstance(unit.rows, TableRows):
+            return unit.rows.fingerprint
         if not unit.spans:
             try:
                 return fingerprint_bytes(msgspec.json.encode(unit.rows, order="deterministic"))
@@ -93,7 +98,7 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
         ]
         job = Job(
             ingredient=ingredient.name,
-            text=ingredient.text,
+            text=TextColumn(ingredient.text),
             where=ingredient.where,
             steps=recipe.row_steps,
             tokenize=recipe.tokenize,
@@ -102,11 +107,20 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
             shuffle=shuffle,
             on_error=on_error,
             formats=formats,
+            columns=_columns_of(ingredient, recipe),
             fingerprint=fingerprint(decides),
         )
         work.append(Work(ingredient, job, cut, first_file, files, [None] * len(cut)))
         first_file += max(len(files), 1)
     return work
+
+
+def _columns_of(ingredient: Ingredient, recipe: DatasetRecipe) -> tuple[str, ...] | None:
+    """The columns that anything looks at; None where a user's function gets whole rows."""
+    if ingredient.where is not None or recipe.row_steps:
+        return None
+    needed = {*TextColumn(ingredient.text).columns, *({recipe.tokenize.text} - {"text"})}
+    return tuple(sorted(needed))
 
 
 class _ForUnit:
@@ -241,8 +255,11 @@ def first_rows(part: Work, span_rows: list[list[int]]) -> list[list[int]]:
     return first
 
 
-def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> None:
-    """Bake every unit that neither an unfinished bake has left in work/ nor an older version has."""
+def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
+    """Bake every unit that neither an unfinished bake has left in work/ nor an older version has.
+
+    Returns how many documents were tokenised.
+    """
     folder = to / "work"
     folder.mkdir(exist_ok=True)
     every = [
@@ -264,12 +281,15 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> None:
             else:
                 todo.append((part, n, key, path))
         tasks = [(work.index(part), part.units[n], key, part.selected[n], path) for part, n, key, path in todo]
-        documents = 0
-        for number, report in _for_units(bake_unit, work, tasks, workers):
+        documents = encoded = 0
+        known = find_known(work[0].job.tokenize, to)
+        for number, (report, new) in _for_units(partial(bake_unit, known=known), work, tasks, workers):
             part, n, *_ = todo[number]
             part.reports[n] = report
             documents += report.documents
+            encoded += new
             done.advance(part.units[n].num_bytes, f"{documents:,} documents")
+    return encoded
 
 
 def _unit_keys(part: Work) -> list[str]:
