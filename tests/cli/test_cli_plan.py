@@ -32,6 +32,13 @@ def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
     assert facts["steps"] == loader.get_num_batches()
 
 
+def test_a_pool_shuffle_is_the_one_a_loader_runs_and_says_its_windows(own_store, succeeds):
+    loader = ps.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=50)
+    command = ["plan", own_store, "--chunk-size", "16", "--shuffle", "pool", "--pool-rows", "50"]
+    assert succeeds(*command, "--json").json["fingerprint"] == loader.plan.fingerprint
+    assert "shuffle pool (windows of 64 rows)" in succeeds(*command).out
+
+
 def test_sources_that_are_read_over_four_times_are_marked(store, succeeds):
     command = ["plan", store, "--chunk-size", "16", "--weights", "web=.1,notes=.9", "--num-tokens", "10k"]
     web, notes = (line for line in succeeds(*command).out.splitlines() if line.startswith(("web", "notes")))

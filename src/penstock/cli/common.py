@@ -60,14 +60,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="end a mixture when the first (or the last) source was read once",
     )
     group.add_argument("--split", choices=("train", "val"), help="which side of a holdout (train)")
-    group.add_argument("--no-shuffle", action="store_true", help="rows in the order of the store")
+    shuffle = group.add_mutually_exclusive_group()
+    shuffle.add_argument("--shuffle", choices=("global", "pool", "none"), help="among which rows (global)")
+    shuffle.add_argument("--no-shuffle", action="store_true", help="rows in the order of the store: --shuffle none")
+    group.add_argument("--pool-rows", type=whole_number, metavar="ROWS", help="rows of a window of --shuffle pool")
     group.add_argument("--no-recut", action="store_true", help="cut later epochs where the first one was cut")
     group.add_argument(
         "--epoch-end", choices=("drop", "pad", "wrap"), help="what becomes of an epoch's last, partial batch (drop)"
     )
 
 
-_PLAN_SETTINGS = ("seed", "weights", "num_tokens", "num_rows", "stop", "split", "epoch_end")
+_PLAN_SETTINGS = ("seed", "weights", "num_tokens", "num_rows", "stop", "split", "epoch_end", "shuffle", "pool_rows")
 
 
 def settings_given(arguments: argparse.Namespace) -> list[str]:
@@ -85,13 +88,9 @@ def plan_of_settings(store: Store, arguments: argparse.Namespace) -> Plan:
     if arguments.chunk_size is None:
         raise SpecError("how long is a row?", parameter="chunk_size", remedy="--chunk-size 2048")
     chosen = {name: getattr(arguments, name) for name in _PLAN_SETTINGS if getattr(arguments, name) is not None}
-    plan = make_plan(
-        store,
-        arguments.chunk_size,
-        shuffle=False if arguments.no_shuffle else None,
-        recut=not arguments.no_recut,
-        **chosen,
-    )
+    if arguments.no_shuffle:
+        chosen["shuffle"] = "none"
+    plan = make_plan(store, arguments.chunk_size, recut=not arguments.no_recut, **chosen)
     rows = 8 if arguments.batch_size is None else arguments.batch_size
     Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])

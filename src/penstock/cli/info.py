@@ -77,7 +77,8 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
         "fingerprint": store.fingerprint,
         "num_documents": store.num_rows,
         "num_tokens": store.num_tokens,
-        "num_bytes": int(store.shards["num_bytes"].sum()),
+        "num_bytes": store.num_bytes,
+        "adopted": store.manifest.adopted,
         "token_dtype": store.manifest.token_dtype,
         "tokenizer": store.manifest.tokenizer,
         "sources": [
@@ -127,7 +128,8 @@ def _render(facts: dict[str, Any]) -> str:
     beside = f", {counted(older, 'other')} beside it (`penstock gc` removes what is not used)" if older else ""
     lines.append(f"  version    {facts['version']} ({current}){beside}")
     lines.append(f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}")
-    lines.append(f"  files      {facts['num_files']:,}")
+    lines += [f"  note       {note}" for note in facts["report"].get("notes", ())]
+    lines.append(f"  files      {facts['num_files']:,}{', adopted where they lie' if facts['adopted'] else ''}")
     lines += [f"    {printable(file['path'])}  {bytes_in_words(file['num_bytes'])}" for file in facts["files"]]
     if (more := facts["num_files"] - len(facts["files"])) > 0:
         lines.append(f"    and {more:,} more: --files lists all")

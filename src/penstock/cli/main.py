@@ -21,7 +21,10 @@ __all__ = ["VERBS", "Parser", "main"]
 
 OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 141
 
-VERBS = ("bake", "info", "look", "plan", "trace", "verify", "digest", "drill", "gc", "demo")
+VERBS = (
+    *("bake", "train-tokenizer", "adopt", "export"),
+    *("info", "look", "plan", "trace", "verify", "digest", "drill", "gc", "demo"),
+)
 
 _DESCRIPTION = """\
 Everything between raw data and model(batch).
@@ -90,7 +93,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True, title="verbs")
     for name in VERBS:
-        verb = import_module(f"penstock.cli.{name}")
+        verb = import_module(f"penstock.cli.{name.replace('-', '_')}")
         sub = verbs.add_parser(name, help=verb.SUMMARY, description=verb.__doc__, epilog=verb.EXAMPLES)
         verb.add_arguments(sub)
         sub.set_defaults(run=verb.run)

@@ -129,10 +129,14 @@ def _sources(plan: Plan, read: list[int] | None, batch_rows: int | None) -> tupl
     return tuple(found)
 
 
+def _windows(plan: Plan) -> str:
+    return "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows)"
+
+
 def render(plan: Plan, summary: PlanSummary) -> str:
     lines = [
         f"plan {summary.fingerprint}",
-        f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}, seed {plan.seed}",
+        f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}{_windows(plan)}, seed {plan.seed}",
         f"  batch   {_batch(summary)}",
         f"  run     {_run(plan, summary)}",
     ]

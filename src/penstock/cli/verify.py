@@ -55,20 +55,26 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{root} version {answer['version']}: whole ({size})")
         if num_damaged:
             print(f"penstock: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
-            print("  try        bake again, or copy the store again from where it came", file=sys.stderr)
+            remedy = next(answer["remedy"] for answer in answers if answer["damaged"])
+            print(f"  try        {remedy}", file=sys.stderr)
     return 1 if num_damaged else 0
 
 
 def _verify(root: Path, version: str | None) -> dict[str, Any]:
     from penstock.store import Store, verify_store
+    from penstock.store.layout import REBAKE
 
     try:
         store = Store(root, version=version)
     except StoreError as error:
         where = error.where.get("file") or error.where.get("folder") or root
-        return {"version": version, "damaged": [{"file": str(where), "what": error.headline}]}
+        return {
+            "version": version,
+            "damaged": [{"file": str(where), "what": error.headline}],
+            "remedy": error.remedy or REBAKE,
+        }
     damaged = [{"file": str(damage.file), "what": damage.what} for damage in verify_store(store)]
     if damaged:
-        return {"version": store.version, "damaged": damaged}
+        return {"version": store.version, "damaged": damaged, "remedy": store.manifest.repair}
     sizes = store.shards["num_bytes"]
-    return {"version": store.version, "damaged": [], "num_shards": len(sizes), "num_bytes": int(sizes.sum())}
+    return {"version": store.version, "damaged": [], "num_shards": len(sizes), "num_bytes": store.num_bytes}

@@ -7,12 +7,17 @@ corpus.store/
     shards.arrow             one row per shard: file, source, split, documents, tokens, bytes, hashes
     files.arrow              one row per raw file: path, size, time, content hash
     units.arrow              one row per unit of work: what went in, and where its documents lie; for the next bake
+    texts.arrow              one row per document: the hash of its text, sorted; for bakes of other recipes
     inputs.json              what the version was baked from: tells at once that it is up to date
     tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
     <source>-<split>-00000.arrow
   plans/<fingerprint>.json   what runs over this store were
   work/                      units of an unfinished bake
   .lock                      held by the process that bakes
+
+Of a store that adopted tokens, <source>-<split>-00000.arrow has only the borders of documents: its lists are of nulls,
+and the tokens lie in the user's file that shards.arrow (data_file, data_offset) and files.arrow (path, beside) name.
+Only a manifest that says `adopted` may point outside of the store's folder.
 """
 
 from __future__ import annotations
@@ -30,10 +35,12 @@ from penstock.fingerprint import fingerprint
 
 __all__ = [
     "REBAKE",
+    "REPAIR_ADOPTED",
     "Manifest",
     "Shard",
     "StreamInfo",
     "current_version",
+    "is_adopted",
     "is_store",
     "mark_as_store",
     "point_to",
@@ -43,8 +50,12 @@ __all__ = [
 
 POINTER = "penstock.json"
 STORE_FORMAT = 1
+ADOPTED_FORMAT = 2
+"""Of manifests that point to the user's own files: a release that does not know them refuses the format by name."""
 REBAKE = "bake again, or copy the store again from where it came"
 """What to do about a store that is damaged."""
+REPAIR_ADOPTED = "`penstock adopt` the same files again: the same bytes give the same plan"
+"""What to do about a store of adopted tokens that is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class StreamInfo:
     num_tokens: int
     num_shards: int
     fingerprint: str
+    dtype: str = ""
+    """Of its tokens, where sources of a store differ; otherwise empty, and the manifest says it for all."""
 
 
 def stream_fingerprint(dtype: str, shards: list[list[Any]]) -> str:
@@ -93,8 +106,12 @@ class Manifest:
     files_hash: str
     units_hash: str
     tokenizer_hash: str
+    texts_hash: str = ""
+    """Empty where there is no such table: stores of earlier releases, and adopted ones."""
     format: int = STORE_FORMAT
     made_by: str = field(default="penstock")
+    adopted: bool = False
+    """Whether the tokens lie in files of the user's own, outside of the store."""
 
     @property
     def fingerprint(self) -> str:
@@ -102,6 +119,14 @@ class Manifest:
         return fingerprint([self.tokenizer["fingerprint"], [[s.source, s.split, s.fingerprint] for s in self.streams]])[
             :16
         ]
+
+    def dtype_of(self, stream: StreamInfo) -> str:
+        return stream.dtype or self.token_dtype
+
+    @property
+    def repair(self) -> str:
+        """What to do about damage."""
+        return REPAIR_ADOPTED if self.adopted else REBAKE
 
     def save(self, folder: Path) -> None:
         write_whole(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1))
@@ -119,7 +144,7 @@ class Manifest:
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError("the manifest is damaged", file=path, reason=error, remedy=REBAKE) from None
-        if manifest.format != STORE_FORMAT:
+        if manifest.format != (ADOPTED_FORMAT if manifest.adopted else STORE_FORMAT):
             raise StoreError(
                 f"this store has format {manifest.format}; this penstock reads format {STORE_FORMAT}",
                 file=path,
@@ -132,20 +157,29 @@ def is_store(folder: Path) -> bool:
     return (folder / POINTER).is_file()
 
 
-def mark_as_store(folder: Path) -> None:
+def is_adopted(folder: Path) -> bool:
+    """Whether a folder is a store of adopted tokens (also one that is not complete yet): bakes stay out of it."""
+    try:
+        return bool(msgspec.json.decode((folder / POINTER).read_bytes(), type=dict[str, Any]).get("adopted"))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def mark_as_store(folder: Path, *, adopted: bool = False) -> None:
     """Make an (empty or new) folder a store that is not complete yet."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_store(folder):
-        write_whole(folder / POINTER, _pointer(None))
+        write_whole(folder / POINTER, _pointer(None, adopted))
 
 
-def point_to(folder: Path, version: str) -> None:
+def point_to(folder: Path, version: str, *, adopted: bool = False) -> None:
     """Make a complete version the current one. The last act of a bake."""
-    write_whole(folder / POINTER, _pointer(version))
+    write_whole(folder / POINTER, _pointer(version, adopted))
 
 
-def _pointer(version: str | None) -> bytes:
-    return msgspec.json.encode({"penstock_store": STORE_FORMAT, "current": version})
+def _pointer(version: str | None, adopted: bool) -> bytes:
+    pointer = {"penstock_store": STORE_FORMAT, "current": version}
+    return msgspec.json.encode(pointer | {"adopted": True} if adopted else pointer)
 
 
 def current_version(folder: Path) -> str | None:

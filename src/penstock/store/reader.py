@@ -14,7 +14,8 @@ from penstock.errors import SpecError, StoreError
 from penstock.files import inside, shared
 from penstock.fingerprint import fingerprint_file
 from penstock.spec import suggest
-from penstock.store.layout import REBAKE, Manifest, current_version, version_folder
+from penstock.store.adopted import AdoptedFile, AdoptedRange, adopted_files
+from penstock.store.layout import Manifest, current_version, is_adopted, version_folder
 from penstock.store.stream import MappedShard, StoredDocument, TokenStream
 
 __all__ = ["Store", "open_store"]
@@ -43,6 +44,7 @@ class Store:
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._shards: dict[str, Any] | None = None
         self._files: dict[str, Any] | None = None
+        self._adopted: list[AdoptedFile] | None = None
         self._decoder: Any = None
         if verify:
             from penstock.store.verify import verify_store
@@ -75,6 +77,12 @@ class Store:
     @property
     def num_tokens(self) -> int:
         return sum(stream.num_tokens for stream in self.manifest.streams)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the shards, and of the files that they adopted."""
+        adopted = sum(file.num_bytes for file in self.adopted)
+        return int(self.shards["num_bytes"].sum()) + adopted
 
     @property
     def num_rows(self) -> int:
@@ -141,6 +149,25 @@ class Store:
         """The file of the shard in a row of the table of shards."""
         return inside(self.folder, self.shards["file"][row].as_py())
 
+    @property
+    def adopted(self) -> list[AdoptedFile]:
+        """The user's own files that hold the tokens, by their number in `files`; none for a store that was baked."""
+        if self._adopted is None:
+            self._adopted = adopted_files(self) if self.manifest.adopted else []
+        return self._adopted
+
+    def _adopted_range(self, row: int) -> AdoptedRange | None:
+        if not self.manifest.adopted:
+            return None
+        return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
+
+    def check_shard(self, row: int) -> None:
+        """See that a shard is there, without mapping it: exists, has its size and its footer; adopted: is unchanged."""
+        MappedShard.check(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
+        adopted = self._adopted_range(row)
+        if adopted is not None:
+            adopted.file.find()
+
     def map_shard(self, row: int) -> MappedShard:
         """The shard in a row of the table of shards, mapped; it must be what the table says."""
         shards = self.shards
@@ -149,7 +176,8 @@ class Store:
             int(shards["num_documents"][row]),
             int(shards["num_tokens"][row]),
             int(shards["num_bytes"][row]),
-            self.manifest.token_dtype,
+            self.manifest.dtype_of(self.manifest.streams[int(shards["stream"][row])]),
+            self._adopted_range(row),
         )
 
     @property
@@ -164,17 +192,22 @@ class Store:
         """The table of units that this version was joined from, as columns: for the next bake."""
         return self._table("units.arrow", self.manifest.units_hash)
 
+    @property
+    def texts(self) -> dict[str, Any] | None:
+        """The table of the texts that documents were made of, as mapped columns; None where the store has none."""
+        return self._table("texts.arrow", self.manifest.texts_hash) if self.manifest.texts_hash else None
+
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
         path = self.folder / name
         try:
             if fingerprint_file(path) != expected_hash:
-                raise StoreError("a table of this store was altered", file=path, remedy=REBAKE)
+                raise StoreError("a table of this store was altered", file=path, remedy=self.manifest.repair)
             with pa.memory_map(str(path)) as file:
                 batch = pa.ipc.open_file(file).get_batch(0)
         except FileNotFoundError:
-            raise StoreError("a table of this store is missing", file=path, remedy=REBAKE) from None
+            raise StoreError("a table of this store is missing", file=path, remedy=self.manifest.repair) from None
         return {
             column: batch.column(column).to_numpy(zero_copy_only=False)
             if pa.types.is_integer(batch.column(column).type)
@@ -187,7 +220,9 @@ class Store:
         paths = self.files["path"]
         if not 0 <= number < len(paths):
             raise StoreError(
-                f"a document of this store came from file {number}, of {len(paths)}", file=self.folder, remedy=REBAKE
+                f"a document of this store came from file {number}, of {len(paths)}",
+                file=self.folder,
+                remedy=self.manifest.repair,
             )
         return str(paths[number])
 
@@ -220,6 +255,10 @@ def _take(path: Path, version: str | None) -> tuple[str, int, Manifest]:
     """(version, descriptor that keeps it from being removed, its manifest)."""
     for attempt in range(3):
         wanted = version or current_version(path)
+        if wanted is None and is_adopted(path):
+            raise StoreError(
+                f"{path} is not complete: adopting has not finished", folder=path, remedy="the same `penstock adopt`"
+            )
         if wanted is None:
             raise StoreError(
                 f"{path} is not complete: its first bake has not finished",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
-from penstock.store.layout import REBAKE, StreamInfo
+from penstock.machine import expect_random_reads, unmap_pages
+from penstock.store.adopted import AdoptedRange
+from penstock.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo
 
 if TYPE_CHECKING:
     from penstock.store.reader import Store
@@ -38,14 +41,26 @@ class StoredDocument:
 
 
 class MappedShard:
-    """One shard, mapped: `tokens` end to end, `offsets` between documents, and where each came from."""
+    """One shard, mapped: `tokens` end to end, `offsets` between documents, and where each came from.
 
-    __slots__ = ("_map", "address", "file", "offsets", "row", "tokens")
+    `adopted` says where the tokens are, if they lie in a file of the user's own and only the rest is in the shard.
+    """
 
-    def __init__(self, path: Path, num_documents: int, num_tokens: int, num_bytes: int, dtype: str) -> None:
+    __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "tokens")
+
+    def __init__(
+        self,
+        path: Path,
+        num_documents: int,
+        num_tokens: int,
+        num_bytes: int,
+        dtype: str,
+        adopted: AdoptedRange | None = None,
+    ) -> None:
         import pyarrow as pa
 
-        self.check(path, num_bytes)
+        repair = REBAKE if adopted is None else REPAIR_ADOPTED
+        self.check(path, num_bytes, repair)
         with open(path, "rb") as raw:
             self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
         try:
@@ -53,43 +68,63 @@ class MappedShard:
             batch = reader.get_batch(0)
             batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
             lists = batch.column("tokens")
-            self.tokens: NDArray[Any] = lists.values.to_numpy(zero_copy_only=True)
+            is_whole = len(lists.values) == num_tokens
+            self.tokens: NDArray[Any] = (
+                lists.values.to_numpy(zero_copy_only=True) if adopted is None else np.empty(0, dtype)
+            )
             self.offsets: NDArray[np.int32] = lists.offsets.to_numpy(zero_copy_only=True)
             self.file: NDArray[np.int32] = batch.column("file").to_numpy(zero_copy_only=True)
             self.row: NDArray[np.int64] = batch.column("row").to_numpy(zero_copy_only=True)
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise StoreError(
-                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=REBAKE
+                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=repair
             ) from None
-        if len(self.tokens) != num_tokens or len(self.file) != num_documents or self.tokens.dtype != dtype:
+        if not is_whole or len(self.file) != num_documents or self.tokens.dtype != dtype:
             raise StoreError(
                 "this shard is not what the manifest says",
                 file=path,
                 expected=f"{num_documents:,} documents, {num_tokens:,} tokens of {dtype}",
-                found=f"{len(self.file):,} documents, {len(self.tokens):,} tokens of {self.tokens.dtype}",
-                remedy=REBAKE,
+                found=f"{len(self.file):,} documents, {len(lists.values):,} tokens of {self.tokens.dtype}",
+                remedy=repair,
             )
+        if adopted is not None:
+            self._map, self.tokens = adopted.map(num_tokens, dtype)
         self.address = self.tokens.ctypes.data
+        self._in_map = self.address - np.frombuffer(self._map, np.uint8).ctypes.data
+        """Where in the map the tokens start."""
+        self.data_path = path if adopted is None else adopted.file.find()
+        """The file that holds the tokens."""
+        self.data_start = self._in_map if adopted is None else adopted.start
+        """Where in that file they start."""
+
+    def unmap(self, first: int, last: int) -> None:
+        """Let go of the memory of tokens [first, last). They come back unchanged when they are touched."""
+        size = self.tokens.itemsize
+        unmap_pages(self._map, self._in_map + first * size, self._in_map + last * size)
+
+    def expect_random_reads(self) -> None:
+        """Touching a row then reads that row, and not megabytes around it."""
+        expect_random_reads(self._map)
 
     @staticmethod
-    def check(path: Path, num_bytes: int) -> None:
+    def check(path: Path, num_bytes: int, repair: str = REBAKE) -> None:
         """See that a shard exists and has its size and its footer, without mapping it."""
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            raise StoreError("a shard of this store is missing", file=path, remedy=REBAKE) from None
+            raise StoreError("a shard of this store is missing", file=path, remedy=repair) from None
         if size != num_bytes:
             raise StoreError(
                 "a shard of this store was truncated or altered",
                 file=path,
                 expected=f"{num_bytes:,} bytes",
                 found=f"{size:,} bytes",
-                remedy=REBAKE,
+                remedy=repair,
             )
         with open(path, "rb") as file:
             file.seek(max(size - len(_ARROW_MAGIC), 0))
             if file.read() != _ARROW_MAGIC:
-                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=REBAKE)
+                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=repair)
 
 
 _ARROW_MAGIC = b"ARROW1"
@@ -110,7 +145,7 @@ class TokenStream:
         self.name, self.split = info.source, info.split
         self.num_tokens, self.num_documents = info.num_tokens, info.num_documents
         self.fingerprint = info.fingerprint
-        self.dtype = np.dtype(store.manifest.token_dtype)
+        self.dtype = np.dtype(store.manifest.dtype_of(info))
         shards = store.shards
         which = np.flatnonzero(shards["stream"] == store.manifest.streams.index(info))
         self._rows = which
@@ -124,8 +159,7 @@ class TokenStream:
         self._mapped: dict[int, MappedShard] = {}
         self._lock = threading.Lock()
         for shard in range(min(len(which), _CHECKED_AT_OPEN)):
-            row = int(which[shard])
-            MappedShard.check(store.shard_path(row), int(shards["num_bytes"][row]))
+            store.check_shard(int(which[shard]))
         if 0 < len(which) <= 16:  # footers too, where that costs nothing to speak of
             for shard in range(len(which)):
                 self.shard(shard)
@@ -180,6 +214,34 @@ class TokenStream:
             out[done : done + len(piece)] = piece
             done += len(piece)
         return out
+
+    def spans(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
+        """(file, first byte, last byte) of what holds tokens [start, stop) of the stream."""
+        found = []
+        for shard, first, last in self._parts(start, stop):
+            mapped, size = self.shard(shard), self.dtype.itemsize
+            found.append((mapped.data_path, mapped.data_start + first * size, mapped.data_start + last * size))
+        return found
+
+    def expect_random_reads(self, start: int, stop: int) -> None:
+        """Touching a row of tokens [start, stop) then reads that row, and not megabytes around it."""
+        for shard, _, _ in self._parts(start, stop):
+            self.shard(shard).expect_random_reads()
+
+    def unmap(self, start: int, stop: int) -> None:
+        """Let go of the memory of tokens [start, stop) of the stream, where they are mapped."""
+        for shard, first, last in self._parts(start, stop):
+            mapped = self._mapped.get(shard)
+            if mapped is not None:
+                mapped.unmap(first, last)
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, first token in it, last token in it) of tokens [start, stop) of the stream."""
+        while start < stop:
+            shard = int(np.searchsorted(self.token_starts, start, side="right")) - 1
+            base, end = int(self.token_starts[shard]), min(stop, int(self.token_starts[shard + 1]))
+            yield shard, start - base, end - base
+            start = end
 
     def document(self, number: int) -> StoredDocument:
         """One document of this stream."""

@@ -14,7 +14,7 @@ from penstock.files import writing_whole
 from penstock.fingerprint import fingerprint_file
 from penstock.store.layout import Shard, StreamInfo, stream_fingerprint
 
-__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table"]
+__all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
 
 MAX_SHARD_TOKENS = (1 << 31) - 1
 """Arrow list offsets are 32 bit."""
@@ -60,6 +60,38 @@ def write_shard(
         num_bytes=path.stat().st_size,
         file_hash=fingerprint_file(path),
         content_hash=digest.hexdigest(),
+    )
+
+
+def write_borders(
+    folder: Path,
+    name: str,
+    *,
+    source: str,
+    split: str,
+    offsets: NDArray[np.int32],
+    file: NDArray[np.int32],
+    row: NDArray[np.int64],
+    content: xxhash.xxh3_128,
+) -> Shard:
+    """A shard whose tokens lie in a user's file: only where its documents begin and end, as lists of nulls.
+
+    `content` has hashed the tokens already. The content hash is that of `write_shard` over the same documents.
+    """
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.nulls(int(offsets[-1])))
+    batch = pa.RecordBatch.from_arrays([lists, pa.array(file), pa.array(row)], names=["tokens", "file", "row"])
+    path = folder / name
+    write_arrow(path, batch)
+    content.update(np.ascontiguousarray(offsets).view(np.uint8).data)
+    return Shard(
+        file=name,
+        source=source,
+        split=split,
+        num_documents=len(offsets) - 1,
+        num_tokens=int(offsets[-1]),
+        num_bytes=path.stat().st_size,
+        file_hash=fingerprint_file(path),
+        content_hash=content.hexdigest(),
     )
 
 
