@@ -123,3 +123,81 @@ def test_whether_a_process_is_alive():
         process.kill()
     assert not machine.is_alive(process.pid)
     assert machine.is_alive(1)
+
+
+# Memory
+
+MEMINFO = "MemTotal: 24000 kB\nMemFree: 100 kB\nMemAvailable: 20000 kB\n"
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        pytest.param("0::/\n", {}, 20_000 * 1024, id="no limit"),
+        pytest.param(
+            "0::/job\n",
+            {
+                "job/memory.max": "1000000\n",
+                "job/memory.current": "700000\n",
+                "job/memory.stat": "anon 1\ninactive_file 200000\nactive_file 100000\nfile 999\n",
+            },
+            1_000_000 - 700_000 + 300_000,
+            id="version 2: cached files count as free",
+        ),
+        pytest.param(
+            "0::/a/b\n",
+            {
+                "a/memory.max": "5000\n",
+                "a/memory.current": "1000\n",
+                "a/b/memory.max": "max\n",
+                "a/b/memory.current": "900\n",
+            },
+            4000,
+            id="version 2: a limit further up counts",
+        ),
+        pytest.param(
+            "5:cpu,memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": "9000\n",
+                "memory/job/memory.usage_in_bytes": "8000\n",
+                "memory/job/memory.stat": "total_inactive_file 500\ntotal_active_file 100\n",
+            },
+            1600,
+            id="version 1",
+        ),
+        pytest.param(
+            "4:memory:/docker/1234\n",
+            {"memory/memory.limit_in_bytes": "7000\n", "memory/memory.usage_in_bytes": "1000\n"},
+            6000,
+            id="a container that sees only its own root",
+        ),
+        pytest.param("0::/job\n", {"job/memory.max": "1000\n", "job/memory.current": "3000\n"}, 0, id="over its limit"),
+    ],
+)
+def test_available_memory_is_what_the_machine_and_every_limit_leave(tmp_path, cgroup, files, expected):
+    proc = write(tmp_path / "proc", {"meminfo": MEMINFO, "self/cgroup": cgroup})
+    assert machine.available_bytes(proc, write(tmp_path / "cgroup", files)) == expected
+
+
+@pytest.mark.usefixtures("half")
+def test_some_memory_is_available_on_any_machine():
+    assert machine.available_bytes() > 1 << 20
+
+
+def test_pages_that_are_let_go_of_come_back_unchanged(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 256)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = bytes(mapped)
+        machine.expect_random_reads(mapped)
+        for start, stop in ((0, 65_536), (1, 65_535), (5000, 5001), (100, 100)):
+            machine.unmap_pages(mapped, start, stop)
+            assert bytes(mapped) == before

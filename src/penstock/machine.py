@@ -1,4 +1,4 @@
-"""What only some machines have, each with a fallback: process facts, CPU count, shared memory, parent death.
+"""What only some machines have, each with a fallback: process facts, CPU count, memory, cached files, parent death.
 
 Everything Linux-only that penstock uses is in this module. `PENSTOCK_PORTABLE=1` turns that half off, so that the
 portable half (what macOS runs) can be tested anywhere.
@@ -6,7 +6,9 @@ portable half (what macOS runs) can be tested anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -18,11 +20,18 @@ from pathlib import Path
 
 __all__ = [
     "anonymous_bytes",
+    "available_bytes",
     "cpu_count",
     "die_with_parent",
+    "drop_cached",
+    "expect_random_reads",
     "is_alive",
+    "is_cached",
     "is_linux",
+    "read_only_what_is_asked",
     "shared_memory",
+    "unmap_pages",
+    "will_need",
 ]
 
 
@@ -91,3 +100,96 @@ def shared_memory(num_bytes: int) -> int:
         os.unlink(path)
     os.ftruncate(descriptor, num_bytes)
     return descriptor
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can still be used, cached files counted as free: of the machine, and under every limit set on us.
+
+    Not on Linux: half of the memory that is there.
+    """
+    if not is_linux():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    free = [1024 * _numbers(proc / "meminfo").get("MemAvailable:", 0)]
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for folder in (cgroups, cgroups / "unified"):
+                free += _left_below(folder, path, "memory.max", "memory.current", ("inactive_file", "active_file"))
+        elif "memory" in controllers.split(","):
+            names = ("total_inactive_file", "total_active_file")
+            free += _left_below(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", names)
+    return max(min(free), 0)
+
+
+def _left_below(root: Path, path: str, limit: str, usage: str, files: tuple[str, ...]) -> list[int]:
+    """What each limit from a cgroup up to the root leaves, where there is one. A container may see only the root."""
+    folder = root / path.lstrip("/")
+    left = []
+    for level in (folder, *folder.parents):
+        most, used = _text(level / limit).strip(), _text(level / usage).strip()
+        if most.isdigit() and used.isdigit():
+            stat = _numbers(level / "memory.stat")
+            left.append(int(most) - int(used) + sum(stat.get(name, 0) for name in files))
+        if level == root:
+            break
+    return left
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first two words of each line, where the second is a number."""
+    lines = (line.split()[:2] for line in _text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+
+
+def is_cached(descriptor: int, offset: int) -> bool | None:
+    """Whether a byte of a file can be read without waiting for the disk; None where the system does not tell."""
+    if not is_linux():
+        return None
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot say
+        return None
+    return True
+
+
+def read_only_what_is_asked(descriptor: int) -> None:
+    """Reads from this descriptor bring nothing more into the cache than they ask for."""
+    if is_linux():
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def will_need(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Begin to read a small part of a file into the cache, without waiting for it. Nothing where there is no way."""
+    if is_linux():
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def drop_cached(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Let the cache forget a part of a file that nobody has mapped. Nothing where there is no way."""
+    if is_linux():
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def unmap_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
+    """Let go of the whole pages in bytes [start, stop) of a mapped file, which come back unchanged when touched."""
+    start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if is_linux() and start < stop:
+        mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def expect_random_reads(mapped: mmap.mmap) -> None:
+    """Touching a page of a mapped file then reads that page, and not megabytes around it."""
+    if is_linux():
+        mapped.madvise(mmap.MADV_RANDOM)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PlanError
-from penstock.files import one_at_a_time, write_whole
+from penstock.files import home, one_at_a_time, write_whole
 from penstock.fingerprint import fingerprint
 
 __all__ = ["Plan", "PlanSource", "State", "is_fingerprint", "plan_home"]
@@ -58,6 +58,8 @@ class Plan:
     num_rows: int | None = None
     """Rows of the whole stream, where weights made it endless and num_rows, num_tokens or stop= ended it."""
     order_version: int = 1
+    pool: tuple[int, int] | None = None
+    """(rows of a block, blocks of a window), where shuffle is "pool"."""
     runs: tuple[Run, ...] = field(default=(), compare=False)
     """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
@@ -73,6 +75,11 @@ class Plan:
         return self.num_rows if self.weights is not None else sum(source.num_rows for source in self.sources)
 
     @property
+    def pool_rows(self) -> int | None:
+        """Rows among which a row is shuffled; None where that is a whole epoch, or where nothing is shuffled."""
+        return None if self.pool is None else self.pool[0] * self.pool[1]
+
+    @property
     def epoch_spec(self) -> dict[str, Any]:
         """How steps go through epochs, as `Cut`, `position_of_step` and `step_of_position` take it."""
         return {"epoch_rows": self.epoch_rows, "epoch_end": self.epoch_end}
@@ -81,6 +88,8 @@ class Plan:
         """The fingerprinted part, as JSON."""
         spec = asdict(self)
         del spec["runs"], spec["world_size"]
+        if self.pool is None:
+            del spec["pool"]  # plans that are older than this setting keep their fingerprint
         return spec
 
     @cached_property
@@ -137,6 +146,9 @@ class Plan:
                 (int(at), None if weights is None else tuple((str(n), float(w)) for n, w in weights))
                 for at, weights in fields["segments"]
             )
+            if fields.get("pool") is not None:
+                block_rows, window_blocks = fields["pool"]
+                fields["pool"] = (int(block_rows), int(window_blocks))
             plan = cls(**fields)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError("this is not a plan", file=where, reason=error) from None
@@ -151,8 +163,8 @@ class Plan:
     def difference(self, other: Plan) -> str | None:
         """The first thing in which another plan differs, in words."""
         mine, theirs = self.spec(), other.spec()
-        for key in mine:
-            if mine[key] == theirs[key]:
+        for key in mine | theirs:
+            if mine.get(key) == theirs.get(key):
                 continue
             if key == "sources":
                 for one, two in zip(mine[key], theirs[key], strict=False):
@@ -160,7 +172,7 @@ class Plan:
                         if one[part] != two[part]:
                             return f"source {one['name']!r}: {part} {one[part]} here, {two[part]} there"
                 return f"sources: {len(mine[key])} here, {len(theirs[key])} there"
-            return f"{'chunk_size' if key == 'row_tokens' else key}: {mine[key]} here, {theirs[key]} there"
+            return f"{'chunk_size' if key == 'row_tokens' else key}: {mine.get(key)} here, {theirs.get(key)} there"
         return None
 
     def __repr__(self) -> str:
@@ -169,7 +181,7 @@ class Plan:
         length = "endless" if rows is None else f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
         lines = [
             f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens, {length}, seed {self.seed}, "
-            f"shuffle {self.shuffle}"
+            f"shuffle {self.shuffle}" + (f" in windows of {self.pool_rows:,} rows" if self.pool else "")
         ]
         for i, source in enumerate(self.sources):
             branch = "└─" if i == len(self.sources) - 1 else "├─"
@@ -199,8 +211,7 @@ def is_fingerprint(text: str) -> bool:
 
 def plan_home() -> Path:
     """Where plans go that cannot lie beside their store."""
-    home = os.environ.get("PENSTOCK_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "penstock") / "plans"
+    return home() / "plans"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """One rank of a job that will be killed: appends what it was handed, step by step, until somebody stops it.
 
+A folder of raw files, instead of a store, is streamed.
+
 python elastic_rank.py STORE RANK WORLD_SIZE STATE_FILE OUT_FILE WORKERS
 """
 
@@ -10,10 +12,13 @@ import os
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import penstock as ps
 
 store, rank, world_size, state_file, out_file, workers = sys.argv[1:]
+is_raw = not (Path(store) / "penstock.json").exists()
+raw = {"tokenizer": "bytes", "streaming": True, "shuffle_rows": 100} if is_raw else {}
 loader = ps.PretrainDataLoader(
     store,
     chunk_size=16,
@@ -24,6 +29,7 @@ loader = ps.PretrainDataLoader(
     world_size=int(world_size),
     framework="numpy",
     workers=int(workers),
+    **raw,
 )
 with open(state_file) as file:
     state = json.load(file)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
+
 RANK_SCRIPT = Path(__file__).with_name("elastic_rank.py")
 
 
@@ -62,18 +64,43 @@ def run_until_killed(store, folder, world_size, state, num_steps, workers=0):
     return [lines_of(file) for file in files]
 
 
+@pytest.fixture
+def raw_files(tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for file in range(3):
+        (folder / f"{file}.txt").write_text(f"file {file}, and what it says. " * 150)
+    return folder
+
+
 @pytest.mark.parametrize(("worlds", "workers"), [((4, 3, 8), 0), ((2, 1), 2)])
 def test_a_killed_job_goes_on_with_other_ranks_and_the_same_global_batches(
     small_store, open_loader, tmp_path, worlds, workers
 ):
+    alone = open_loader(small_store, batch_size=48, epochs=None)
+    check_lives(small_store, tmp_path, worlds, workers, alone)
+
+
+def test_a_killed_job_over_raw_files_goes_on_too(raw_files, tmp_path):
+    alone = ps.PretrainDataLoader(
+        *(raw_files, "bytes", 16),
+        streaming=True,
+        shuffle_rows=100,
+        batch_size=48,
+        seed=7,
+        epochs=None,
+        framework="numpy",
+    )
+    check_lives(raw_files, tmp_path, (4, 3, 2), 0, alone)
+
+
+def check_lives(source, tmp_path, worlds, workers, alone):
     seed = random.randrange(10**9)
     chance = random.Random(seed)
     state, done = None, []
     for life, world_size in enumerate(worlds):
         # With 13 steps in an epoch, the lives begin and end in different epochs.
-        recorded = run_until_killed(
-            small_store, tmp_path / str(life), world_size, state, chance.randrange(5, 40), workers
-        )
+        recorded = run_until_killed(source, tmp_path / str(life), world_size, state, chance.randrange(5, 40), workers)
         common = min(map(len, recorded))
         for lines in zip(*(lines[:common] for lines in recorded), strict=True):
             assert len({line["step"] for line in lines}) == 1, f"ranks disagree about the step (seed {seed})"
@@ -81,7 +108,6 @@ def test_a_killed_job_goes_on_with_other_ranks_and_the_same_global_batches(
             assert all(line["state"] == lines[0]["state"] for line in lines)
             done.append([row_hash for line in lines for row_hash in line["hashes"]])
         state = recorded[0][common - 1]["state"]
-    alone = open_loader(small_store, batch_size=48, epochs=None)
     for step, hashes in enumerate(done):
         expected = [zlib.crc32(row.tobytes()) for row in alone.get_batch().input_ids]
         assert hashes == expected, f"step {step} differs (seed {seed})"

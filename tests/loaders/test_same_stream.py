@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 STREAMS = {
     "union, drop": {"epochs": 3},
     "union, pad": {"epochs": 3, "epoch_end": "pad"},
-    "union, wrap": {"epochs": 3, "epoch_end": "wrap"},
+    "union, wrap, pool": {"epochs": 3, "epoch_end": "wrap", "shuffle": "pool", "pool_rows": 40},
     "mixture": {"weights": {"web": 0.2, "code": 0.5, "notes": 0.3}, "num_rows": 500, "epochs": 3},
     "mixture, pad": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "pad"},
 }

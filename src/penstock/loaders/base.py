@@ -126,7 +126,10 @@ class DataLoader:
         return self._cut(self.batch_size).steps_per_epoch
 
     def __len__(self) -> int:
-        return self.get_num_batches()
+        try:
+            return self.get_num_batches()
+        except SpecError as error:
+            raise TypeError(str(error)) from None  # list(loader) asks, and takes this as an answer
 
     # Batches
 
@@ -395,7 +398,7 @@ class DataLoader:
         rows = self._plan.epoch_rows
         epochs = (
             "endless"
-            if rows is None or self.epochs is None
+            if self.epochs is None or (rows is None and self._plan.weights is not None)
             else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}"
         )
         steps = "" if rows is None else f", {self.get_num_batches():,} steps an epoch"

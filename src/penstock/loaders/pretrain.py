@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.assemble.batch import Fields
@@ -13,24 +14,33 @@ from penstock.deliver.ranks import find_ranks
 from penstock.errors import PlanError, SpecError
 from penstock.flow import Flow
 from penstock.loaders.base import DataLoader
+from penstock.loaders.read_ahead import start_read_ahead
+from penstock.order.pool import blocks_for
 from penstock.order.schedule import ORDER_VERSION, Order
 from penstock.plan import Plan, PlanSource
 from penstock.plans import find_plan, keep_plan, store_for_plan
 from penstock.spec import at_least, one_of, whole_number
+from penstock.store.layout import is_store
 from penstock.store.reader import Store
 
 __all__ = ["PretrainDataLoader", "make_plan", "open_flow", "order_of"]
 
 log = logging.getLogger("penstock")
 
+_POOL_BYTES = 1 << 30
+"""Tokens of the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+
 
 class PretrainDataLoader(DataLoader):
-    """Rows of `chunk_size` tokens from a store.
+    """Rows of `chunk_size` tokens from a store, or from raw files and a tokenizer.
 
     PretrainDataLoader("corpus.store", chunk_size=2048, batch_size=32, seed=7)
     PretrainDataLoader("corpus.store", chunk_size=2048, weights={"web": 0.7, "code": 0.3}, num_tokens=10**9)
     PretrainDataLoader("corpus.store", chunk_size=2048, split="val")      unshuffled, once, last batch padded
+    PretrainDataLoader("corpus.store", chunk_size=2048, shuffle="pool")   a store larger than memory: docs/cold.md
     PretrainDataLoader("corpus.store", plan="3f2a91c04be7d155")           exactly the rows of a run that was
+    PretrainDataLoader("corpus/", "tokenizer.json", 2048)                 raw files: baked once, into a cache
+    PretrainDataLoader("corpus/", "tokenizer.json", 2048, streaming=True) raw files: the first batch at once
 
     Without weights an epoch is every row of every source once, in natural proportion. With weights the stream has no
     end, unless num_rows, num_tokens or stop ends it; a source that runs out starts over, shuffled anew.
@@ -38,12 +48,20 @@ class PretrainDataLoader(DataLoader):
     `batch_size` is 8 rows over all ranks together if nothing else is said; with `plan=`, what that plan's run had.
     """
 
+    def __new__(cls, *_: Any, streaming: bool = False, **__: Any) -> PretrainDataLoader:
+        if streaming and cls is PretrainDataLoader:
+            from penstock.streaming import StreamingPretrainDataLoader
+
+            cls = StreamingPretrainDataLoader
+        return super().__new__(cls)
+
     def __init__(
         self,
-        path: str | os.PathLike[str] | Store,
+        path: Any,
         tokenizer: Any = None,
         chunk_size: int | None = None,
         *,
+        streaming: bool = False,
         batch_size: int | None = None,
         seed: int = 0,
         rank: int | None = None,
@@ -51,6 +69,8 @@ class PretrainDataLoader(DataLoader):
         mesh: Any = None,
         framework: str | None = None,
         shuffle: str | bool | None = None,
+        shuffle_rows: int | None = None,
+        pool_rows: int | None = None,
         epochs: int | None = 1,
         plan: Any = None,
         weights: Mapping[str, float] | None = None,
@@ -65,9 +85,29 @@ class PretrainDataLoader(DataLoader):
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
-        prefetch: int = 0,
+        prefetch: int | None = None,
         workers: int = 0,
+        read_ahead: bool | None = None,
+        text: str = "text",
+        format: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        append_eos: bool = True,
+        eos: int | str | None = None,
+        on_error: str = "raise",
     ) -> None:
+        if shuffle_rows is not None:
+            raise SpecError(
+                "shuffle_rows= is for streaming=True", parameter="shuffle_rows", remedy="leave it out, or pool_rows="
+            )
+        of_raw_files = {
+            "text": text,
+            "format": format,
+            "options": options,
+            "append_eos": append_eos,
+            "eos": eos,
+            "on_error": on_error,
+        }
+        path, tokenizer = _store_of(path, tokenizer, of_raw_files)
         if plan is not None:
             made = find_plan(path, plan)
             store = store_for_plan(path, made)
@@ -78,6 +118,7 @@ class PretrainDataLoader(DataLoader):
                 chunk_size=(chunk_size, None, made.row_tokens),
                 seed=(seed, 0, made.seed),
                 shuffle=(None if shuffle is None else _shuffle(shuffle, split), None, made.shuffle),
+                pool_rows=(_rounded(pool_rows), None, made.pool_rows),
                 weights=(None if weights is None else _positive(weights, store), None, made.weights),
                 num_rows=(num_rows, None, made.num_rows),
                 num_tokens=(num_tokens, None, None),
@@ -95,6 +136,7 @@ class PretrainDataLoader(DataLoader):
                 chunk_size,
                 seed=seed,
                 shuffle=shuffle,
+                pool_rows=pool_rows,
                 weights=weights,
                 num_rows=num_rows,
                 num_tokens=num_tokens,
@@ -116,10 +158,11 @@ class PretrainDataLoader(DataLoader):
             framework=framework,
             uneven=uneven,
             alignment=alignment,
-            prefetch=prefetch,
+            prefetch=prefetch or 0,
             workers=workers,
         )
         keep_plan(store.path, self.plan)
+        start_read_ahead(self, read_ahead)
 
     def _known_plan(self, fingerprint: str) -> Plan | None:
         try:
@@ -128,12 +171,44 @@ class PretrainDataLoader(DataLoader):
             return None
 
 
+_OF_RAW_FILES = {
+    "text": "text",
+    "format": None,
+    "options": None,
+    "append_eos": True,
+    "eos": None,
+    "on_error": "raise",
+}
+"""Settings for raw files, and what means that they were not given."""
+
+
+def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[Any, Any]:
+    """(store, tokenizer to compare with it). Raw files with a tokenizer are baked into a cache, once."""
+    if not isinstance(path, Store) and (
+        not isinstance(path, str | os.PathLike)
+        or (tokenizer is not None and not is_store(Path(os.path.expanduser(path))))
+    ):
+        from penstock.streaming import bake_to_cache, recipe_of
+
+        on_error = of_raw_files.pop("on_error")
+        return bake_to_cache(recipe_of(path, tokenizer, **of_raw_files), on_error), None
+    for name, value in of_raw_files.items():
+        if value != _OF_RAW_FILES[name]:
+            raise SpecError(
+                f"{name}={value!r} is for raw files, and {path} is a store",
+                parameter=name,
+                remedy=f"leave out {name}=, or say it when baking",
+            )
+    return path, tokenizer
+
+
 def make_plan(
     store: Store,
     chunk_size: int,
     *,
     seed: int = 0,
     shuffle: str | bool | None = None,
+    pool_rows: int | None = None,
     weights: Mapping[str, float] | None = None,
     num_rows: int | None = None,
     num_tokens: int | None = None,
@@ -163,7 +238,8 @@ def make_plan(
             )
         streams = long_enough or streams
     rows = [WindowRows(stream, chunk_size, seed=seed, recut=recut) for stream in streams]
-    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle)
+    pool = _pool(shuffle, pool_rows, [r.stream.dtype.itemsize * chunk_size for r in rows])
+    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle, pool=pool)
     return Plan(
         row_tokens=chunk_size,
         seed=seed,
@@ -179,6 +255,7 @@ def make_plan(
         epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
         num_rows=_rows_of_mixture(order, chunk_size, num_rows, num_tokens, stop),
         order_version=ORDER_VERSION,
+        pool=pool,
     )
 
 
@@ -194,7 +271,7 @@ def open_flow(store: Store, plan: Plan, fields: Fields | None = None) -> Flow:
 def order_of(plan: Plan) -> Order:
     """The order that a plan means. Needs no data."""
     sizes = {source.name: source.num_rows for source in plan.sources}
-    return Order(sizes, seed=plan.seed, weights=plan.weights, shuffle=plan.shuffle)
+    return Order(sizes, seed=plan.seed, weights=plan.weights, shuffle=plan.shuffle, pool=plan.pool)
 
 
 def _check_ends(weights: Mapping[str, float] | None, **ends: Any) -> None:
@@ -244,7 +321,30 @@ def _shuffle(asked: str | bool | None, split: str) -> str:
         return "none" if split == "val" else "global"
     if isinstance(asked, bool):
         return "global" if asked else "none"
-    return one_of(("global", "none"), shuffle=asked)
+    return one_of(("global", "pool", "none"), shuffle=asked)
+
+
+def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[int, int] | None:
+    """(rows of a block, blocks of a window) of each source, whose rows have so many bytes."""
+    if shuffle != "pool":
+        if pool_rows is not None:
+            raise SpecError(
+                f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}",
+                parameter="pool_rows",
+                remedy="shuffle='pool', or leave out pool_rows=",
+            )
+        return None
+    if pool_rows is None:
+        pool_rows = max(_POOL_BYTES // sum(row_bytes), 1)
+    return blocks_for(at_least(1, pool_rows=pool_rows))
+
+
+def _rounded(pool_rows: int | None) -> int | None:
+    """Rows of the windows that a plan has, where `pool_rows` were asked for."""
+    if pool_rows is None:
+        return None
+    block_rows, window_blocks = blocks_for(at_least(1, pool_rows=pool_rows))
+    return block_rows * window_blocks
 
 
 def _check_tokenizer(store: Store, tokenizer: Any) -> None:

@@ -3,7 +3,8 @@
 from penstock.order.mix import Pattern, build_pattern
 from penstock.order.natural import Natural
 from penstock.order.permute import Permutation, permutation
-from penstock.order.schedule import ORDER_VERSION, Draw, Order
+from penstock.order.pool import Pool, blocks_for, pool
+from penstock.order.schedule import ORDER_VERSION, Draw, Order, Stretch
 from penstock.order.split import Cut, share
 
 __all__ = [
@@ -14,7 +15,11 @@ __all__ = [
     "Order",
     "Pattern",
     "Permutation",
+    "Pool",
+    "Stretch",
+    "blocks_for",
     "build_pattern",
     "permutation",
+    "pool",
     "share",
 ]

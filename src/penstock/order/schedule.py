@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ from penstock.errors import SpecError
 from penstock.order.mix import Pattern, build_pattern, integer_shares
 from penstock.order.natural import Natural
 from penstock.order.permute import Permutation, permutation
+from penstock.order.pool import Pool, pool
 from penstock.spec import one_of, suggest
 
-__all__ = ["ORDER_VERSION", "Draw", "Order"]
+__all__ = ["ORDER_VERSION", "Draw", "Order", "Stretch"]
 
 ORDER_VERSION = 1
 """Saved positions of running jobs depend on the order: a new algorithm is a new version, never a changed one."""
@@ -26,6 +27,18 @@ class Draw(NamedTuple):
     source: NDArray[np.int32]
     index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
     epoch: NDArray[np.int64]
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows that a source gives, and where those rows lie: what can be read before it is needed."""
+
+    source: int
+    epoch: int
+    first: int
+    """[first, last): how many rows the source gave before, counted through its epochs."""
+    last: int
+    rows: list[tuple[int, int]]
+    """Rows [first, last) of the source, which are all that this stretch gives."""
 
 
 class Order:
@@ -46,11 +59,20 @@ class Order:
         seed: int,
         weights: Mapping[str, float] | None = None,
         shuffle: str = "global",
+        pool: tuple[int, int] | None = None,
     ) -> None:
+        """`pool`: (rows of a block, blocks of a window), for shuffle="pool"."""
         self.names = tuple(sizes)
         self.sizes = tuple(sizes.values())
         self.seed = seed
-        self.shuffle = one_of(("global", "none"), shuffle=shuffle)
+        self.shuffle = one_of(("global", "pool", "none"), shuffle=shuffle)
+        if (shuffle == "pool") != (pool is not None):
+            raise SpecError(
+                f"shuffle={shuffle!r} {'needs' if pool is None else 'has no'} windows of blocks",
+                parameter="pool",
+                remedy="pool=(block_rows, window_blocks), with shuffle='pool' only",
+            )
+        self.pool = pool
         self._size = np.array(self.sizes, np.int64)
         self.pattern: Pattern | None = None
         self.natural: Natural | None = None
@@ -110,19 +132,49 @@ class Order:
             index[chosen] = self._permutation(which, e).at(within[chosen])
         return index
 
-    def _permutation(self, source: int, epoch: int) -> Permutation:
-        return permutation(self.sizes[source], self.seed, self.names[source], epoch)
+    def _permutation(self, source: int, epoch: int) -> Permutation | Pool:
+        names = (self.seed, self.names[source], epoch)
+        if self.pool is not None:
+            return pool(self.sizes[source], *self.pool, *names)
+        return permutation(self.sizes[source], *names)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
         """Where these rows of a source lie in its given epoch: the inverse of `at`."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)
+        return self.position_of(source, within + epoch * self.sizes[source])
+
+    def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where a source gives its rows number `ordinals`, counted through its epochs."""
         if self.pattern is not None:
-            return self.pattern.position(source, within + epoch * self.sizes[source])
+            return self.pattern.position(source, ordinals)
         assert self.natural is not None
         assert self.epoch_rows is not None
-        return self.natural.position(source, within) + epoch * self.epoch_rows
+        epoch, within = np.divmod(ordinals, self.sizes[source])
+        positions: NDArray[np.int64] = self.natural.position(source, within) + epoch * self.epoch_rows
+        return positions
+
+    def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
+        """What a source gives from its row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
+
+        Without an end. Rows that are shuffled over a whole epoch lie anywhere in it: there a stretch is an epoch.
+        """
+        size = self.sizes[source]
+        while True:
+            epoch, within = divmod(ordinal, size)
+            if self.shuffle == "none":
+                first, last = within, min(within + longest, size)
+                rows = [(first, last)]
+            elif self.pool is None:
+                first, last, rows = 0, size, [(0, size)]
+            else:
+                windows = pool(size, *self.pool, self.seed, self.names[source], epoch)
+                window = int(windows.window_of(np.array([within]))[0])
+                first, last = windows.window_start(window), windows.window_start(window + 1)
+                rows = windows.blocks(window)
+            yield Stretch(source, epoch, epoch * size + first, epoch * size + last, rows)
+            ordinal = epoch * size + last
 
     def counts(self, position: int) -> list[int]:
         """Rows of each source that lie before a position."""

@@ -1,0 +1,128 @@
+"""Files are brought into the page cache, looked for there, and dropped from it. A file that is gone is no fault."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.deliver import warm
+from penstock.deliver.warm import FileReader, cached_share
+from penstock.machine import is_cached
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path):
+    """32 MB of zeros, on disk."""
+    path = tmp_path / "data.bin"
+    with path.open("wb") as out:
+        out.write(bytes(32 * MEGABYTE))
+        out.flush()
+        os.fsync(out.fileno())
+    return path
+
+
+def can_be_dropped(path) -> bool:
+    """Whether this file system has a page cache that forgets when it is asked to: memory file systems do not."""
+    with FileReader() as files:
+        files.drop([(path, 0, path.stat().st_size)])
+        return files.is_cached(path, 16 * MEGABYTE) is False
+
+
+def needs_a_cache(path) -> None:
+    if sys.platform != "linux" or not can_be_dropped(path):
+        pytest.skip("this file system does not drop what is cached")
+
+
+def test_what_was_dropped_is_not_cached_and_what_was_read_is(file):
+    needs_a_cache(file)
+    whole = [(file, 0, 32 * MEGABYTE)]
+    with FileReader() as files:
+        files.drop(whole)
+        assert cached_share(whole) < 0.1
+        files.read((file, 0, 16 * MEGABYTE))
+        assert cached_share([(file, 0, 16 * MEGABYTE)]) == 1
+        files.read(whole[0])
+        assert cached_share(whole) == 1
+
+
+def test_reading_a_span_brings_in_that_span_only(file):
+    needs_a_cache(file)
+    with FileReader() as files:
+        files.drop([(file, 0, 32 * MEGABYTE)])
+        files.read((file, 8 * MEGABYTE, 12 * MEGABYTE))
+        assert cached_share([(file, 8 * MEGABYTE, 12 * MEGABYTE)]) == 1
+    assert cached_share([(file, 13 * MEGABYTE, 32 * MEGABYTE)]) < 0.2
+    assert cached_share([(file, 0, 7 * MEGABYTE)]) < 0.2
+
+
+def test_what_the_cache_lost_is_read_again(file):
+    needs_a_cache(file)
+    span = (file, 0, 16 * MEGABYTE)
+    with FileReader() as files:
+        files.read(span)
+        files.drop([(file, 4 * MEGABYTE, 12 * MEGABYTE)])
+        files.read_again(span)
+        assert cached_share([span]) == 1
+
+
+def test_small_parts_that_are_asked_for_arrive(file):
+    needs_a_cache(file)
+    with FileReader() as files:
+        files.drop([(file, 0, 32 * MEGABYTE)])
+        files.ask_for(file, np.array([5 * MEGABYTE, 20 * MEGABYTE]), 4096)
+        with file.open("rb") as waiting:
+            for place in (5 * MEGABYTE, 20 * MEGABYTE):
+                waiting.seek(place)
+                waiting.read(1)  # waits for what was asked for
+        assert files.is_cached(file, 20 * MEGABYTE)
+
+
+def test_a_missing_file_is_passed_over(tmp_path):
+    gone = tmp_path / "gone.bin"
+    with FileReader() as files:
+        files.read((gone, 0, 100))
+        files.read_again((gone, 0, 100))
+        files.drop([(gone, 0, 100)])
+        files.ask_for(gone, np.array([0]), 10)
+        assert files.is_cached(gone, 0) is None
+    assert cached_share([(gone, 0, 100)]) is None
+
+
+def test_a_span_past_the_end_of_a_file_is_read_to_its_end(tmp_path):
+    path = tmp_path / "short.bin"
+    path.write_bytes(b"abc")
+    with FileReader() as files:
+        files.read((path, 0, 10**9))
+
+
+def test_only_some_files_are_open_at_once_and_none_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "_OPEN_FILES", 3)
+    paths = [tmp_path / str(n) for n in range(10)]
+    for path in paths:
+        path.write_bytes(b"data")
+    opened, closed = [], []
+    really_open, really_close = os.open, os.close
+    monkeypatch.setattr(os, "open", lambda *given: opened.append(d := really_open(*given)) or d)
+    monkeypatch.setattr(os, "close", lambda d: closed.append(d) or really_close(d))
+    with FileReader() as files:
+        for path in paths:
+            files.read((path, 0, 4))
+            assert len(opened) - len(closed) <= 3
+    assert len(opened) == len(closed) == 10
+
+
+def test_where_the_system_does_not_tell_the_share_is_not_known(file, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_PORTABLE", "1")
+    assert cached_share([(file, 0, 100)]) is None
+    with FileReader() as files:
+        files.read((file, 0, 32 * MEGABYTE))  # plain reads work everywhere
+        files.drop([(file, 0, 32 * MEGABYTE)])
+    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    if sys.platform == "linux":
+        with file.open("rb") as still:
+            assert is_cached(still.fileno(), MEGABYTE) in (True, None)
