@@ -106,6 +106,12 @@ class WindowRows:
         here = min(length, self.num_tokens - start)
         return [(0, start, start + here)] + ([(here, 0, length - here)] if here < length else [])
 
+    def stretch(self, first: int, last: int, epoch: int) -> list[tuple[int, int]]:
+        """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
+        start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))
+        over = max(stop + 1 - self.num_tokens, 0)
+        return [(start, stop + 1 - over)] + ([(0, over)] if over else [])
+
     def borders(self, start: int) -> NDArray[np.int64]:
         """Offsets inside the window of the row at `start` at which a document begins (0 left out)."""
         found = [self.stream.borders(begin, stop) - begin + at for at, begin, stop in self.pieces(start)]
