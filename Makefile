@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 DEMO   ?= .venv-demo
+PEERS  ?= .venv-peers
 
-.PHONY: demo test test-all lint types unit bench clean
+.PHONY: demo test test-all lint types unit bench bench-peers clean
 
 $(DEMO)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
@@ -41,5 +42,18 @@ bench: $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/python -m benchmarks.loading
 
+# Other libraries beside us, in an environment of their own: their versions are pinned, and exclude each other on paper.
+$(PEERS)/ready: benchmarks/peers/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements.txt \
+	  || grep -v '^#' benchmarks/peers/requirements.txt | xargs -n 1 $(PEERS)/bin/python -m pip install --quiet --no-deps \
+	  || true  # one by one then: the row of a peer that cannot be installed says so
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+bench-peers: $(PEERS)/ready
+	$(PEERS)/bin/python -m benchmarks.peers --out build/bench-peers.md
+
 clean:
-	rm -rf $(VENV) $(DEMO) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(PEERS) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,13 +31,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans that cannot lie beside their store go here, and no launcher's variables say who we are."""
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Not the user's: plans that cannot lie beside their store, and which tokens are known, go here.
+
+    And no launcher's variables say who we are.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_HOME", str(tmp_path_factory.mktemp("home")))
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("PENSTOCK_HOME", str(home))
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PENSTOCK_TOKEN_CACHE"):
             patch.delenv(name, raising=False)
-        yield
+        yield home
+
+
+@pytest.fixture(autouse=True)
+def _nothing_tokenised_before(_own_home: Path) -> None:
+    """No test finds the tokens of another's stores: those of fixtures that many share neither."""
+    shutil.rmtree(_own_home / "tokenized", ignore_errors=True)
 
 
 # Toy data that one can check by eye: every document says which one it is. Lengths differ, some lines are empty, some

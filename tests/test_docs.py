@@ -16,10 +16,13 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 SMALLER = {  # the pages show sizes of real runs
     "chunk_size=2048": "chunk_size=64",
+    "vocab_size=32_000": "vocab_size=280",
     "10**9": "10**4",
     "step=41_200": "step=3",
     "row=40_117": "row=17",
     'web/part-17.jsonl"': 'web/part-17.jsonl.zst"',
+    '"corpus/"': '"books/"',
+    '"corpus/*.jsonl"': '"web/*.zst"',
 }
 
 NETWORK_OFF = """

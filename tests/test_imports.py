@@ -22,27 +22,32 @@ GROUND = (
     *("plan", "processes"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver")
-ONLINE = ("flow", "plans", "loaders", "tracing", "digest", "drill")
-EVERYTHING = (*GROUND, *STAGES, *ONLINE, "baking", "adapters", "cli", "demo")
+ONLINE = ("documents", "flow", "plans", "loaders", "tracing", "digest", "drill")
+EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": (),  # names are looked up when first used
     "__main__": EVERYTHING,
     **dict.fromkeys(GROUND, GROUND),
     **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
+    "documents": (*GROUND, "sources", "prepare"),  # rows of raw files as documents
     "flow": (*GROUND, *STAGES),
     "plans": (*GROUND, *STAGES),
-    "loaders": (*GROUND, *STAGES, "flow", "plans", "loaders"),
+    "loaders": (*GROUND, *STAGES, "documents", "flow", "plans", "loaders"),
     "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
     "digest": (*GROUND, *STAGES, *ONLINE),
     "drill": (*GROUND, *STAGES, *ONLINE),
-    "baking": (*GROUND, *STAGES, "baking"),
+    "baking": (*GROUND, *STAGES, "documents", "baking"),
+    "adopting": (*GROUND, "sources", "prepare", "store"),
+    "exporting": (*GROUND, "store"),
+    "streaming": (*GROUND, *STAGES, "baking", "loaders", "streaming"),
     "adapters": (*GROUND, *STAGES, "flow", "loaders"),
     "cli": EVERYTHING,
     "demo": EVERYTHING,
 }
 EXCEPTIONS = {
     ("store/reader.py", "penstock.prepare.tokenizers"): "a store decodes its own tokens",
+    ("loaders/pretrain.py", "penstock.streaming"): "PretrainDataLoader over raw files",
     ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
     ("__init__.py", "penstock.*"): "public names, each from its home",
@@ -71,12 +76,15 @@ PUBLIC = [
     "TrainingBatch",
     "WorkerError",
     "__version__",
+    "adopt",
     "bake",
+    "export",
     "find",
     "open_store",
     "register_format",
     "tokenize",
     "trace",
+    "train_tokenizer",
 ]
 
 

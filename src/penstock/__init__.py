@@ -27,12 +27,15 @@ _HOME = {
     "TraceRecord": "types",
     "TrainingBatch": "types",
     "WorkerError": "errors",
+    "adopt": "adopting",
     "bake": "baking",
+    "export": "exporting",
     "find": "tracing",
     "open_store": "store",
     "register_format": "sources",
     "tokenize": "prepare",
     "trace": "tracing",
+    "train_tokenizer": "baking",
 }
 
 __all__ = sorted(["__version__", *_HOME])

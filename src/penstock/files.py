@@ -19,6 +19,7 @@ from penstock.errors import BusyError, OutOfSpaceError, StoreError
 
 __all__ = [
     "exclusive",
+    "home",
     "inside",
     "is_in_use",
     "is_part",
@@ -26,6 +27,7 @@ __all__ = [
     "out_of_space_at",
     "part_name",
     "publish",
+    "reserve",
     "shared",
     "sync_folder",
     "unused",
@@ -48,6 +50,22 @@ def is_part(name: str) -> bool:
     (True, False)
     """
     return name.startswith(".") and name.endswith(".part")
+
+
+def home() -> Path:
+    """Where penstock keeps what belongs to no store: $PENSTOCK_HOME, else ~/.cache/penstock."""
+    folder = os.environ.get("PENSTOCK_HOME")
+    return Path(folder) if folder else Path.home() / ".cache" / "penstock"
+
+
+def reserve(descriptor: int, num_bytes: int) -> None:
+    """Give an empty file its size and its place on disk. A full disk is an OSError now, not a dead process later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    zeros = bytes(1 << 20)
+    for start in range(0, num_bytes, len(zeros)):
+        os.write(descriptor, zeros[: num_bytes - start])
 
 
 @contextlib.contextmanager
@@ -184,7 +202,9 @@ def inside(folder: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def out_of_space_at(folder: Path) -> Iterator[None]:
+def out_of_space_at(
+    folder: Path, *, then: str = "run the same call again: it continues where it stopped"
+) -> Iterator[None]:
     """Turn 'disk full' inside the block into one clear error."""
     try:
         yield
@@ -196,6 +216,6 @@ def out_of_space_at(folder: Path) -> Iterator[None]:
                 f"no space left while writing {folder}",
                 folder=folder,
                 reason=os.strerror(error.errno),
-                remedy="free some space and run the same call again: it continues where it stopped",
+                remedy=f"free some space and {then}",
             ) from error
         raise

@@ -86,6 +86,16 @@ class Located:
         """Rows that lie over the border of a shard, and are read one by one."""
         if flow.in_memory and len(positions):  # a rank may have no rows of a batch that is smaller than the world
             self._find_windows()
+        elif flow.fields.need_borders and len(positions):
+            self._find_starts()
+
+    def _find_starts(self) -> None:
+        """Where rows begin in their streams: for sources whose tokens are not of one type, and are gathered apart."""
+        source, index, epoch = self.draw
+        self.start = np.empty(len(index), np.int64)
+        for number in np.unique(source).tolist():
+            mine = np.flatnonzero(source == number)
+            self.start[mine] = self.flow.windows[number].starts(index[mine], epoch[mine])
 
     def _find_windows(self) -> None:
         source, index, epoch = self.draw

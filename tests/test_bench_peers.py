@@ -1,0 +1,150 @@
+"""`make bench-peers`: its tables leave no peer out, and a peer that failed says why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.peers import __main__ as program  # noqa: E402
+from benchmarks.peers import baking, loading  # noqa: E402
+from benchmarks.peers.documents import document_hashes  # noqa: E402
+from benchmarks.peers.processes import run_child  # noqa: E402
+from benchmarks.peers.table import Row, markdown, missing, spread  # noqa: E402
+
+
+def rounds_of(name: str, *rates: float, **more: object) -> Row:
+    """A row as the loading rounds leave it."""
+    row = Row(name)
+    for rate in rates:
+        row.add(
+            {
+                "mtok_s": rate,
+                "ours_mtok_s": 90.0,
+                "first_s": 0.5,
+                "peak_mb": 9.0,
+                "anonymous_mb": 1.0,
+                "version": "1",
+                **more,
+            }
+        )
+    return row
+
+
+def test_a_peer_without_a_row_is_missing():
+    assert missing(["grain", "lance"], [rounds_of("grain", 5.0)], "mtok_s") == ["lance"]
+
+
+def test_a_row_with_neither_numbers_nor_a_reason_is_missing():
+    assert missing(["grain"], [Row("grain")], "mtok_s") == ["grain"]
+
+
+def test_a_peer_that_failed_is_not_missing_and_its_row_says_why():
+    row = Row("lance")
+    row.add({"error": "ImportError: no module named lance"})
+    assert missing(["lance"], [row], "mtok_s") == []
+    assert "| lance | ImportError: no module named lance |" in loading.show_loading([rounds_of("penstock", 9.0), row])
+
+
+def test_a_peer_that_fails_in_a_later_round_has_no_numbers_in_the_table():
+    row = rounds_of("lance", 123.0)
+    row.add({"error": "OSError: disk full"})
+    shown = loading.show_loading([row])
+    assert "OSError: disk full" in shown
+    assert "123" not in shown
+
+
+def test_ratios_are_taken_between_neighbours():
+    row = rounds_of("grain", 5.0, 9.0)
+    row.measured["ours_mtok_s"] = [10.0, 90.0]
+    assert loading.ratios(row) == [2.0, 10.0]
+
+
+def test_a_ratio_is_left_out_where_ours_failed():
+    row = rounds_of("grain", 5.0, 9.0)
+    row.measured["ours_mtok_s"] = [None, 90.0]
+    assert loading.ratios(row) == [10.0]
+
+
+def test_the_claim_names_the_fastest_library_that_resumed_exactly():
+    exact, other = {"seconds": 1.0, "is_exact": True}, {"seconds": 1.0, "is_exact": False}
+    rows = [rounds_of("penstock", 90.0)]
+    for name, rate, resume in (("slow", 1.0, exact), ("good", 10.0, exact), ("inexact", 50.0, other)):
+        rows.append(rounds_of(name, rate, resumes_by="state_dict()"))
+        rows[-1].measured["resume"] = [resume]
+    assert "is good: penstock is 9.00 times" in program.loading_claim(rows)
+
+
+def test_a_median_is_shown_with_the_least_and_the_most():
+    assert spread([3.0, 1.0, 2.0]) == "2.0 (1.0 - 3.0)"
+
+
+def test_a_bar_in_an_error_does_not_break_the_table():
+    assert markdown(["a"], [["x | y"]]).splitlines()[-1] == "| x \\| y |"
+
+
+def test_documents_compare_equal_in_any_order_and_only_with_the_same_ids():
+    first, second = np.array([1, 2, 0]), np.array([3, 0])
+    assert document_hashes([first, second]) == document_hashes([second, first])
+    assert document_hashes([first, second]) != document_hashes([first, np.array([3, 3, 0])])
+
+
+def test_every_peer_of_a_table_has_a_file():
+    modules = [peer.module for peer in loading.PEERS] + [baker.module for baker in baking.BAKERS]
+    assert [name for name in modules if not (ROOT / "benchmarks" / "peers" / f"{name}.py").exists()] == []
+    files = {path.stem for path in (ROOT / "benchmarks" / "peers").glob("load_*.py")}
+    files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("bake_*.py")}
+    assert files == set(modules)
+
+
+def test_a_peer_that_cannot_be_imported_answers_with_the_exception():
+    found = run_child({"peer": "load_nobody", "do": "speed"}, limit_seconds=60)
+    assert found["error"].startswith("ModuleNotFoundError: No module named 'benchmarks.peers.load_nobody'")
+
+
+def test_a_child_that_takes_too_long_is_ended_and_said():
+    assert run_child({"peer": "load_numpy", "do": "speed"}, limit_seconds=0.01)["error"] == "not done after 0 s"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(None, 1), ("ImportError: no module named lance", 0)], ids=["silent", "with a reason"]
+)
+def test_the_run_fails_exactly_where_a_peer_is_missing_without_a_reason(monkeypatch, capsys, tmp_path, reason, code):
+    def measured(peers, **options):
+        rows = [rounds_of(name, 9.0) for peer in peers for name, _ in peer.rows()]
+        return [*rows[:-1], Row(rows[-1].name, why_not=reason)]
+
+    monkeypatch.setattr(loading, "measure_loading", measured)
+    monkeypatch.setattr(sys, "argv", ["peers", "--only", "load_lance", "--out", str(tmp_path / "tables.md")])
+    assert program.main() == code
+    assert ("Lance take" in capsys.readouterr().err) == (code == 1)
+    assert (reason or "| Lance take |") in (tmp_path / "tables.md").read_text()
+
+
+def test_the_run_fails_where_penstock_itself_has_no_numbers(monkeypatch, capsys):
+    def measured(peers, **options):
+        return [Row(name, why_not="OSError: none") for peer in peers for name, _ in peer.rows()]
+
+    monkeypatch.setattr(loading, "measure_loading", measured)
+    monkeypatch.setattr(sys, "argv", ["peers", "--only", "load_lance"])
+    assert program.main() == 1
+    assert "penstock" in capsys.readouterr().err
+
+
+def test_a_bake_with_other_ids_has_no_numbers(monkeypatch, tmp_path):
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "facts.json").write_text(json.dumps({"bpe_tokens": 2, "bytes": 2, "documents": 2}))
+    (tmp_path / "bpe-ids.json").write_text(json.dumps(["a", "b"]))
+    monkeypatch.setenv("PENSTOCK_BENCH", str(tmp_path))
+    (tmp_path / "peers").mkdir()
+    monkeypatch.setattr(baking, "make_corpus", lambda num_bytes, say: baking.Corpus(tmp_path))
+    answers = {"bake": {"seconds": 1.0}, "read_back": {"hashes": ["a", "c"]}}
+    monkeypatch.setattr(baking, "run_child", lambda task, **options: answers[task["do"]])
+    (row,), _ = baking.measure_baking(baking.BAKERS[:1], "bpe", num_bytes=2, rounds=1, say=lambda line: None)
+    assert row.why_not == "other ids: 1 of 2 documents are identical"
