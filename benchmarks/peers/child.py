@@ -1,0 +1,102 @@
+"""Run one task of one peer in this process, and write what it found: python -m benchmarks.peers.child TASK.json"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import json
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.documents import document_hashes
+from benchmarks.peers.source import ROWS, Source, version_of
+
+_WARM_BATCHES = 10
+_CHECKED_BATCHES = 20
+
+
+def _consume(batches: Any, *, seconds: float) -> tuple[int, float]:
+    """(tokens, seconds) of a loop that sums every batch."""
+    total, tokens, began = 0, 0, time.perf_counter()
+    until = began + seconds
+    while (now := time.perf_counter()) < until:
+        batch = np.asarray(next(batches))
+        total += int(batch.sum())
+        tokens += batch.size
+    assert total > 0
+    return tokens, now - began
+
+
+def _hashes(batches: Any) -> list[str]:
+    return [
+        hashlib.sha256(np.ascontiguousarray(np.asarray(batch)).tobytes()).hexdigest()
+        for batch in itertools.islice(batches, _CHECKED_BATCHES)
+    ]
+
+
+def load(peer: Any, source: Source, task: dict[str, Any]) -> dict[str, Any]:
+    """Open, take the first batch, then measure ("speed"), or save the state in the middle of the epoch ("half")."""
+    batches, state_of = peer.open_batches(source, task["workers"], None)
+    first = np.asarray(next(batches))
+    first_seconds = time.monotonic() - task["spawned"]
+    assert first.shape == (ROWS, source.row_tokens), first.shape
+    assert first.dtype == np.int64, first.dtype
+    if task["do"] == "speed":
+        for _ in itertools.islice(batches, _WARM_BATCHES):
+            pass
+        tokens, seconds = _consume(batches, seconds=task["seconds"])
+        return {"first_s": first_seconds, "mtok_s": tokens / seconds / 1e6}
+    for _ in itertools.islice(batches, source.num_rows // ROWS // 2 - 1):
+        pass
+    Path(task["state"]).write_bytes(pickle.dumps(state_of()))
+    return {"hashes": _hashes(batches)}
+
+
+def load_resumed(peer: Any, source: Source, task: dict[str, Any]) -> dict[str, Any]:
+    """The batches after a resume, and how long the first took from the start of the process."""
+    state = pickle.loads(Path(task["state"]).read_bytes())
+    batches, _ = peer.open_batches(source, task["workers"], state)
+    first = next(batches)
+    seconds = time.monotonic() - task["spawned"]
+    return {"resume_s": seconds, "hashes": _hashes(itertools.chain([first], batches))}
+
+
+def main() -> None:
+    task = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        peer = importlib.import_module(f"benchmarks.peers.{task['peer']}")
+        resumes_by = getattr(peer, "RESUMES_BY", None)
+        found = {"version": version_of(peer.PACKAGE), "resumes_by": resumes_by, **_do(peer, task)}
+    except BaseException as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"}
+    Path(task["out"]).write_text(json.dumps(found))
+
+
+def _reads_the_bare_array(source: Source) -> None:
+    """Nothing to convert."""
+
+
+def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
+    if task["do"] == "bake":
+        began = time.perf_counter()
+        seconds = peer.bake(Path(task["documents"]), Path(task["tokenizer"]), Path(task["folder"]), task["workers"])
+        return {"seconds": seconds or time.perf_counter() - began}  # an encoder alone says how long it encoded
+    if task["do"] == "read_back":
+        return {"hashes": document_hashes(peer.read_back(Path(task["folder"])))}
+    source = Source(Path(task["store"]), Path(task["token_file"]), Path(task["folder"]), task["row_tokens"])
+    if task["do"] == "convert":
+        getattr(peer, "convert", _reads_the_bare_array)(source)
+        return {}
+    return load_resumed(peer, source, task) if task["do"] == "resume" else load(peer, source, task)
+
+
+if __name__ == "__main__":
+    main()
