@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,15 @@ def test_what_is_not_there_is_refused_by_name(settings, headline, remedy, small_
         export(small_store, tmp_path / "out", **settings)
     assert remedy in str(caught.value.remedy)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_store_is_not_exported_into(small_store, tmp_path):
+    store = Path(shutil.copytree(ps.open_store(small_store).path, tmp_path / "copy.store"))
+    before = sorted(store.rglob("*"))
+    with pytest.raises(ps.SpecError, match=r"copy\.store is a store, and is left as it is") as caught:
+        export(store, store, to="npy", force=True)
+    assert caught.value.where["parameter"] == "path"
+    assert sorted(store.rglob("*")) == before
 
 
 def test_a_file_in_place_of_the_folder_is_refused(small_store, tmp_path):

@@ -99,10 +99,13 @@ def adopt(
     folder = _default_to(path, given) if to is None else Path(os.path.abspath(os.path.expanduser(to)))
     _refuse_other_folders(folder)
     job = _Job(folder, streams, vocabulary, eos_first)
-    with out_of_space_at(folder, then="run the same call again"):
-        mark_as_store(folder, adopted=True)
-        with exclusive(folder / ".lock", doing="adopting into"), _whole_or_nothing(folder):
-            store = _adopt_version(job, show_progress)
+    with (
+        out_of_space_at(folder, then="run the same call again"),
+        exclusive(folder / ".lock", doing="adopting into"),
+        _whole_or_nothing(folder),
+    ):
+        mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
+        store = _adopt_version(job, show_progress)
     _say(show_progress, _summary(folder, store, job, time.monotonic() - started))
     return store
 
@@ -310,7 +313,8 @@ def _refuse_other_folders(to: Path) -> None:
         raise SpecError(
             f"{to} is a store that was baked, and is left as it is", parameter="to", remedy="a folder of its own"
         )
-    if to.is_dir() and not is_store(to) and not all(is_part(path.name) for path in to.iterdir()):
+    # In this order: another process may be making the store right now, and it marks it before it writes anything else.
+    if to.is_dir() and any(p.name != ".lock" and not is_part(p.name) for p in to.iterdir()) and not is_store(to):
         raise SpecError(
             f"{to} is a folder that is not a store, and is left as it is",
             parameter="to",

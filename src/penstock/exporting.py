@@ -19,6 +19,7 @@ from penstock.errors import SpecError
 from penstock.files import out_of_space_at, part_name, publish
 from penstock.progress import Progress, progress
 from penstock.spec import one_of
+from penstock.store.layout import is_store
 from penstock.store.reader import Store, open_store
 from penstock.store.stream import TokenStream
 
@@ -90,6 +91,8 @@ def _streams(store: Store, source: str | None, split: str | None) -> list[TokenS
 def _refuse_existing(files: list[Path], folder: Path, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder} is a file", parameter="path", remedy="a folder")
+    if is_store(folder):
+        raise SpecError(f"{folder} is a store, and is left as it is", parameter="path", remedy="a folder of its own")
     there = next((file for file in files if file.exists()), None)
     if there is not None and not force:
         raise SpecError(

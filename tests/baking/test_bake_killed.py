@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.baking import run
 from penstock.baking.unit import read_unit_report
+from penstock.errors import BusyError
+from penstock.files import exclusive
 
 # Several units, and a mark in a file for every row that is read: so that one can see which units were baked again.
 # argv: raw folder, store, marks, workers, after how many rows to stand still, which rename to die at (0: none), before
@@ -144,11 +147,27 @@ def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
 
 
+def test_only_the_holder_of_the_lock_writes_into_a_store(folder, monkeypatch):
+    """Also its first file: a process that comes late must not write over what another one finished meanwhile."""
+    mark, marked = run.mark_as_store, []
+
+    def mark_under_lock(to: Path) -> None:
+        with pytest.raises(BusyError), exclusive(to / ".lock", doing="baking into"):
+            pass
+        mark(to)
+        marked.append(to)
+
+    monkeypatch.setattr(run, "mark_as_store", mark_under_lock)
+    recipe = ps.DatasetRecipe().add_ingredient(folder / "in").prepare_step(ps.tokenize("bytes"))
+    ps.bake(recipe, folder / "a.store", workers=0, show_progress=False)
+    assert marked == [folder / "a.store"]
+
+
 def test_killed_before_its_first_write_a_bake_can_be_run_again(folder, version_files):
     bakes = Bakes(folder)
     assert bakes.run("whole.store") == 0
     assert bakes.run("a.store", die_at=1, when="before") == -signal.SIGKILL
-    assert [path.suffix for path in (folder / "a.store").iterdir()] == [".part"]
+    assert sorted(path.suffix or path.name for path in (folder / "a.store").iterdir()) == [".lock", ".part"]
     assert bakes.run("a.store") == 0
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
     assert sorted(os.listdir(folder / "a.store")) == [".lock", "penstock.json", "versions"]

@@ -261,3 +261,22 @@ def test_an_option_that_the_format_of_a_file_does_not_have_is_refused_before_any
     with pytest.raises(ps.SpecError, match="format 'jsonl' has no option 'delimiter'"):
         quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "x.store")
     assert not (tmp_path / "x.store").exists()
+
+
+def test_a_file_that_is_changed_while_it_is_read_is_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one"}\n' * 3)
+
+    def writes(row):
+        if row["text"] == "one":
+            with open(file, "a") as more:
+                more.write('{"text": "more"}\n')
+        return row
+
+    recipe = ps.DatasetRecipe().add_ingredient(file).prepare_step(writes, version="1")
+    recipe.prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(ps.SourceError, match="changed while it was read") as caught:
+        ps.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
+    assert caught.value.where["file"] == str(file)
+    with pytest.raises(ps.StoreError, match="not complete"):
+        ps.open_store(tmp_path / "s")

@@ -16,7 +16,7 @@ from itertools import islice
 import pytest
 
 import penstock as ps
-from penstock.errors import EndOfRun, PlanError, SourceError, SpecError, TokenizerError
+from penstock.errors import EndOfRun, PlanError, SourceError, SpecError, StoreError, TokenizerError
 from penstock.prepare.tokenizers import CallableTokenizer
 from penstock.streaming import rows as raw_rows
 
@@ -222,10 +222,10 @@ def test_what_was_made_ahead_does_not_decide_where_an_epoch_ends(stream, tmp_pat
     (tmp_path / "a.txt").write_text("x" * 32 * 10)  # 10 rows
     loader = stream(tmp_path, epochs=2, recut=False, prefetch=prefetch)
     got = []
-    for size in (3, 3, 3, 1, 3):
+    for size in (2, 3, 3, 1, 3):
         got.append(loader.get_batch(size).metadata["position"].tolist())
         time.sleep(0.05)  # time for the thread to read to the end
-    assert got == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9], [10, 11, 12]]
+    assert got == [[0, 1], [2, 3, 4], [5, 6, 7], [8], [10, 11, 12]]
 
 
 def test_ranks_get_their_rows_of_the_same_batches(stream):
@@ -355,6 +355,8 @@ def test_a_malformed_row_stops_the_stream_and_is_located(stream, tmp_path):
 
 REFUSED = [
     ({"shuffle": "global"}, "shuffle='global' needs to know all rows", "shuffle", "shuffle_rows=4096"),
+    ({"tokenizer": len}, "a function as tokenizer needs vocab_size=", "vocab_size", "a recipe in place of the path"),
+    ({"shuffle": 3}, "shuffle=3 needs to know all rows", "shuffle", "shuffle_rows=4096"),
     ({"shuffle": "none", "shuffle_rows": 5}, "contradict", "shuffle_rows", "leave one"),
     ({"weights": {"corpus": 1.0}}, "weights= needs to know all rows", "weights", "streaming=False"),
     ({"split": "val"}, "split= needs to know all rows", "split", "streaming=False"),
@@ -371,7 +373,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "says", "parameter", "remedy"), REFUSED)
 def test_what_streaming_cannot_do_is_refused(stream, settings, says, parameter, remedy):
-    with pytest.raises(SpecError, match=says) as caught:
+    with pytest.raises((SpecError, TokenizerError), match=says) as caught:
         stream(**settings)
     assert caught.value.where["parameter"] == parameter
     assert remedy is None or remedy in caught.value.remedy
@@ -392,6 +394,14 @@ def test_too_little_text_is_an_error_and_not_an_empty_epoch(stream, tmp_path):
         list(stream(tmp_path))
     with pytest.raises(SpecError, match="batch_size=4 is more than an epoch, which has 2 rows"):
         list(stream(tmp_path, chunk_size=2))
+
+
+def test_a_batch_that_no_epoch_fills_is_an_error_whose_remedy_works(stream, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 32 * 10)  # 10 rows
+    with pytest.raises(SpecError, match="batch_size=64 is more than an epoch, which has 10 rows") as caught:
+        stream(tmp_path, batch_size=64).get_batch()
+    assert caught.value.remedy == "batch_size=10 or less, or epoch_end='pad'"
+    assert len(rest_of(stream(tmp_path, batch_size=64, epoch_end="pad"))) == 1
 
 
 def test_a_store_is_not_streamed(stream, store):
@@ -425,6 +435,15 @@ def test_another_state_is_refused_and_nothing_changes(stream, change, says):
     assert loader.state_dict() == before
 
 
+def test_a_state_that_skips_more_than_its_record_has_is_noticed(stream):
+    loader = stream()
+    loader.get_batch()
+    state = loader.state_dict()
+    loader.load_state_dict(state | {"place": state["place"] | {"skip": 10**9}})
+    with pytest.raises(PlanError, match="is not what it was when the state was saved"):
+        loader.get_batch()
+
+
 def test_a_record_that_changed_under_a_state_is_noticed(stream, tmp_path):
     file = tmp_path / "a.jsonl"
     rows = [json.dumps({"text": f"row {n:02d} " * 9}) for n in range(40)]
@@ -442,8 +461,9 @@ def test_a_record_that_changed_under_a_state_is_noticed(stream, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"seed": 1}, {"chunk_size": 16}, {"shuffle_rows": 5}, {"append_eos": False}])
 def test_a_state_of_other_settings_is_refused(stream, settings):
-    with pytest.raises(PlanError, match="belongs to plan"):
+    with pytest.raises(PlanError, match="belongs to plan") as caught:
         stream(**settings).load_state_dict(stream().state_dict())
+    assert "plan=" not in caught.value.remedy  # which streaming refuses
 
 
 # Without streaming: a cache
@@ -491,3 +511,53 @@ def test_settings_of_raw_files_are_refused_for_a_store(store, settings):
     with pytest.raises(SpecError, match=f"{name}=.* is for raw files") as caught:
         ps.PretrainDataLoader(store, chunk_size=32, **settings)
     assert caught.value.where["parameter"] == name
+
+
+@pytest.mark.parametrize(
+    "settings", [{"text": "content"}, {"format": "jsonl"}, {"options": {"a": 1}}, {"append_eos": False}, {"eos": 1}]
+)
+@pytest.mark.parametrize("streaming", [True, False])
+def test_settings_of_raw_files_are_refused_for_a_recipe(corpus, settings, streaming):
+    ((name, _),) = settings.items()
+    recipe = ps.DatasetRecipe().add_ingredient(corpus).prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(SpecError, match=f"a recipe says itself what {name} is") as caught:
+        ps.PretrainDataLoader(recipe, chunk_size=32, streaming=streaming, **settings)
+    assert caught.value.where["parameter"] == name
+
+
+def test_a_home_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    with pytest.raises(StoreError, match="there is no place for a cache") as caught:
+        ps.PretrainDataLoader(corpus, "bytes", 32)
+    assert caught.value.where["folder"] == tmp_path / "home" / "stores"
+    assert "PENSTOCK_HOME" in caught.value.remedy
+
+
+def test_two_globs_of_one_folder_have_caches_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    for name in ("a1", "a2", "b1", "b2"):
+        (tmp_path / f"{name}.txt").write_text(name * 50)
+    a, b = (ps.PretrainDataLoader(tmp_path / f"{x}*.txt", "bytes", 8, framework="numpy") for x in "ab")
+    assert a.store.path != b.store.path
+
+
+def test_a_row_beyond_the_files_is_refused_and_not_counted(stream, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 32 * 10)  # 10 rows
+    loader = stream(tmp_path, epochs=2)
+    loader.seek(position=1_000)
+    with pytest.raises(PlanError, match="row 1,000 is outside of the files") as caught:
+        loader.get_batch()
+    assert caught.value.remedy == "a position from 0 to 10"
+    loader.reset()
+    assert len(list(loader.get_iterator())) == loader.get_num_batches() == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_epoch_that_has_become_shorter_is_an_error_and_not_an_endless_search(stream, tmp_path, prefetch):
+    (tmp_path / "a.jsonl").write_text('{"text": "' + "x" * 320 + '"}\n')
+    loader = stream(tmp_path, epochs=2, recut=False, prefetch=prefetch)
+    list(loader.get_iterator())
+    (tmp_path / "a.jsonl").write_text('{"text": "' + "x" * 100 + '"}\n' + " " * 220)  # of the same size
+    with pytest.raises(PlanError, match="an epoch had 10 rows, and has 3 now: the files have changed"):
+        list(loader.get_iterator())

@@ -60,13 +60,12 @@ def bake(
     from penstock.baking.work import plan_work  # and Arrow with it: what is up to date needs neither
 
     work = plan_work(recipe, inputs, on_error, shuffle)
-    with out_of_space_at(to):
-        mark_as_store(to)
-        with exclusive(to / ".lock", doing="baking into"):
-            _sweep_parts(to)
-            store, num_encoded = up_to_date(to, inputs, on_error), 0
-            if store is None:
-                store, num_encoded = _bake_version(recipe, to, inputs, work, workers, on_error, show_progress)
+    with out_of_space_at(to), exclusive(to / ".lock", doing="baking into"):
+        _sweep_parts(to)
+        mark_as_store(to)  # under the lock: another process may have finished a store since we looked
+        store, num_encoded = up_to_date(to, inputs, on_error), 0
+        if store is None:
+            store, num_encoded = _bake_version(recipe, to, inputs, work, workers, on_error, show_progress)
     encoder = recipe.tokenize.encoder if num_encoded else None
     _say(show_progress, _summary(to, store, num_encoded, encoder, time.monotonic() - started))
     return store
@@ -100,7 +99,8 @@ def _refuse_other_folders(to: Path) -> None:
         raise SpecError(
             f"{to} is a store of adopted tokens, and is left as it is", parameter="to", remedy="a folder of its own"
         )
-    if to.is_dir() and not is_store(to) and not all(is_part(path.name) for path in to.iterdir()):
+    # In this order: another process may be making the store right now, and it marks it before it writes anything else.
+    if to.is_dir() and any(p.name != ".lock" and not is_part(p.name) for p in to.iterdir()) and not is_store(to):
         raise SpecError(
             f"{to} is a folder that is not a store, and is left as it is",
             parameter="to",

@@ -6,6 +6,7 @@ went in, so that work which an earlier, interrupted bake finished is found again
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from penstock.prepare.tokenize import Tokenize
 from penstock.sources.faults import error_of, failure_of, place
 from penstock.sources.formats import Format
 from penstock.sources.units import EndOfSpan, Malformed, Unit
+from penstock.store.arrays import as_arrow, as_numpy
 from penstock.store.texts import TextHashes, hash_texts
 from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
 
@@ -104,6 +106,7 @@ def bake_unit(
     job: Job, unit: Unit, key: str, selected: Any, path: Path, *, known: KnownTokens
 ) -> tuple[UnitReport, int]:
     """Write the unit's documents to `path`. Says what became of its rows, and how many texts had to be encoded."""
+    before = [_state_of(span.path) for span in unit.spans]
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
     tokens = HeldTokens(path.parent, job.tokenize.dtype)
@@ -137,6 +140,13 @@ def bake_unit(
         if waiting >= _BATCH_CHARACTERS:
             flush()
     flush()
+    for read, state in zip(unit.spans, before, strict=True):
+        if _state_of(read.path) != state:
+            raise SourceError(
+                "this file was changed while it was read",
+                file=read.path,
+                remedy="bake again when nobody writes to it: what is done already is kept",
+            )
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = int(tokens.lengths().sum())
     _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes))
@@ -190,6 +200,14 @@ def find_characters(job: Job, unit: Unit, selected: Any) -> list[int]:
         if isinstance(text, str):
             characters.update(text)
     return sorted(map(ord, characters))
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _hash_of(path: str, start: int, stop: int | None) -> str:
@@ -293,14 +311,15 @@ def _write(
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = tokens.in_order(order)
     columns = {
-        "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),
-        "span": pa.array(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
-        "row": pa.array(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
-        "split": pa.array(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
-        "text_high": pa.array(hashes[order, 0]),
-        "text_low": pa.array(hashes[order, 1]),
+        "tokens": pa.LargeListArray.from_arrays(as_arrow(offsets), as_arrow(values)),
+        "span": as_arrow(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
+        "row": as_arrow(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
+        "split": as_arrow(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
+        "text_high": as_arrow(hashes[order, 0]),
+        "text_low": as_arrow(hashes[order, 1]),
     }
-    batch = pa.RecordBatch.from_pydict(columns).replace_schema_metadata({"report": msgspec.json.encode(report)})
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    batch = batch.replace_schema_metadata({"report": msgspec.json.encode(report)})
     write_arrow(path, batch)
 
 
@@ -313,10 +332,10 @@ def unit_documents(path: Path, split: int) -> Documents:
     with pa.memory_map(str(path)) as file:
         batch = pa.ipc.open_file(file).get_batch(0)
     lists = batch.column("tokens")
-    tokens, lengths = lists.values.to_numpy(), np.diff(lists.offsets.to_numpy())
-    span, row = batch.column("span").to_numpy(), batch.column("row").to_numpy()
-    text = np.stack([batch.column("text_high").to_numpy(), batch.column("text_low").to_numpy()], axis=1)
-    mine = batch.column("split").to_numpy() == split
+    tokens, lengths = as_numpy(lists.values), np.diff(as_numpy(lists.offsets))
+    span, row = as_numpy(batch.column("span")), as_numpy(batch.column("row"))
+    text = np.stack([as_numpy(batch.column("text_high")), as_numpy(batch.column("text_low"))], axis=1)
+    mine = as_numpy(batch.column("split")) == split
     if mine.all():
         return tokens, lengths, span, row, text
     return tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine], text[mine]

@@ -43,6 +43,8 @@ class DataLoader:
     _stream: Generator[tuple[TrainingBatch, int], None, None] | None = None
     _stream_rows: int
     _stream_steps: list[list[int]]
+    _of_another_plan = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
+    """What to do about a state of another plan."""
 
     def __init__(
         self,
@@ -275,7 +277,7 @@ class DataLoader:
                 differs=self._plan.difference(other)
                 if other
                 else "that plan is not kept here, so what differs is not known",
-                remedy="open the loader with the settings of that run, or with plan= (its fingerprint or file)",
+                remedy=self._of_another_plan,
             )
         if steps[-1][2] != self.batch_size:
             steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)

@@ -200,6 +200,8 @@ class Store:
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
+        from penstock.store.arrays import as_numpy
+
         path = self.folder / name
         try:
             if fingerprint_file(path) != expected_hash:
@@ -209,7 +211,7 @@ class Store:
         except FileNotFoundError:
             raise StoreError("a table of this store is missing", file=path, remedy=self.manifest.repair) from None
         return {
-            column: batch.column(column).to_numpy(zero_copy_only=False)
+            column: as_numpy(batch.column(column))
             if pa.types.is_integer(batch.column(column).type)
             else batch.column(column)
             for column in batch.schema.names

@@ -59,6 +59,8 @@ class MappedShard:
     ) -> None:
         import pyarrow as pa
 
+        from penstock.store.arrays import as_numpy
+
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
         self.check(path, num_bytes, repair)
         with open(path, "rb") as raw:
@@ -69,12 +71,10 @@ class MappedShard:
             batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
             lists = batch.column("tokens")
             is_whole = len(lists.values) == num_tokens
-            self.tokens: NDArray[Any] = (
-                lists.values.to_numpy(zero_copy_only=True) if adopted is None else np.empty(0, dtype)
-            )
-            self.offsets: NDArray[np.int32] = lists.offsets.to_numpy(zero_copy_only=True)
-            self.file: NDArray[np.int32] = batch.column("file").to_numpy(zero_copy_only=True)
-            self.row: NDArray[np.int64] = batch.column("row").to_numpy(zero_copy_only=True)
+            self.tokens: NDArray[Any] = as_numpy(lists.values) if adopted is None else np.empty(0, dtype)
+            self.offsets: NDArray[np.int32] = as_numpy(lists.offsets)
+            self.file: NDArray[np.int32] = as_numpy(batch.column("file"))
+            self.row: NDArray[np.int64] = as_numpy(batch.column("row"))
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise StoreError(
                 "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=repair

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.files import writing_whole
 from penstock.fingerprint import fingerprint_file
+from penstock.store.arrays import as_arrow
 from penstock.store.layout import Shard, StreamInfo, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
@@ -28,7 +29,7 @@ def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
 
 def write_table(path: Path, columns: dict[str, Any]) -> str:
     """Some columns as an Arrow file. Returns its hash."""
-    write_arrow(path, pa.RecordBatch.from_pydict(columns))
+    write_arrow(path, pa.RecordBatch.from_arrays(list(map(as_arrow, columns.values())), names=list(columns)))
     return fingerprint_file(path)
 
 
@@ -44,8 +45,8 @@ def write_shard(
     row: NDArray[np.int64],
 ) -> Shard:
     """One shard: document d has tokens[offsets[d]:offsets[d + 1]], and came from row `row[d]` of raw file `file[d]`."""
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))
-    batch = pa.RecordBatch.from_arrays([lists, pa.array(file), pa.array(row)], names=["tokens", "file", "row"])
+    lists = pa.ListArray.from_arrays(as_arrow(offsets), as_arrow(tokens))
+    batch = pa.RecordBatch.from_arrays([lists, as_arrow(file), as_arrow(row)], names=["tokens", "file", "row"])
     path = folder / name
     write_arrow(path, batch)
     digest = xxhash.xxh3_128()
@@ -78,8 +79,8 @@ def write_borders(
 
     `content` has hashed the tokens already. The content hash is that of `write_shard` over the same documents.
     """
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.nulls(int(offsets[-1])))
-    batch = pa.RecordBatch.from_arrays([lists, pa.array(file), pa.array(row)], names=["tokens", "file", "row"])
+    lists = pa.ListArray.from_arrays(as_arrow(offsets), pa.nulls(int(offsets[-1])))
+    batch = pa.RecordBatch.from_arrays([lists, as_arrow(file), as_arrow(row)], names=["tokens", "file", "row"])
     path = folder / name
     write_arrow(path, batch)
     content.update(np.ascontiguousarray(offsets).view(np.uint8).data)

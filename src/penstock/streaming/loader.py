@@ -20,13 +20,12 @@ from penstock.baking.inputs import Inputs
 from penstock.baking.work import plan_work
 from penstock.deliver.ahead import by_threads
 from penstock.deliver.ranks import find_ranks
-from penstock.errors import EndOfRun, SpecError
+from penstock.errors import EndOfRun, PlanError, SpecError
 from penstock.fingerprint import fingerprint
 from penstock.loaders.base import DataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.stream import BatchStream, Record
 from penstock.order.schedule import ORDER_VERSION
-from penstock.order.split import Cut
 from penstock.plan import Plan, PlanSource, State
 from penstock.spec import at_least, one_of, whole_number
 from penstock.streaming.raw import recipe_of
@@ -121,14 +120,25 @@ class _RawBatches(BatchStream):
 
     def _counted(self, epoch_rows: int) -> int:
         """Rows of an epoch, which has ended; or why they are too few."""
-        tokens = self.flow.row_tokens
+        tokens, known = self.flow.row_tokens, self.rows.plan.known_rows
+        if known is not None and epoch_rows != known:
+            raise PlanError(
+                f"an epoch had {known:,} rows, and has {epoch_rows:,} now: the files have changed",
+                source=self.rows.plan.sources[0].name,
+                remedy="the files as they were, or start the run anew",
+            )
         if not epoch_rows:
             raise SpecError(
                 f"chunk_size={tokens} needs {tokens + 1:,} tokens; the files have fewer",
                 parameter="chunk_size",
                 remedy="a smaller chunk_size, or more text",
             )
-        Cut(rows_per_step=self.cut.rows_per_step, epoch_rows=epoch_rows, epoch_end=self.cut.epoch_end)
+        if epoch_rows < self.cut.rows_per_step and self.cut.epoch_end == "drop":
+            raise SpecError(
+                f"batch_size={self.cut.rows_per_step} is more than an epoch, which has {epoch_rows} rows",
+                parameter="batch_size",
+                remedy=f"batch_size={epoch_rows} or less, or epoch_end='pad'",
+            )
         return epoch_rows
 
     def _block(self, position: int, step: Chunk) -> Block:
@@ -168,6 +178,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
     """What `PretrainDataLoader(..., streaming=True)` makes: batches straight from raw files."""
 
     _plan: RawPlan
+    _of_another_plan = "the settings and the tokenizer of that run, and its files under the same names and sizes"
 
     def __init__(
         self,
@@ -368,7 +379,7 @@ _OF_A_STORE = {
 
 def _shuffle_window(shuffle: str | bool | None, shuffle_rows: int | None) -> int:
     """Rows of a window of the shuffle; 0 for none."""
-    asked = shuffle if isinstance(shuffle, str) else {None: None, True: "window", False: "none"}[shuffle]
+    asked = {True: "window", False: "none"}[shuffle] if isinstance(shuffle, bool) else shuffle
     if asked not in (None, "none", "window"):
         raise SpecError(
             f"shuffle={shuffle!r} needs to know all rows, and streaming=True does not",

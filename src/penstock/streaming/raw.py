@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.baking import DatasetRecipe, bake
-from penstock.errors import BusyError, SpecError
+from penstock.errors import BusyError, SpecError, StoreError, TokenizerError
 from penstock.files import home
 from penstock.fingerprint import fingerprint
 from penstock.prepare.tokenize import tokenize
@@ -34,13 +34,31 @@ def recipe_of(
     if isinstance(path, DatasetRecipe):
         if tokenizer is not None:
             raise SpecError("a recipe has its own tokenizer", parameter="tokenizer", remedy="leave tokenizer= out")
+        given: dict[str, tuple[Any, Any]] = {
+            "text": (text, "text"),
+            "format": (format, None),
+            "options": (options, None),
+        }
+        given |= {"append_eos": (append_eos, True), "eos": (eos, None)}
+        for name, (value, default) in given.items():
+            if value != default:
+                where = "ps.tokenize(...)" if name in ("append_eos", "eos") else "add_ingredient(...)"
+                raise SpecError(
+                    f"a recipe says itself what {name} is", parameter=name, remedy=f"{name}= of {where}, in the recipe"
+                )
         return path
     if tokenizer is None:
         raise SpecError(
             "raw files need a tokenizer", parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'"
         )
     recipe = DatasetRecipe().add_ingredient(path, text, format=format, options=options)
-    return recipe.prepare_step(tokenize(tokenizer, append_eos=append_eos, eos=eos))
+    try:
+        return recipe.prepare_step(tokenize(tokenizer, append_eos=append_eos, eos=eos))
+    except TokenizerError as error:
+        if error.where.get("parameter") != "vocab_size":
+            raise
+        remedy = "a recipe in place of the path, with prepare_step(ps.tokenize(function, vocab_size=50257))"
+        raise TokenizerError(error.headline, **error.where, remedy=remedy) from None
 
 
 def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
@@ -48,10 +66,18 @@ def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
 
     Lies under $PENSTOCK_HOME. Ranks that open it at the same time wait for the one that bakes.
     """
-    where = [[os.path.abspath(file.path) for file in ingredient.files()] for ingredient in recipe.ingredients]
-    base = [os.path.commonpath(paths) if paths else None for paths in where]
-    to = home() / "stores" / fingerprint([base, recipe.spec(), on_error])[:16]
-    to.parent.mkdir(parents=True, exist_ok=True)
+    # By what the user named, not by the files found: new ones are baked into the store that is there.
+    where = [None if ingredient.is_memory else _named(ingredient.source) for ingredient in recipe.ingredients]
+    to = home() / "stores" / fingerprint([where, recipe.spec(), on_error])[:16]
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            "there is no place for a cache",
+            folder=to.parent,
+            reason=os.strerror(error.errno or 0),
+            remedy="PENSTOCK_HOME=FOLDER names another one; or streaming=True, which needs none",
+        ) from None
     said = False
     while True:
         try:
@@ -61,3 +87,9 @@ def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
                 log.info("waiting for another process that bakes %s", to)
                 said = True
             time.sleep(0.2)
+
+
+def _named(source: Any) -> list[str]:
+    """Paths, folders or globs as they were given, wherever the program was started."""
+    parts = [source] if isinstance(source, str | os.PathLike) else source
+    return [os.path.abspath(os.path.expanduser(os.fspath(part))) for part in parts]

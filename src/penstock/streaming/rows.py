@@ -205,6 +205,8 @@ class RawRows:
                 yield chunk.part(max(row - at, 0), len(chunk))
             at += len(chunk)
             if len(chunk) < wanted:
+                if at < row and place is None:
+                    raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
                 return
 
     def begins_at(self, row: int) -> int:
@@ -238,7 +240,7 @@ class RawRows:
         """The documents, if the first is the one that a place lies in."""
         expected, file = place.document, self.documents.parts[place.document.part].file
         for document, tokens in documents:
-            if document != expected:
+            if document != expected or place.skip >= len(tokens):
                 raise PlanError(
                     f"record {expected.record} of {file} is not what it was when the state was saved",
                     file=file,
