@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import tiktoken  # noqa: F401
 
 import penstock as ps
+import penstock.baking.join
+import penstock.baking.work
 
 PACKAGE = "penstock"
 

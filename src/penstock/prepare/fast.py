@@ -27,8 +27,8 @@ from penstock.prepare.proof import DIFFERS, FOLDS, NORMALIZES, Proof, make_encod
 __all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "find_proof"]
 
 MAX_RUN_CHARACTERS = 4096
-_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 18
-"""What is encoded both ways when a process begins: about 0.1 s of `tokenizers`, and of many documents."""
+_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 17
+"""What is encoded both ways when a process begins: about 0.05 s of `tokenizers`, and of many documents."""
 _THREAD_CHARACTERS, _THREAD_DOCUMENT_CHARACTERS = 1 << 16, 1 << 10
 """Below this in all, or for each document, threads cost more than they give: they wait for each other in between."""
 

@@ -25,6 +25,7 @@ import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -37,9 +38,11 @@ from penstock.prepare.patterns import Unproved, classes_of, matched_alone, most_
 
 __all__ = ["DIFFERS", "FOLDS", "NORMALIZES", "Proof", "bytes_of_tokens", "make_encoding", "prove", "proved_before"]
 
-_PROOF_VERSION = 2
+_PROOF_VERSION = 3
 _CODE_POINTS = 0x110000
-_BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""ByteLevel writes 's|'t|'re|'ve|'m|'ll|'d, which is the same: no two begin alike. With one branch for all of them
+tiktoken is half as fast again."""
 _BYTE_LEVEL_PROBE = (
     "it's 'S I've don't we'll you're I'm he'd été 12345 x1 ½² ١٢ 我们 \u200d👍🏽 --> a_b"
     "\t\t x \n\n  y\r\n \xa0\u3000z  "
@@ -108,11 +111,13 @@ def prove(canonical: str) -> Proof:
         _check_post_processor(body["post_processor"])
         _check_model(body["model"])
         tree = parse_pattern(pattern)
-        flags = _flags(sorted(classes_of(tree)), normalizes=normalizes, folds=most_folded_letters(tree) > 0)
-        missed = np.flatnonzero(~matched_alone(tree, _seen_by_tiktoken) & _is_compared())
+        with ThreadPoolExecutor(1) as other:  # the two halves of a proof, side by side
+            merges = other.submit(_check_merges, body["model"])
+            flags = _flags(sorted(classes_of(tree)), normalizes=normalizes, folds=most_folded_letters(tree) > 0)
+            missed = np.flatnonzero(~matched_alone(tree, _seen_by_tiktoken) & _is_compared())
         if len(missed):
             raise Unproved(f"a split pattern that does not always match {chr(missed[0])!r}")
-        left_out = _check_merges(body["model"])
+        left_out = merges.result()
     except Unproved as error:
         return Proof(reason=str(error))
     return Proof(
