@@ -33,7 +33,7 @@ unit: $(VENV)/ready
 	$(VENV)/bin/pytest -n 2 -m 'not peers and not slow'
 	$(VENV)/bin/pytest --doctest-modules src/penstock -q
 
-test-all: lint types
+test-all: lint types $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/pytest -n 2
 	$(VENV)/bin/pytest --doctest-modules src/penstock -q

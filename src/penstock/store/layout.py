@@ -196,7 +196,7 @@ def current_version(folder: Path) -> str | None:
         raise StoreError(
             f"{folder} is not a store: it has no {POINTER}",
             folder=folder,
-            remedy="if it holds raw files, bake them: `penstock bake FOLDER --to NAME.store`",
+            remedy="if it holds raw files: tokenizer= for a loader, or `penstock bake FOLDER --to NAME.store`",
         ) from None
     except (NotADirectoryError, PermissionError) as error:
         raise StoreError(
