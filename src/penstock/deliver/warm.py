@@ -36,8 +36,9 @@ def cached_share(spans: Sequence[Span], samples: int = 64) -> float | None:
     ends = np.cumsum([last - first for _, first, last in spans])
     seen: list[bool] = []
     with FileReader() as files:
-        # The middle of equal parts: the first bytes of a file are read by whoever opens it.
-        for place in ((np.arange(samples) + 0.5) * (int(ends[-1]) / samples)).astype(np.int64).tolist():
+        # Somewhere inside equal parts, each time elsewhere: to look at a page brings it in, and only it.
+        inside = np.random.default_rng().uniform(0.1, 0.9, samples)
+        for place in ((np.arange(samples) + inside) * (int(ends[-1]) / samples)).astype(np.int64).tolist():
             number = int(np.searchsorted(ends, place, side="right"))
             path, _, last = spans[number]
             cached = files.is_cached(path, last - (int(ends[number]) - place))
