@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import resource
@@ -80,7 +81,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _ask_for_parent_death_signal() -> bool:
     parent_death_signal = 1  # PR_SET_PDEATHSIG
     try:
-        return int(ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)) == 0
+        return int(_libc().prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)) == 0
     except (OSError, AttributeError):
         return False
 
@@ -149,16 +150,41 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def is_cached(descriptor: int, offset: int) -> bool | None:
-    """Whether a byte of a file can be read without waiting for the disk; None where the system does not tell."""
+    """Whether a byte of a file is in memory already; None where the system does not tell."""
     if not is_linux():
         return None
-    try:
+    if _may_ask_for_pages(descriptor):
+        with contextlib.suppress(OSError, ValueError):
+            return _is_resident(descriptor, offset)
+    try:  # less exact: to look brings the page in, and a disk that answers at once looks like memory
         os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
     except OSError:  # a file system that cannot say
         return None
     return True
+
+
+def _may_ask_for_pages(descriptor: int) -> bool:
+    """Whether the kernel answers truly: of files that one may not write it says that all is in memory."""
+    return os.geteuid() in (0, os.fstat(descriptor).st_uid) or os.access(f"/proc/self/fd/{descriptor}", os.W_OK)
+
+
+def _is_resident(descriptor: int, offset: int) -> bool:
+    begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    resident = ctypes.c_ubyte()
+    with mmap.mmap(descriptor, offset - begin + 1, access=mmap.ACCESS_COPY, offset=begin) as page:
+        first = ctypes.c_ubyte.from_buffer(page)  # writable only so that ctypes takes it: nothing is written
+        answer = _libc().mincore(ctypes.byref(first), ctypes.c_size_t(1), ctypes.byref(resident))
+        del first  # a map that is still looked at cannot be closed
+    if answer:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return bool(resident.value & 1)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def read_only_what_is_asked(descriptor: int) -> None:

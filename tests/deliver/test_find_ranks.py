@@ -119,6 +119,7 @@ RANK_SCRIPT = """
     lines.clear()
     ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, mesh=mesh((2, 1), ("dp", "tp")))
     made["first line with a mesh"] = lines[0]
+    dist.barrier()      # rank 0 holds the store through which the other's last mesh may still be forming
     dist.destroy_process_group()
 
     if me == 0:     # larger meshes, seen by each of their ranks in turn: torch's own mesh over its pretended group
