@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, settings
 
 import penstock as ps
 from penstock.assemble.window import WindowRows
-from penstock.loaders.pretrain import order_of
 
 # No time limits: machines that run tests are busy. The same examples on every run, so that CI does not flicker.
 settings.register_profile(
@@ -39,7 +38,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("home")
         patch.setenv("PENSTOCK_HOME", str(home))
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PENSTOCK_TOKEN_CACHE"):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "PENSTOCK_TOKEN_CACHE"):
             patch.delenv(name, raising=False)
         yield home
 
@@ -151,7 +150,7 @@ class SlowRows:
 
     def __init__(self, store: Any, plan: ps.Plan) -> None:
         opened = store if isinstance(store, ps.Store) else ps.open_store(store)
-        self.plan, self.order, self.names = plan, order_of(plan), [source.name for source in plan.sources]
+        self.plan, self.order, self.names = plan, plan.order, [source.name for source in plan.sources]
         self._draws: dict[int, list[tuple[int, int, int]]] = {}
         self.tokens: list[list[int]] = []
         self.document: list[list[tuple[int, int]]] = []

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 
 
 def _run(example: str, folder: Path, steps: int) -> str:
@@ -18,7 +20,7 @@ def _run(example: str, folder: Path, steps: int) -> str:
     return subprocess.run(
         [sys.executable, EXAMPLES / example, str(folder.parent / "*.txt"), str(steps)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, **ONE_THREAD},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -40,6 +42,33 @@ def test_a_training_example_learns_and_goes_on_where_it_was(example, tmp_path):
     rest = _run(example, tmp_path / "parts", 60)
     assert rest.startswith("going on at step 20\n")
     assert _losses(rest) == {step: loss for step, loss in whole.items() if step > 20}
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        "train_ddp.py",
+        "train_hf_trainer.py",
+        "train_accelerate.py",
+        "train_lightning.py",
+        "train_jax.py",
+        "train_mlx.py",
+    ],
+)
+def test_a_trainer_goes_on_exactly_after_a_checkpoint_inside_an_epoch(example, tmp_path):
+    # Each compares its own two runs, of which the second is in a new process, and exits with 1 where they differ.
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / example],
+        cwd=tmp_path,
+        env={**os.environ, **ONE_THREAD, **NO_NETWORK},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    (compared,) = re.findall(r"^steps 16 to 40: exact; the loss went from (\S+) to (\S+)$", ran.stdout, re.MULTILINE)
+    assert float(compared[1]) < float(compared[0]) - 1
 
 
 def test_every_example_is_run_by_a_test():

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopting": (*GROUND, "sources", "prepare", "store"),
     "exporting": (*GROUND, "store"),
     "streaming": (*GROUND, *STAGES, "baking", "loaders", "streaming"),
-    "adapters": (*GROUND, *STAGES, "flow", "loaders"),
+    "adapters": (*GROUND, *STAGES, "flow", "loaders", "adapters"),
     "cli": EVERYTHING,
     "demo": EVERYTHING,
 }
@@ -49,6 +49,13 @@ EXCEPTIONS = {
     ("store/reader.py", "penstock.prepare.tokenizers"): "a store decodes its own tokens",
     ("loaders/pretrain.py", "penstock.streaming"): "PretrainDataLoader over raw files",
     ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
+    ("plan.py", "penstock.order.schedule"): "plan.order",
+    ("plan.py", "penstock.order.sweep"): "plan.order",
+    ("plan.py", "penstock.order.epochs"): "plan.order",
+    ("plan.py", "penstock.order.split"): "a plan says at which step a cap binds",
+    ("plan.py", "penstock.loaders.amending"): "plan.amend()",
+    ("loaders/base.py", "penstock.adapters.jax"): "batches of JAX arrays",
+    ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
     ("__init__.py", "penstock.*"): "public names, each from its home",
 }
@@ -62,6 +69,7 @@ PUBLIC = [
     "DatasetRecipe",
     "EndOfRun",
     "MissingExtraError",
+    "MixedDataLoader",
     "OutOfSpaceError",
     "PenstockError",
     "Plan",
@@ -71,6 +79,7 @@ PUBLIC = [
     "SpecError",
     "Store",
     "StoreError",
+    "SyncError",
     "TokenizerError",
     "TraceRecord",
     "TrainingBatch",
@@ -81,7 +90,9 @@ PUBLIC = [
     "export",
     "find",
     "open_store",
+    "ramp",
     "register_format",
+    "register_sharding",
     "tokenize",
     "trace",
     "train_tokenizer",
@@ -89,7 +100,7 @@ PUBLIC = [
 
 
 def imports_of(file: Path) -> list[tuple[str, bool]]:
-    """(module, whether a function imports it when called) of every import in a file, wherever it stands."""
+    """(module, whether it is imported when a function is called, or for types only) of every import in a file."""
     found: list[tuple[str, bool]] = []
 
     def visit(node: ast.AST, is_lazy: bool) -> None:
@@ -105,7 +116,8 @@ def imports_of(file: Path) -> list[tuple[str, bool]]:
         ):
             found.append((_text_of(node.args[0]), is_lazy))
         for child in ast.iter_child_nodes(node):
-            visit(child, is_lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+            is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            visit(child, is_lazy or is_for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
     visit(ast.parse(file.read_text()), is_lazy=False)
     return sorted(set(found))

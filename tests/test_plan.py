@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, SpecError
 from penstock.plan import Plan, PlanSource
-from penstock.plans import find_plan, list_plans, store_for_plan
+from penstock.plans import find_plan, list_plans, streams_for_plan
 
 PLAN = Plan(
     row_tokens=2048,
@@ -214,7 +214,7 @@ def test_a_plan_finds_its_content_in_an_older_version_of_the_store(own_store, ra
     recipe = ps.DatasetRecipe().add_ingredient(raw / "code" / "*.txt", name="web").prepare_step(ps.tokenize("bytes"))
     new = ps.bake(recipe, to=own_store, workers=0, show_progress=False)
     assert ps.open_store(own_store).version == new.version
-    assert store_for_plan(own_store, plan).version != new.version
+    assert streams_for_plan(own_store, plan)["web"].store.version != new.version
     assert open_loader(own_store, plan=plan).plan == plan
 
 
@@ -225,7 +225,7 @@ def test_a_damaged_version_does_not_hide_the_older_one_that_a_plan_needs(own_sto
         newest = ps.bake(recipe, to=own_store, workers=0, show_progress=False)
         if text == "second":
             (newest.folder / "manifest.json").write_text("{")
-    assert store_for_plan(own_store, loader.plan).version == loader.store.version
+    assert streams_for_plan(own_store, loader.plan)["web"].store.version == loader.store.version
 
 
 def test_a_plan_whose_content_is_gone_is_refused_by_source(own_store, small_store, tmp_path, open_loader):

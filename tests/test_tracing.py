@@ -93,14 +93,21 @@ def test_lines_count_newlines_as_part_of_the_line_they_end(tmp_path, open_loader
     ]
 
 
-def test_ranks_are_those_that_got_the_rows(small_store, open_loader):
-    loaders = [open_loader(small_store, rank=rank, world_size=3) for rank in range(3)]
+def in_pairs(num_rows, rank, world_size):
+    return [row for row in range(num_rows) if row // 2 % world_size == rank]
+
+
+@pytest.mark.parametrize("sharding", ["contiguous", "strided", in_pairs])
+def test_ranks_are_those_that_got_the_rows(small_store, open_loader, sharding):
+    loaders = [open_loader(small_store, rank=rank, world_size=3, sharding=sharding) for rank in range(3)]
     batches = [loader.get_batch() for loader in loaders]
     records = list(ps.trace(small_store, loaders[0], step=0))
     for rank, batch in enumerate(batches):
         mine = {record.position for record in records if record.rank == rank}
         assert mine == set(batch.metadata["position"].tolist())
     assert {r.rank for r in ps.trace(small_store, loaders[0].plan, step=0, world_size=6)} == set(range(6))
+    state = loaders[0].state_dict()  # knows nothing of ranks
+    assert list(ps.trace(small_store, state, step=0, world_size=3, sharding=sharding)) == records
 
 
 def test_a_position_is_traced_alone(small_store, open_loader):

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.flow import Flow, Task
-from penstock.loaders.pretrain import open_flow
+from penstock.loaders.planning import open_flow
 from penstock.order.split import Cut, position_of_step
 from penstock.plan import Plan
-from penstock.plans import find_plan, store_for_plan
+from penstock.plans import find_plan, streams_for_plan
 from penstock.store.reader import Store
 
 __all__ = ["StepDigest", "combine", "digest_of", "digest_steps", "row_hashes"]
@@ -59,7 +59,7 @@ def digest_steps(
     """
     found = find_plan(store, plan, batch_size=batch_size)
     _check_steps(found, first_step, last_step)
-    flow = open_flow(store_for_plan(store, found), found)
+    flow = open_flow(streams_for_plan(store, found), found)
     return _hash_tasks(flow, _tasks(found, first_step, last_step), first_step)
 
 
@@ -101,18 +101,19 @@ def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
     waiting: Task | None = None
     for step in range(first_step, last_step + 1):
         position, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
-        real = Cut(rows_per_step=rows, **plan.epoch_spec).real_rows(position)
+        cut = Cut(rows_per_step=rows, **plan.epoch_spec)
+        real, live = cut.real_rows(position), cut.epochs.skips.live(position)
         if (
             waiting is not None
             and waiting.stride == rows == real == waiting.real_rows
-            and waiting.position + waiting.num_steps * rows == position
+            and waiting.live + waiting.num_steps * rows == live
             and (waiting.num_rows + rows) * plan.row_tokens <= _TOKENS_AT_ONCE
         ):
-            waiting = Task(waiting.position, waiting.num_steps + 1, rows, 0, rows, rows)
+            waiting = Task(waiting.live, waiting.num_steps + 1, rows, range(rows), rows)
             continue
         if waiting is not None:
             yield waiting
-        waiting = Task(position, 1, rows, 0, real, real)
+        waiting = Task(live, 1, rows, range(real), real)
     if waiting is not None:
         yield waiting
 
@@ -122,5 +123,5 @@ def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDi
         block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         hashes = row_hashes(block.tokens[:, :-1])
         for number, of_step in enumerate(np.split(hashes, task.num_steps)):
-            yield StepDigest(step, task.position + number * task.stride, of_step)
+            yield StepDigest(step, flow.order.skips.position(task.live + number * task.stride), of_step)
             step += 1

@@ -31,10 +31,10 @@ from penstock.deliver.ranks import Ranks
 from penstock.digest import combine, row_hashes
 from penstock.errors import PenstockError, WorkerError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.pretrain import open_flow
+from penstock.loaders.planning import open_flow
 from penstock.order.split import share
 from penstock.plan import Plan, State
-from penstock.plans import find_plan, store_for_plan
+from penstock.plans import find_plan, streams_for_plan
 from penstock.processes import Worker
 from penstock.spec import at_least
 from penstock.store.reader import Store
@@ -115,8 +115,8 @@ class DrillReport:
 class Opening:
     """What a rank needs to open its loader. Travels to its process by value."""
 
-    store: str
-    version: str
+    stores: tuple[tuple[str, str], ...]
+    """(path, version) of the stores that have the plan's sources."""
     plan: Plan
     batch_size: int
     leg: Leg
@@ -129,8 +129,9 @@ OpenRank = Callable[[Opening], DataLoader]
 def open_rank(opening: Opening) -> DataLoader:
     """The loader of one rank. Leaves no record of a run with the plan: a drill is not one."""
     leg = opening.leg
+    stores = [Store(path, version=version) for path, version in opening.stores]
     return DataLoader(
-        open_flow(Store(opening.store, version=opening.version), opening.plan),
+        open_flow(streams_for_plan(stores, opening.plan), opening.plan),
         opening.plan,
         batch_size=opening.batch_size,
         ranks=Ranks(opening.rank, leg.ranks, "the drill"),
@@ -176,7 +177,8 @@ def run_drill(
     `open_loader` runs in the rank's process: give your own to drill a loader that you wrap.
     """
     found = find_plan(store, plan, batch_size=batch_size)
-    opened = store_for_plan(store, found)
+    stores = {stream.store for stream in streams_for_plan(store, found).values()}
+    opened = tuple(sorted((str(store.path.absolute()), store.version) for store in stores))
     rows = batch_size or found.steps[-1][2]
     legs = legs_over() if legs is None else list(legs)
     legs = [Leg(ranks=min(leg.ranks, rows), workers=leg.workers, prefetch=leg.prefetch) for leg in legs]
@@ -190,7 +192,7 @@ def run_drill(
     kills: list[int | None] = [*sorted(chance.sample(range(first_step + 1, last_step), len(legs) - 1)), None]
 
     def opening(leg: Leg, rank: int) -> Opening:
-        return Opening(str(opened.path.absolute()), opened.version, found, rows, leg, rank)
+        return Opening(opened, found, rows, leg, rank)
 
     with _crew([opening(Leg(ranks=1), 0)], open_loader, timeout_seconds) as crew:
         checkpoint, truth = _read_without_break(crew, range(first_step, last_step))

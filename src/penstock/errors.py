@@ -6,6 +6,7 @@
     ├─ TokenizerError (ValueError)   a tokenizer that cannot do what is asked
     ├─ StoreError                    a store that is missing, unfinished or damaged
     ├─ PlanError (ValueError)        a plan, state or position that does not belong here
+    ├─ SyncError                     ranks of one run that do not belong together
     ├─ BusyError                     another process is writing here
     ├─ OutOfSpaceError (OSError)     the disk is full; nothing that was finished is lost
     ├─ WorkerError (RuntimeError)    a worker process died, or user code failed inside one
@@ -33,6 +34,7 @@ __all__ = [
     "SourceError",
     "SpecError",
     "StoreError",
+    "SyncError",
     "TokenizerError",
     "WorkerError",
 ]
@@ -83,6 +85,10 @@ class StoreError(PenstockError):
 
 class PlanError(PenstockError, ValueError):
     """A plan, state or position that does not belong to this loader or store."""
+
+
+class SyncError(PenstockError):
+    """Ranks of one run that do not belong together. Names who differs, and in what."""
 
 
 class BusyError(PenstockError):

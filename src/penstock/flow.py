@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.assemble.batch import Block, Fields, add_border_fields, mask_padding
+from penstock.assemble.batch import Block, Fields, add_border_fields, fill_up, mask_padding
 from penstock.assemble.gather import windows_at
-from penstock.assemble.window import WindowRows
+from penstock.assemble.window import JointWindows, WindowRows
 from penstock.order.schedule import Draw, Order
+from penstock.order.sharding import Share, last_row, row_numbers
 from penstock.protocols import Rows
 
 __all__ = ["Flow", "Located", "Task"]
@@ -30,45 +31,62 @@ Allocate = Callable[[int, int], NDArray[np.int64]]
 class Task:
     """Consecutive steps of one rank: small, plain numbers, so that any thread or process can be given it."""
 
-    position: int
-    """Of the first row of the first step's global batch."""
+    live: int
+    """The first row of the first step's global batch; as all rows here, counted without those that are skipped."""
     num_steps: int
     stride: int
-    """Positions from one step's first row to the next one's: the global batch, or several where workers take turns."""
-    first_row: int
-    """This rank's rows of each step: [first_row, last_row)."""
-    last_row: int
+    """Rows from one step's first row to the next one's: the global batch, or several where workers take turns."""
+    rows: Share
+    """This rank's rows of each step, counted in the global batch."""
     real_rows: int
     """Rows of each step that are data; those after them repeat the last one, with weight 0."""
 
     @property
     def num_rows(self) -> int:
-        return self.num_steps * (self.last_row - self.first_row)
+        return self.num_steps * len(self.rows)
 
-    def positions(self) -> NDArray[np.int64]:
-        rows = np.minimum(np.arange(self.first_row, self.last_row), self.real_rows - 1)
-        steps = self.position + self.stride * np.arange(self.num_steps)
+    def live_rows(self) -> NDArray[np.int64]:
+        rows = np.minimum(row_numbers(self.rows), self.real_rows - 1)
+        steps = self.live + self.stride * np.arange(self.num_steps)
         return (steps[:, None] + rows).ravel()
 
     def weights(self) -> NDArray[np.float32] | None:
-        if self.last_row <= self.real_rows:
+        if last_row(self.rows) < self.real_rows:
             return None
-        return np.tile((np.arange(self.first_row, self.last_row) < self.real_rows).astype(np.float32), self.num_steps)
+        return np.tile((row_numbers(self.rows) < self.real_rows).astype(np.float32), self.num_steps)
 
 
 class Flow:
     """Rows of some sources in one order. Pure: the same positions give the same blocks, on any thread or process."""
 
-    def __init__(self, rows: Sequence[Rows], order: Order, fields: Fields | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        order: Order,
+        fields: Fields | None = None,
+        *,
+        row_tokens: int | None = None,
+        pad: int | None = None,
+    ) -> None:
+        """`row_tokens` and `pad`: shorter rows are filled up to so many tokens with this one."""
         self.rows, self.order, self.fields = list(rows), order, fields or Fields()
-        self.row_tokens = rows[0].row_tokens
+        self.row_tokens, self.pad = row_tokens or rows[0].row_tokens, pad
+        is_padded = any(r.row_tokens != self.row_tokens for r in rows)
         self.windows = [r for r in rows if isinstance(r, WindowRows)]
-        self.in_memory = len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1
+        self.in_memory = (
+            len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1 and not is_padded
+        )
+        is_joint = self.in_memory and len(rows) > 1 and JointWindows.can(self.windows)
+        self.joint = JointWindows(self.windows) if is_joint else None
 
     def locate(self, task: Task) -> Located:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
-        positions = task.positions()
+        positions = self.order.skips.positions(task.live_rows())
         return Located(self, positions, task.weights(), self.order.at(positions))
+
+    def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
+        """The rows at some positions, also at such as are skipped."""
+        return Located(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
 
     def make(self, task: Task, allocate: Allocate) -> Block:
         return self.locate(task).make(0, task.num_rows, allocate)
@@ -104,6 +122,8 @@ class Located:
         if len(sources) == 1:
             address, whole, held, self.start = sources[0].addresses(index, epoch)
             self._held = [held]
+        elif self.flow.joint is not None:
+            address, whole, self.start = self.flow.joint.find(source, index, epoch)
         else:
             address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
             whole, self._held = np.empty(len(index), bool), []
@@ -127,14 +147,22 @@ class Located:
             np.copyto(out, self.windows[self.rows[first:last]])
         if self.apart is not None:
             for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
-                flow.windows[int(self.draw.source[row])].read_row(int(self.start[row]), out[row - first])
+                flow.windows[int(self.draw.source[row])].read_row(
+                    int(self.start[row]), out[row - first], int(self.draw.epoch[row])
+                )
         if not flow.in_memory and last > first:
             self._gather_by_source(first, last, out)
         weight = None if self.weight is None else self.weight[first:last]
         block = Block(out, source, self.positions[first:last], weight)
         if flow.fields.need_borders:
-            borders = [flow.windows[s].borders(int(self.start[first + i])) for i, s in enumerate(source.tolist())]
+            starts, epochs = self.start[first:last].tolist(), self.draw.epoch[first:last].tolist()
+            borders = [
+                flow.windows[s].borders(start, e) for s, start, e in zip(source.tolist(), starts, epochs, strict=True)
+            ]
             add_border_fields(block, borders, flow.fields)
+        if flow.pad is not None:
+            widths = np.array([r.row_tokens for r in flow.rows])[source]
+            fill_up(block, widths, flow.pad)
         mask_padding(block)
         return block
 
@@ -142,9 +170,10 @@ class Located:
         source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
         for number, rows in enumerate(self.flow.rows):
             mine = np.flatnonzero(source == number)
-            if len(mine) == len(source):
+            width = rows.row_tokens + 1
+            if len(mine) == len(source) and width == out.shape[1]:
                 rows.gather(index, epoch, out)
             elif len(mine):
-                part: NDArray[Any] = np.empty((len(mine), out.shape[1]), np.int64)
+                part: NDArray[Any] = np.empty((len(mine), width), np.int64)
                 rows.gather(index[mine], epoch[mine], part)
-                out[mine] = part
+                out[mine, :width] = part

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,13 +17,21 @@ from penstock.errors import PlanError
 from penstock.files import home, one_at_a_time, write_whole
 from penstock.fingerprint import fingerprint
 
-__all__ = ["Plan", "PlanSource", "State", "is_fingerprint", "plan_home"]
+if TYPE_CHECKING:
+    from penstock.order.epochs import Epochs
+    from penstock.order.schedule import Order
+
+__all__ = ["Amendment", "Plan", "PlanSource", "State", "is_fingerprint", "plan_home"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""
 
 Run = tuple[tuple[int, int, int], ...]
 """((from_step, from_position, rows_per_step), ...): how one run cut batches."""
+
+Weights = tuple[tuple[str, float], ...]
+Segments = tuple[tuple[int, Weights | None], ...]
+"""((from_position, weights), ...): weights None means every row once, in natural proportion."""
 
 PLAN_FORMAT = 1
 
@@ -37,22 +46,61 @@ class PlanSource:
     """Of the source's content: the same tokens give the same, wherever the store lies."""
     num_rows: int
     num_tokens: int
+    row_tokens: int | None = None
+    """Tokens of this source's rows, where they are shorter than the plan's and padded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amendment:
+    """A change of a plan from a position on. Before that position the amended plan equals its parent."""
+
+    at: int
+    parent: str
+    """Fingerprint of the plan that was amended."""
+    weights: Segments = ()
+    """What replaces all weights from `at` on; none: they stay."""
+    add: tuple[PlanSource, ...] = ()
+    """Sources that join, and sources of the plan as they are after they grew."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """(first, last) position, both skipped: they count as consumed, and are never given out."""
+    max_epochs: tuple[tuple[str, int], ...] = ()
+    num_rows: int | None = None
+
+    def spec(self) -> dict[str, Any]:
+        """What is not as it was, as JSON."""
+        spec = {name: value for name, value in asdict(self).items() if value or name == "at"}
+        return spec | ({"add": [_source_spec(source) for source in self.add]} if self.add else {})
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> print(Amendment(at=800, parent="3f2a", skip=((802, 803),), num_rows=4000))
+        from position 800: skip 802-803, end at row 4,000
+        """
+        said = []
+        if self.weights:
+            said.append(_in_words(self.weights))
+        said += [f"add {source.name} ({source.num_rows:,} rows)" for source in self.add]
+        said += [f"skip {first:,}-{last:,}" if first < last else f"skip {first:,}" for first, last in self.skip]
+        said += [f"at most {epochs} epochs of {name}" for name, epochs in self.max_epochs]
+        said += [] if self.num_rows is None else [f"end at row {self.num_rows:,}"]
+        return f"from position {self.at:,}: {', '.join(said)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What fixes row p of the stream. Batch size, ranks, workers, prefetch and framework are not in it.
 
-    `fingerprint` names the plan. `runs` and `world_size` say how it was cut into batches and ranks: they travel with
-    the plan, so that a step can be traced, but are not part of what it is.
+    `fingerprint` names the plan. `runs`, `world_size` and `sharding` say how it was cut into batches and ranks:
+    they travel with the plan, so that a step can be traced, but are not part of what it is.
     """
 
     row_tokens: int
     seed: int
     shuffle: str
     sources: tuple[PlanSource, ...]
-    segments: tuple[tuple[int, tuple[tuple[str, float], ...] | None], ...] = ((0, None),)
-    """(from_position, weights): weights None means every row once, in natural proportion."""
+    segments: Segments = ((0, None),)
+    """The weights that were asked for from the beginning. Amendments replace what is to come of them."""
     recut: bool = True
     epoch_end: str = "drop"
     num_rows: int | None = None
@@ -60,18 +108,97 @@ class Plan:
     order_version: int = 1
     pool: tuple[int, int] | None = None
     """(rows of a block, blocks of a window), where shuffle is "pool"."""
+    by: str = "rows"
+    """What weights are shares of: "rows" or "tokens"."""
+    max_epochs: tuple[tuple[str, int], ...] = ()
+    exhausted: str = "repeat"
+    """What happens where a source has given its epochs: see `MixedDataLoader`."""
+    pad: int | None = None
+    """The token that fills up rows of sources with shorter ones."""
+    amendments: tuple[Amendment, ...] = ()
     runs: tuple[Run, ...] = field(default=(), compare=False)
     """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
+    sharding: Any = field(default=None, compare=False)
+    """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
+    places: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """(source, path of the store in which it was found last): where to look first, not what is looked for."""
+
+    @property
+    def schedule(self) -> Segments:
+        """The weights that are asked for, from which position on, after all amendments."""
+        segments = self.segments
+        for amendment in self.amendments:
+            if amendment.weights:
+                segments = (*(s for s in segments if s[0] < amendment.at), *amendment.weights)
+        return segments
 
     @property
     def weights(self) -> dict[str, float] | None:
-        weights = self.segments[-1][1]
+        """The weights that are asked for in the end."""
+        weights = self.schedule[-1][1]
         return None if weights is None else dict(weights)
 
     @property
+    def all_sources(self) -> tuple[PlanSource, ...]:
+        """The sources and those that were added later, each as it is after it grew: the order's, by number."""
+        latest = {source.name: source for source in self.sources}
+        latest.update((source.name, source) for amendment in self.amendments for source in amendment.add)
+        return tuple(latest.values())
+
+    @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) of all positions that are skipped."""
+        return tuple(span for amendment in self.amendments for span in amendment.skip)
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """Fingerprints of the plans that this one was amended from, oldest first, and its own."""
+        return (*(amendment.parent for amendment in self.amendments), self.fingerprint)
+
+    @cached_property
+    def order(self) -> Order:
+        """Which row of which source lies at each position. Needs no data."""
+        from penstock.order.schedule import Order
+        from penstock.order.sweep import Change
+
+        return Order(
+            {source.name: source.num_rows for source in self.sources},
+            seed=self.seed,
+            weights=self._row_weights(self.segments),
+            shuffle=self.shuffle,
+            pool=self.pool,
+            max_epochs=dict(self.max_epochs),
+            exhausted=self.exhausted,
+            num_rows=self.num_rows,
+            skips=[(first, last + 1) for first, last in self.skips],
+            changes=[
+                Change(
+                    at=amendment.at,
+                    weights=self._row_weights(amendment.weights) if amendment.weights else None,
+                    sizes=tuple((source.name, source.num_rows) for source in amendment.add),
+                    max_epochs=amendment.max_epochs,
+                    num_rows=amendment.num_rows,
+                )
+                for amendment in self.amendments
+            ],
+        )
+
+    def _row_weights(self, segments: Segments) -> tuple[tuple[int, dict[str, float] | None], ...]:
+        """Weights as shares of rows: what was asked in tokens, divided by the tokens of a row."""
+        if self.by == "rows":
+            return tuple((at, None if weights is None else dict(weights)) for at, weights in segments)
+        tokens = {source.name: source.row_tokens or self.row_tokens for source in self.all_sources}
+        return tuple(
+            (at, None if weights is None else {name: weight / tokens.get(name, 1) for name, weight in weights})
+            for at, weights in segments
+        )
+
+    @property
     def epoch_rows(self) -> int | None:
-        """Rows of one epoch; None for an endless stream."""
+        """Rows of one epoch (of the last ones, where that changes); None for an endless stream."""
+        if self.amendments or self.max_epochs or self.exhausted != "repeat":
+            return self.order.epochs.last_rows
         return self.num_rows if self.weights is not None else sum(source.num_rows for source in self.sources)
 
     @property
@@ -82,14 +209,25 @@ class Plan:
     @property
     def epoch_spec(self) -> dict[str, Any]:
         """How steps go through epochs, as `Cut`, `position_of_step` and `step_of_position` take it."""
-        return {"epoch_rows": self.epoch_rows, "epoch_end": self.epoch_end}
+        return {"epochs": self._epochs, "epoch_end": self.epoch_end}
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        from penstock.order.epochs import Epochs
+
+        is_simple = not (self.amendments or self.max_epochs or self.exhausted != "repeat")
+        return Epochs.of(self.epoch_rows) if is_simple else self.order.epochs
 
     def spec(self) -> dict[str, Any]:
-        """The fingerprinted part, as JSON."""
-        spec = asdict(self)
-        del spec["runs"], spec["world_size"]
-        if self.pool is None:
-            del spec["pool"]  # plans that are older than this setting keep their fingerprint
+        """The fingerprinted part, as JSON. What has its default is left out where older plans did not have it."""
+        spec: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.compare and (field.name not in _LATER or getattr(self, field.name) != field.default)
+        }
+        spec["sources"] = [_source_spec(source) for source in self.sources]
+        if self.amendments:
+            spec["amendments"] = [amendment.spec() for amendment in self.amendments]
         return spec
 
     @cached_property
@@ -109,9 +247,9 @@ class Plan:
             remedy="batch_size=, or the state (or loader) of the run that you mean",
         )
 
-    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1) -> Plan:
+    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: Any = None) -> Plan:
         """This plan, with the record of one run that cut it."""
-        return replace(self, runs=(_run(steps),), world_size=world_size)
+        return replace(self, runs=(_run(steps),), world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
@@ -122,6 +260,8 @@ class Plan:
             if path.exists() and runs == known:
                 return
             body = {"penstock_plan": PLAN_FORMAT, "fingerprint": self.fingerprint, "plan": self.spec(), "runs": runs}
+            if self.places:
+                body["places"] = dict(self.places)
             write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=1))
 
     @classmethod
@@ -135,21 +275,21 @@ class Plan:
                 file=path,
                 remedy="open a loader with the settings you want: it writes its own plan",
             )
-        return replace(plan, runs=tuple(_run(run) for run in body.get("runs", [])))
+        runs = tuple(_run(run) for run in body.get("runs", []))
+        return replace(plan, runs=runs, places=tuple(body.get("places", {}).items()))
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
         try:
-            fields = dict(spec)
-            fields["sources"] = tuple(PlanSource(**source) for source in fields["sources"])
-            fields["segments"] = tuple(
-                (int(at), None if weights is None else tuple((str(n), float(w)) for n, w in weights))
-                for at, weights in fields["segments"]
-            )
-            if fields.get("pool") is not None:
-                block_rows, window_blocks = fields["pool"]
-                fields["pool"] = (int(block_rows), int(window_blocks))
-            plan = cls(**fields)
+            given = dict(spec)
+            given["sources"] = tuple(PlanSource(**source) for source in given["sources"])
+            given["segments"] = _segments(given["segments"])
+            if given.get("pool") is not None:
+                block_rows, window_blocks = given["pool"]
+                given["pool"] = (int(block_rows), int(window_blocks))
+            given["max_epochs"] = tuple((str(n), int(e)) for n, e in given.get("max_epochs", ()))
+            given["amendments"] = tuple(_amendment(a) for a in given.get("amendments", ()))
+            plan = cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError("this is not a plan", file=where, reason=error) from None
         if plan.order_version != 1:
@@ -160,6 +300,35 @@ class Plan:
             )
         return plan
 
+    def amend(
+        self,
+        *,
+        at: int | None = None,
+        weights: Any = None,
+        add: Mapping[str, Any] | None = None,
+        skip: Any = None,
+        max_epochs: Mapping[str, int] | None = None,
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+    ) -> Plan:
+        """This plan, changed from position `at` on (by default, from the first position that `skip` names).
+
+        It equals this one before `at`, and every source goes on where it is. States of this plan go on with the
+        amended one if they lie before `at`, or there.
+        """
+        from penstock.loaders.amending import amend_plan
+
+        return amend_plan(
+            self,
+            at=at,
+            weights=weights,
+            add=add,
+            skip=skip,
+            max_epochs=max_epochs,
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+        )
+
     def difference(self, other: Plan) -> str | None:
         """The first thing in which another plan differs, in words."""
         mine, theirs = self.spec(), other.spec()
@@ -169,31 +338,109 @@ class Plan:
             if key == "sources":
                 for one, two in zip(mine[key], theirs[key], strict=False):
                     for part in one:
-                        if one[part] != two[part]:
-                            return f"source {one['name']!r}: {part} {one[part]} here, {two[part]} there"
+                        if one[part] != two.get(part):
+                            return f"source {one['name']!r}: {part} {one[part]} here, {two.get(part)} there"
                 return f"sources: {len(mine[key])} here, {len(theirs[key])} there"
+            if key in ("segments", "amendments"):
+                what = "segment" if key == "segments" else "amendment"
+                return _first_difference(what, getattr(self, key), getattr(other, key))
             return f"{'chunk_size' if key == 'row_tokens' else key}: {mine.get(key)} here, {theirs.get(key)} there"
         return None
 
     def __repr__(self) -> str:
-        rows = self.epoch_rows
-        weights = self.weights
+        rows, weights, sources = self.epoch_rows, self.weights, self.all_sources
         length = "endless" if rows is None else f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
         lines = [
             f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens, {length}, seed {self.seed}, "
             f"shuffle {self.shuffle}" + (f" in windows of {self.pool_rows:,} rows" if self.pool else "")
         ]
-        for i, source in enumerate(self.sources):
-            branch = "└─" if i == len(self.sources) - 1 else "├─"
+        end = None if weights is None else self._epochs.end_of(1)
+        read = None if end is None else self.order.given(self.order.skips.position(end))
+        for i, source in enumerate(sources):
+            branch = "└─" if i == len(sources) - 1 else "├─"
             if weights is None:
-                share = source.num_rows / max(rows or 1, 1)
+                share = f"{100 * source.num_rows / max(sum(s.num_rows for s in sources), 1):.1f} %"
             else:
-                share = weights.get(source.name, 0.0) / sum(weights.values())
+                asked = weights.get(source.name, 0.0) / sum(weights.values())
+                share = f"{100 * asked:.1f} % of {self.by} asked, {100 * self.order.shares[i]:.2f} % of rows"
+            epochs = "" if read is None else f", {read[i] / source.num_rows:.2f} epochs"
+            often = f" (over {MANY_EPOCHS})" if read is not None and read[i] > MANY_EPOCHS * source.num_rows else ""
             lines.append(
-                f"{branch} {source.name} ({source.split})  {100 * share:.1f} %  {source.num_rows:,} rows, "
-                f"{source.num_tokens:,} tokens  content {source.fingerprint[:7]}"
+                f"{branch} {source.name} ({source.split})  {share}  {source.num_rows:,} rows, "
+                f"{source.num_tokens:,} tokens{epochs}{often}  content {source.fingerprint[:7]}"
             )
+        if weights is not None:
+            lines += [f"cap: {line}" for line in self.bindings_in_words()]
+        lines += [f"amendment {i + 1}: {amendment}" for i, amendment in enumerate(self.amendments)]
         return "\n".join(lines)
+
+    def bindings_in_words(self) -> list[str]:
+        """Where each cap binds: derived from weights and sizes, so known before the run starts."""
+        return [
+            f"{b.source} has given {b.epochs} epoch{'s' * (b.epochs != 1)} by {self._place_in_words(b.position)}, "
+            + ("the stream ends there" if b.position == self.order.epochs.limit else "the others share its place")
+            for b in self.order.bindings
+        ]
+
+    def _place_in_words(self, position: int) -> str:
+        if len(self.runs) != 1:
+            return f"position {position:,}"
+        from penstock.order.split import step_of_position
+
+        return f"step {step_of_position(self.steps, position, **self.epoch_spec):,} (position {position:,})"
+
+
+MANY_EPOCHS = 4
+"""Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
+
+_LATER = ("pool", "by", "max_epochs", "exhausted", "pad", "amendments")
+"""Settings that came after the first plans were written: where they have their default, a plan keeps its name."""
+
+
+def _source_spec(source: PlanSource) -> dict[str, Any]:
+    spec = asdict(source)
+    if source.row_tokens is None:
+        del spec["row_tokens"]
+    return spec
+
+
+def _segments(spec: Sequence[Any]) -> Segments:
+    return tuple(
+        (int(at), None if weights is None else tuple((str(n), float(w)) for n, w in weights)) for at, weights in spec
+    )
+
+
+def _amendment(spec: Mapping[str, Any]) -> Amendment:
+    given = dict(spec)
+    given["weights"] = _segments(given.get("weights", ()))
+    given["add"] = tuple(PlanSource(**source) for source in given.get("add", ()))
+    given["skip"] = tuple((int(first), int(last)) for first, last in given.get("skip", ()))
+    given["max_epochs"] = tuple((str(n), int(e)) for n, e in given.get("max_epochs", ()))
+    return Amendment(**given)
+
+
+def _in_words(segments: Segments) -> str:
+    """Weights, the first and the last where there are many."""
+    said = [
+        "natural proportion" if weights is None else "weights " + ", ".join(f"{n}={w:.3g}" for n, w in weights)
+        for _, weights in segments
+    ]
+    if len(segments) == 1:
+        return said[0]
+    return f"{said[0]} ... {said[-1]} in {len(said)} segments up to position {segments[-1][0]:,}"
+
+
+def _first_difference(what: str, mine: Sequence[Any], theirs: Sequence[Any]) -> str:
+    """Of two lists of segments or amendments, the first place at which they part."""
+    for number, (one, two) in enumerate(zip_longest(mine, theirs)):
+        if one != two:
+            here, there = ("none" if x is None else _said(x) for x in (one, two))
+            return f"{what} {number + 1}: {here} here, {there} there"
+    return f"{what}s"
+
+
+def _said(part: Any) -> str:
+    return str(part) if isinstance(part, Amendment) else f"from position {part[0]:,}: {_in_words((part,))}"
 
 
 def _run(steps: Sequence[Sequence[int]]) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ import numpy as np
 from penstock.assemble.window import WindowRows
 from penstock.errors import PlanError, SourceError
 from penstock.flow import Flow
-from penstock.loaders.pretrain import open_flow
-from penstock.order.split import Cut, position_of_step, share, step_of_position
+from penstock.loaders.planning import open_flow
+from penstock.order.sharding import sharding_of
+from penstock.order.split import Cut, position_of_step, step_of_position
 from penstock.plan import Plan
-from penstock.plans import find_plan, store_for_plan
+from penstock.plans import find_plan, streams_for_plan
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 from penstock.types import TraceRecord
 
 __all__ = ["find", "trace"]
+
+RankOf = Callable[[int, int], int]
+"""(row of a batch, rows of that batch) -> rank."""
 
 _LINE_CHUNK = 4096
 """Tokens between the places at which newlines of a document are counted."""
@@ -34,26 +38,30 @@ def trace(
     position: int | None = None,
     batch_size: int | None = None,
     world_size: int | None = None,
+    sharding: Any = None,
 ) -> Iterator[TraceRecord]:
     """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
 
     `plan` is a plan, its fingerprint or file, a state, or a loader. The spans of a row's records tile its window of
-    chunk_size + 1 tokens (the last one is only a label).
+    chunk_size + 1 tokens (the last one is only a label). Ranks are those of the run, where a plan object or a loader
+    says how many there were and who got what; a plan's file and a state do not: give `world_size` and `sharding`.
     """
     found = find_plan(store, plan, batch_size=batch_size)
-    opened = store_for_plan(store, found)
     if (step is None) == (position is None):
         raise PlanError("trace takes step= or position=", remedy="trace(store, plan, step=100)")
     if step is not None:
         first, rows = position_of_step(found.steps, step, **found.epoch_spec)
-        rows = Cut(rows_per_step=rows, **found.epoch_spec).real_rows(first)  # the rest only fills the batch up
+        cut = Cut(rows_per_step=rows, **found.epoch_spec)
+        first = cut.settle(first)
+        positions = cut.positions(first, cut.real_rows(first))  # the rest only fills the batch up
     else:
         assert position is not None
         if position < 0:
             raise PlanError(f"position {position} does not exist", remedy="a position of 0 or more")
-        first, rows = position, 1
-    flow = open_flow(opened, found)
-    return _records(opened, flow, found, np.arange(first, first + rows), world_size or found.world_size)
+        positions = np.array([position])
+    _refuse_what_is_past_the_end(found, int(positions[-1]))
+    flow = open_flow(streams_for_plan(store, found), found)
+    return _records(flow, found, positions, _ranks_of(found, world_size, sharding))
 
 
 def find(
@@ -72,18 +80,16 @@ def find(
     of each source.
     """
     found = find_plan(store, plan, batch_size=batch_size)
-    opened = store_for_plan(store, found)
-    flow = open_flow(opened, found)
+    flow = open_flow(streams_for_plan(store, found), found)
     # A mixture without an end has no epoch of its own: the first one of each source stands for it.
     first_epochs = until is None and found.epoch_rows is None
     if until is None:
         until = max(found.epoch_rows or 0, _position_of(plan))
-    numbers = _file_numbers(opened, os.fspath(file))
+    numbers = _file_numbers([_stream(rows).store for rows in flow.windows], os.fspath(file))
     uses: set[tuple[int, int]] = set()
     for which, rows in enumerate(flow.windows):
-        stream = rows.stream
-        assert isinstance(stream, TokenStream)
-        for document in (document for number in numbers for document in stream.find(number, row)):
+        stream = _stream(rows)
+        for document in (document for number in numbers[stream.store.path] for document in stream.find(number, row)):
             start, stop = stream.document_span(document)
             for epoch in range(max(_epochs(flow, which, until), first_epochs)):
                 touching = rows.rows_touching(start, stop, epoch)
@@ -91,7 +97,7 @@ def find(
                     positions = flow.order.positions(which, touching, epoch).tolist()
                     uses.update((p, document) for p in positions if p < until or (first_epochs and epoch == 0))
     positions = np.array(sorted({position for position, _ in uses}), np.int64)
-    records = _records(opened, flow, found, positions, found.world_size, only=uses)
+    records = _records(flow, found, positions, _ranks_of(found), only=uses)
     return list(records)
 
 
@@ -104,29 +110,48 @@ def _position_of(plan: Any) -> int:
 def _epochs(flow: Flow, source: int, until: int) -> int:
     """How many epochs of a source a run enters before a position."""
     rows = flow.order.counts(until)[source]
-    return -(-rows // flow.order.sizes[source])
+    return 1 + int(flow.order.epoch_of(source, np.array([rows - 1]))[0][0]) if rows else 0
 
 
-def _file_numbers(store: Store, wanted: str) -> list[int]:
-    """The numbers of a raw file: one for each ingredient that has it."""
-    paths = [str(path) for path in store.files["path"].to_pylist()]
+def _stream(rows: WindowRows) -> TokenStream:
+    assert isinstance(rows.stream, TokenStream)
+    return rows.stream
+
+
+def _refuse_what_is_past_the_end(plan: Plan, position: int) -> None:
+    end = plan.epoch_spec["epochs"].limit
+    if end is not None and position >= end:
+        raise PlanError(
+            f"position {position:,} does not exist: the stream of plan {plan.fingerprint} ends at {end:,}",
+            remedy=f"a position below {end:,}",
+        )
+
+
+def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
+    """For each store, the numbers of a raw file in it: one for each ingredient that has it."""
+    paths = [
+        (store.path, number, str(path))
+        for store in {store.path: store for store in stores}.values()
+        for number, path in enumerate(store.files["path"].to_pylist())
+    ]
     absolute = os.path.abspath(wanted)
     for matches in (
-        [i for i, path in enumerate(paths) if path == wanted],
-        [i for i, path in enumerate(paths) if os.path.abspath(path) == absolute],
-        [i for i, path in enumerate(paths) if path.endswith(os.sep + wanted)],
+        [entry for entry in paths if entry[2] == wanted],
+        [entry for entry in paths if os.path.abspath(entry[2]) == absolute],
+        [entry for entry in paths if entry[2].endswith(os.sep + wanted)],
     ):
-        if len({os.path.abspath(paths[i]) for i in matches}) == 1:
-            return matches
+        if len({os.path.abspath(path) for _, _, path in matches}) == 1:
+            return {s.path: [number for root, number, _ in matches if root == s.path] for s in stores}
         if matches:
             raise SourceError(
                 f"{len(matches)} files of this store end in {wanted}",
-                file=", ".join(paths[i] for i in matches[:4]),
+                file=", ".join(path for _, _, path in matches[:4]),
                 remedy="more of the path",
             )
     from penstock.spec import suggest
 
-    near = suggest(wanted, paths) or suggest(Path(wanted).name, [Path(path).name for path in paths])
+    names = [path for _, _, path in paths]
+    near = suggest(wanted, names) or suggest(Path(wanted).name, [Path(path).name for path in names])
     raise SourceError(
         f"{wanted} is not a file of this store",
         file=wanted,
@@ -135,20 +160,20 @@ def _file_numbers(store: Store, wanted: str) -> list[int]:
 
 
 def _records(
-    store: Store, flow: Flow, plan: Plan, positions: Any, world_size: int, only: set[tuple[int, int]] | None = None
+    flow: Flow, plan: Plan, positions: Any, rank_of: RankOf, only: set[tuple[int, int]] | None = None
 ) -> Iterator[TraceRecord]:
-    draw, lines = flow.order.at(positions), _Lines(store)
+    draw = flow.order.at(positions)
+    lines = {number: _Lines(_stream(rows).store) for number, rows in enumerate(flow.windows)}
     for position, source, index, epoch in zip(
         positions.tolist(), draw.source.tolist(), draw.index, draw.epoch.tolist(), strict=True
     ):
         rows = flow.windows[source]
         start = int(rows.starts(np.array([index]), np.array([epoch]))[0])
-        step, row_in_batch, rank = _place_in_run(plan, position, world_size)
-        for window_start, window_stop, document, document_start, begin in _pieces(rows, start):
+        step, row_in_batch, rank = _place_in_run(plan, position, rank_of)
+        for window_start, window_stop, document, document_start, begin in _pieces(rows, start, epoch):
             if only is not None and (position, document) not in only:
                 continue
-            stream = rows.stream
-            assert isinstance(stream, TokenStream)
+            stream = _stream(rows)
             stored = stream.document(document)
             span = (begin - document_start, begin - document_start + window_stop - window_start)
             yield TraceRecord(
@@ -162,14 +187,15 @@ def _records(
                 row=stored.row,
                 window_span=(window_start, window_stop),
                 document_span=span,
-                text=store.decode(stored.tokens[span[0] : span[1]]),
-                lines=lines.of((stream.name, document), stored.tokens, span),
+                is_skipped=position in flow.order.skips,
+                text=stream.store.decode(stored.tokens[span[0] : span[1]]),
+                lines=lines[source].of((stream.name, document), stored.tokens, span),
             )
 
 
-def _pieces(rows: WindowRows, start: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _pieces(rows: WindowRows, start: int, epoch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(window start, window stop, document, where it starts in the stream, where the piece starts in the stream)."""
-    for at, begin, stop in rows.pieces(start):
+    for at, begin, stop in rows.pieces(start, epoch):
         for document, document_start, document_stop in rows.stream.documents_in(begin, stop):
             piece_start, piece_stop = max(document_start, begin), min(document_stop, stop)
             yield at + piece_start - begin, at + piece_stop - begin, document, document_start, piece_start
@@ -204,13 +230,21 @@ class _Lines:
         return (self._decode(tokens[start:stop]) or "").count("\n")
 
 
-def _place_in_run(plan: Plan, position: int, world_size: int) -> tuple[int | None, int, int]:
+def _ranks_of(plan: Plan, world_size: int | None = None, sharding: Any = None) -> RankOf:
+    """Which rank gets a row of a batch of so many rows: as the run had it, if nothing else is said."""
+    strategy = sharding_of(plan.sharding if sharding is None else sharding)
+    world = world_size or plan.world_size
+    return lambda row, rows: strategy.rank_of(row, rows, world)
+
+
+def _place_in_run(plan: Plan, position: int, rank_of: RankOf) -> tuple[int | None, int, int]:
     """(step, row in the global batch, rank) of a position; no step where the plan does not say how it was cut."""
     if len(plan.runs) != 1:
         return None, 0, 0
     step = step_of_position(plan.steps, position, **plan.epoch_spec)
     first, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
-    row = position - first
-    if not 0 <= row < rows:
-        return None, 0, 0  # in the tail of an epoch that `drop` passes over
-    return step, row, next(r for r in range(world_size) if row in share(rows, rank=r, world=world_size))
+    skips = plan.epoch_spec["epochs"].skips
+    row = skips.live(position) - skips.live(first)
+    if position in skips or not 0 <= row < rows:
+        return None, 0, 0  # skipped, or in the tail of an epoch that `drop` passes over
+    return step, row, rank_of(row, rows)

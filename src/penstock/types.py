@@ -26,9 +26,9 @@ class TrainingBatch:
     """One batch, ready for `model(batch.input_ids)`.
 
     `labels[t]` is the token that position t must predict (already shifted); `loss_mask[t]` belongs to `labels[t]`,
-    and labels are -100 where it is 0. input_ids, labels and attention_mask are int64 [rows, tokens], loss_mask is
-    float32. A constant mask is one array shared by all batches, and input_ids and labels are views of the same tokens:
-    do not write into them. Write into a copy and assign it: `batch.labels = mine`.
+    and labels are -100 where it is 0. input_ids, labels and attention_mask are int64 [rows, tokens] (in JAX int32,
+    unless x64 is on), loss_mask is float32. A constant mask is one array shared by all batches, and input_ids and
+    labels are views of the same tokens: do not write into them. Write into a copy and assign it: `batch.labels = mine`.
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch.
@@ -111,10 +111,10 @@ class TrainingBatch:
         return int(self.input_ids.shape[0])
 
     def to(self, device: Any, non_blocking: bool = False) -> TrainingBatch:
-        """This batch on another device (torch). The tokens are copied once; input_ids and labels are views of them.
+        """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
 
-        With non_blocking, the memory that is copied from is not used again before the copy is done, even if this batch
-        is dropped at once.
+        In torch the tokens are copied once; input_ids and labels are views of them. With non_blocking, the memory that
+        is copied from is not used again before the copy is done, even if this batch is dropped at once.
         """
         adapter = self._adapter()
         return self._moved(lambda array: adapter.copied(array, device, non_blocking))
@@ -161,7 +161,7 @@ class TrainingBatch:
             if self.labels is self.input_ids:
                 moved["labels"] = moved["input_ids"]
         for name in fields.keys() - moved.keys():
-            moved[name] = move(fields[name]) if hasattr(fields[name], "pin_memory") else fields[name]
+            moved[name] = move(fields[name]) if _can_move(fields[name]) else fields[name]
         return _make_batch(moved, tokens, ones, self.metadata)  # metadata made: it would hold the memory copied from
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -202,11 +202,17 @@ def _rebuild_batch(
 
 def _adapter_of(array: Any) -> Any:
     """penstock.adapters.<framework>, for the framework that an array is of; None where it is NumPy's."""
-    framework = type(array).__module__.partition(".")[0]
+    top = type(array).__module__.partition(".")[0]
+    framework = "jax" if top == "jaxlib" else top
     try:
         return None if framework == "numpy" else import_module(f"penstock.adapters.{framework}")
     except ModuleNotFoundError:
         return None
+
+
+def _can_move(value: Any) -> bool:
+    """Whether a field is a framework's array: one of torch's (or of a subclass, defined wherever), or another's."""
+    return hasattr(value, "pin_memory") or (hasattr(value, "shape") and _adapter_of(value) is not None)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -242,3 +248,5 @@ class TraceRecord:
     """The piece, decoded; None where the tokenizer cannot decode."""
     lines: tuple[int, int] | None
     """First and last line of the document's text that this piece touches, from 1."""
+    is_skipped: bool = False
+    """Whether an amendment lets the run pass over the row: then no step uses it."""

@@ -216,6 +216,21 @@ def _only_ids(batch):
     return batch.input_ids.clone()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pass_takes_nothing_from_the_programs_random_numbers(opened, num_workers):
+    # A resumed run begins one pass more than the run that was not interrupted: its dropout must be the same.
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    batches = opened().torch().loader(num_workers=num_workers)
+    assert len(list(batches)) == len(list(batches))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_generator_that_was_given_is_used(opened):
+    own = torch.Generator().manual_seed(3)
+    assert opened().torch().loader(generator=own).generator is own
+
+
 def test_steps_out_of_order_are_refused(opened):
     with pytest.raises(SpecError, match="in another order") as caught:
         opened().torch().loader(num_workers=2, in_order=False)

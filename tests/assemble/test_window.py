@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.assemble.window import WindowRows
+from penstock.assemble.gather import windows_at
+from penstock.assemble.window import JointWindows, WindowRows
 from penstock.errors import SpecError
 
 
@@ -142,3 +145,105 @@ def test_offsets_are_pinned():
     assert [rows.offset(epoch) for epoch in range(6)] == [0, 2028, 861, 124, 1320, 1357]
     other = WindowRows(ListStream([10_000], name="code"), 256, seed=0)
     assert [other.offset(epoch) for epoch in range(6)] == [0, 84, 86, 203, 61, 253]
+
+
+class Shard:
+    """Some tokens, mapped: in an array of their own."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens.copy()
+        self.address = self.tokens.ctypes.data
+
+
+class ShardedList(ListStream):
+    """The same tokens in shards of the given lengths, and `mapped`: the shards that were asked for."""
+
+    def __init__(self, lengths, name):
+        super().__init__(lengths, name)
+        self.tokens += 10_000 * (1 + int(name))  # every token of every stream is another
+        self.token_starts = np.concatenate([[0], self.stops])
+        self.mapped = {}
+
+    def shard(self, shard):
+        if shard not in self.mapped:
+            self.mapped[shard] = Shard(self.tokens[self.token_starts[shard] : self.token_starts[shard + 1]])
+        return self.mapped[shard]
+
+
+class GrownRows(WindowRows):
+    """Rows of a stream that had only its first 40 tokens in the epochs before the third."""
+
+    def ring(self, epoch):
+        return self.offset(epoch), self.num_tokens if epoch >= 2 else 40
+
+
+def joint_of(*lengths, rows=WindowRows):
+    return JointWindows([rows(ShardedList(each, str(n)), 5, seed=3) for n, each in enumerate(lengths)])
+
+
+def all_places(joint, num_epochs):
+    """(source, index, epoch) of every row of some epochs, shuffled."""
+    places = [(s, i, e) for s, r in enumerate(joint.rows) for e in range(num_epochs) for i in range(r.num_rows)]
+    source, index, epoch = np.random.default_rng(0).permutation(np.array(places)).T
+    return source.astype(np.int32), index, epoch
+
+
+@pytest.mark.parametrize("lengths", [([100], [37], [61]), ([30, 12, 7, 51], [37], [20, 41])], ids=["whole", "sharded"])
+@pytest.mark.parametrize("num_epochs", [1, 3, 11])
+def test_rows_of_several_sources_are_found_together_as_they_are_apart(lengths, num_epochs):
+    joint = joint_of(*lengths)
+    source, index, epoch = all_places(joint, num_epochs)
+    for some in (slice(0, 7), slice(None), slice(3, 40)):
+        address, whole, start = joint.find(source[some], index[some], epoch[some])
+        assert whole.any()
+        windows, at = windows_at(address[whole], 6, np.dtype(np.uint32))
+        found = windows[at]
+        expected = np.empty((len(address), 6), np.int64)
+        for row, (s, i, e) in enumerate(zip(source[some], index[some], epoch[some], strict=True)):
+            joint.rows[s].gather(np.array([i]), np.array([e]), expected[row : row + 1])
+            assert start[row] == joint.rows[s].starts(np.array([i]), np.array([e]))[0]
+        assert found.tolist() == expected[whole].tolist()
+
+
+def test_a_row_over_the_border_of_a_shard_or_the_end_of_the_stream_is_not_whole():
+    joint = joint_of([12, 9], [11])
+    source, index = np.array([0, 0, 0, 1, 1], np.int32), np.array([0, 1, 2, 0, 1])
+    _, whole, start = joint.find(source, index, np.zeros(5, np.int64))
+    assert start.tolist() == [0, 5, 10, 0, 5]
+    assert whole.tolist() == [True, True, False, True, True]  # of [10, 16) two tokens are in the first shard
+    offset = joint.rows[1].offset(1)
+    assert offset
+    _, whole, _ = joint.find(np.array([1], np.int32), np.array([1]), np.array([1]))
+    assert not whole[0]  # [5 + offset, 11 + offset) of 11 tokens
+
+
+def test_a_row_over_the_end_that_the_stream_had_in_its_epoch_is_not_whole():
+    joint = joint_of([100], [100], rows=GrownRows)
+    row = np.array([0], np.int32), np.array([7])
+    assert joint.find(*row, np.array([0]))[1].tolist() == [False]  # [35, 41) of 40 tokens
+    assert joint.find(*row, np.array([2]))[1].tolist() == [True]
+
+
+def test_shards_are_mapped_when_rows_of_them_are_found():
+    joint = joint_of([30, 30], [30, 30], [30])
+    joint.find(np.array([1], np.int32), np.array([7]), np.array([0]))
+    assert [list(rows.stream.mapped) for rows in joint.rows] == [[], [1], []]
+
+
+def test_what_finds_rows_together_goes_to_other_processes():
+    joint = joint_of([30, 30], [37])
+    places = all_places(joint, 2)
+    _, whole, start = joint.find(*places)
+    copy = pickle.loads(pickle.dumps(joint))
+    assert all(not rows.stream.mapped for rows in pickle.loads(pickle.dumps(joint_of([30], [30]))).rows)
+    _, again, also = copy.find(*places)
+    assert (whole.tolist(), start.tolist()) == (again.tolist(), also.tolist())
+
+
+def test_sources_of_other_kinds_or_of_very_many_shards_are_not_found_together(monkeypatch):
+    rows = joint_of([30, 30], [37]).rows
+    assert JointWindows.can(rows)
+    assert not JointWindows.can([*rows, WindowRows(ListStream([100]), 5, seed=0)])
+    assert not JointWindows.can([*rows, WindowRows(ShardedList([100], "9"), 6, seed=0)])
+    monkeypatch.setattr(JointWindows, "MOST_SHARDS", 2)
+    assert not JointWindows.can(rows)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.summary import summarize
-from penstock.loaders.pretrain import make_plan, order_of
+from penstock.loaders.pretrain import make_plan
 
 
 def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
@@ -128,7 +128,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
     plan = make_plan(store, 16, seed=1, epoch_end=epoch_end, weights=weights, **ends)
     summary = summarize(plan, batch_rows=32, epochs=epochs)
     loader = ps.PretrainDataLoader(store, plan=plan, batch_size=32, epochs=epochs, framework="numpy")
-    steps, read = 0, dict.fromkeys(order_of(plan).names, 0)
+    steps, read = 0, dict.fromkeys(plan.order.names, 0)
     for _ in range(epochs):
         for batch in loader.get_iterator():
             steps += 1
@@ -142,7 +142,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
 
 def test_the_step_by_which_a_source_was_read_once_is_the_one_that_reads_its_last_row(small_store):
     plan = make_plan(ps.open_store(small_store), 16, weights={"web": 0.6, "code": 0.4})
-    summary, order = summarize(plan, batch_rows=8), order_of(plan)
+    summary, order = summarize(plan, batch_rows=8), plan.order
     for number, source in enumerate(summary.sources):
         step = source.first_epoch_ends_at_step
         before, after = order.counts(8 * step)[number], order.counts(8 * (step + 1))[number]

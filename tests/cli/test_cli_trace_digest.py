@@ -37,6 +37,9 @@ def test_trace_of_a_position_is_one_row(store, plan, succeeds):
 def test_trace_says_ranks_for_a_world_size(store, plan, succeeds):
     shown = succeeds("trace", store, plan, "--step", "0", "--world-size", "4", "--json").json["records"]
     assert {(record["row_in_batch"], record["rank"]) for record in shown} == {(row, row // 3) for row in range(12)}
+    strided = ("--world-size", "4", "--sharding", "strided")
+    shown = succeeds("trace", store, plan, "--step", "0", *strided, "--json").json["records"]
+    assert {(record["row_in_batch"], record["rank"]) for record in shown} == {(row, row % 4) for row in range(12)}
 
 
 def test_trace_of_a_file_is_what_find_returns(store, plan, succeeds):

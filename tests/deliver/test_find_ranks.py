@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import logging
-import os
-import socket
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -19,8 +14,8 @@ from penstock.errors import SpecError
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def as_if_launched(monkeypatch, rank, world_size):
@@ -40,6 +35,75 @@ def test_the_launchers_environment_is_found(monkeypatch):
 def test_what_is_given_beats_the_environment(monkeypatch):
     as_if_launched(monkeypatch, "3", "8")
     assert find_ranks(1, 2) == Ranks(1, 2, "rank=, world_size=")
+
+
+# SLURM: srun sets the step's own number of tasks, in each task that it starts.
+
+
+def as_if_under_slurm(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+
+def test_a_task_that_srun_started_is_found(monkeypatch):
+    as_if_under_slurm(monkeypatch, PROCID="5", STEP_NUM_TASKS="8", NTASKS="8", JOB_NAME="train", NODEID="1")
+    assert find_ranks() == Ranks(5, 8, "the environment: SLURM_PROCID, SLURM_STEP_NUM_TASKS")
+
+
+def test_a_step_smaller_than_its_job_counts_its_own_tasks(monkeypatch):
+    as_if_under_slurm(monkeypatch, PROCID="1", STEP_NUM_TASKS="2", NTASKS="16")
+    assert find_ranks() == Ranks(1, 2, "the environment: SLURM_PROCID, SLURM_STEP_NUM_TASKS")
+
+
+def test_an_srun_inside_an_interactive_allocation_is_found(monkeypatch):
+    as_if_under_slurm(monkeypatch, PROCID="3", STEP_NUM_TASKS="4", NTASKS="4", JOB_NAME="interactive")
+    assert find_ranks() == Ranks(3, 4, "the environment: SLURM_PROCID, SLURM_STEP_NUM_TASKS")
+
+
+@pytest.mark.parametrize("shell", [{"PROCID": "0", "NTASKS": "8"}, {"NTASKS": "8", "JOB_NAME": "interactive"}])
+def test_one_process_of_a_batch_script_or_an_salloc_shell_is_alone(monkeypatch, shell):
+    as_if_under_slurm(monkeypatch, JOB_ID="77", **shell)
+    assert find_ranks() == Ranks(0, 1, "nothing says otherwise")
+
+
+def test_torchrun_inside_an_srun_task_beats_slurm(monkeypatch):
+    as_if_under_slurm(monkeypatch, PROCID="1", STEP_NUM_TASKS="2")
+    as_if_launched(monkeypatch, "12", "16")
+    assert find_ranks() == Ranks(12, 16, "the environment: RANK, WORLD_SIZE")
+
+
+def test_a_slurm_variable_that_is_not_a_number_is_named(monkeypatch):
+    as_if_under_slurm(monkeypatch, PROCID="1", STEP_NUM_TASKS="2(x3)")
+    with pytest.raises(SpecError, match=r"SLURM_STEP_NUM_TASKS is '2\(x3\)', not a number") as caught:
+        find_ranks()
+    assert caught.value.where["parameter"] == "SLURM_STEP_NUM_TASKS"
+
+
+JAX_SCRIPT = """
+    import json, os
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    from jax._src import xla_bridge
+    from penstock.deliver.ranks import find_ranks
+
+    me, address = int(os.environ["RANK"]), f"127.0.0.1:{os.environ['MASTER_PORT']}"
+    os.environ.update(RANK="7", WORLD_SIZE="9")     # of some outer launcher: what was set up here knows better
+    made = [find_ranks()]
+    jax.distributed.initialize(address, num_processes=2, process_id=me)
+    made.append(find_ranks())
+    is_started = xla_bridge.backends_are_initialized()
+    jax.distributed.shutdown()
+    print(json.dumps([*([one.rank, one.world_size, one.found_in] for one in made), is_started]))
+"""
+
+
+def test_jax_distributed_is_found_and_no_backend_started_by_asking(launch):
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("needs JAX")
+    for rank, (before, after, is_started) in enumerate(launch(JAX_SCRIPT, 2)):
+        assert before == [7, 9, "the environment: RANK, WORLD_SIZE"]
+        assert after == [rank, 2, "jax.distributed"]
+        assert not is_started
 
 
 @pytest.mark.parametrize(("given", "missing"), [({"rank": 0}, "world_size"), ({"world_size": 2}, "rank")])
@@ -110,6 +174,9 @@ RANK_SCRIPT = """
     made["1-D"] = ranks(mesh=mesh((2,)))
     made["dp x tp = 2 x 1"] = ranks(mesh=mesh((2, 1), ("dp", "tp")))
     made["dp x tp = 1 x 2"] = ranks(mesh=mesh((1, 2), ("dp", "tp")))
+    made["tp"] = ranks(mesh=mesh((2,), ("tp",)))
+    made["pp x cp"] = ranks(mesh=mesh((1, 2), ("pp", "cp")))
+    made["tp of dp x tp"] = ranks(mesh=mesh((1, 2), ("dp", "tp"))["tp"])
     made["pp x mine = 1 x 2"] = ranks(mesh=mesh((1, 2), ("pp", "mine")))
     made["mine of pp x mine"] = ranks(mesh=mesh((1, 2), ("pp", "mine"))["mine"])
     made["2-D without names"] = ranks(mesh=mesh((2, 1)))
@@ -134,36 +201,9 @@ RANK_SCRIPT = """
 
 
 @pytest.fixture(scope="module")
-def two_processes(small_store):
+def two_processes(small_store, launch):
     """What each of two real gloo processes, started as torchrun starts them, found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK_SCRIPT), str(small_store)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, errors) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return launch(RANK_SCRIPT, 2, str(small_store))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +215,9 @@ def two_processes(small_store):
         ("1-D", [[0, 2, "mesh= (1 dimension)"], [1, 2, "mesh= (1 dimension)"]]),
         ("dp x tp = 2 x 1", [[0, 2, "mesh= (dp)"], [1, 2, "mesh= (dp)"]]),
         ("dp x tp = 1 x 2", [[0, 1, "mesh= (dp)"]] * 2),  # two tensor-parallel ranks read the same rows
+        ("tp", [[0, 1, "mesh= (only tp)"]] * 2),
+        ("pp x cp", [[0, 1, "mesh= (only pp, cp)"]] * 2),
+        ("tp of dp x tp", [[0, 1, "mesh= (only tp)"]] * 2),
         ("mine of pp x mine", [[0, 2, "mesh= (mine)"], [1, 2, "mesh= (mine)"]]),
     ],
 )

@@ -77,6 +77,42 @@ def test_any_ranks_and_prefetch_restarted_anywhere_give_the_same_batches(
             assert state == states[step + 1]
 
 
+def in_pairs_backwards(num_rows, rank, world_size):
+    return [row for row in reversed(range(num_rows)) if row // 2 % world_size == rank]
+
+
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
+@pytest.mark.parametrize("sharding", ["strided", in_pairs_backwards])
+def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_loader, sharding, ahead):
+    given_settings, batches, states = stream
+    loaders = [
+        open_loader(small_store, rank=rank, world_size=3, sharding=sharding, **ahead, **given_settings)
+        for rank in range(3)
+    ]
+    share = loaders[1]._share(12)
+    assert list(share) == ([1, 4, 7, 10] if sharding == "strided" else [9, 8, 3, 2])
+    rows = np.concatenate([loader._share(12) for loader in loaders])
+    edge = restart_points(states)[3]
+    for loader in loaders:
+        loader.load_state_dict(states[edge - 1])
+    for step in range(edge - 1, edge + 2):
+        found, state = next_global_batch(loaders)
+        assert_same(found, {name: array[rows] for name, array in batches[step].items()}, step)
+        assert state == states[step + 1]
+    for loader in loaders:
+        loader.reset()  # ends its workers
+
+
+def test_a_batch_that_does_not_divide_is_sharded_by_any_strategy(stream, small_store, open_loader):
+    given_settings, batches, _ = stream
+    settings_of_all = {**given_settings, "uneven": True, "world_size": 5, "sharding": "strided"}
+    loaders = [open_loader(small_store, rank=rank, **settings_of_all) for rank in range(5)]
+    parts = [loader.get_batch().input_ids for loader in loaders]
+    assert [len(part) for part in parts] == [3, 3, 2, 2, 2]
+    for rank, part in enumerate(parts):
+        assert np.array_equal(part, batches[0]["input_ids"][rank::5])
+
+
 def test_worker_processes_give_the_same_batches_from_any_start(stream, small_store, open_loader):
     given_settings, batches, states = stream
     edge = restart_points(states)[3]

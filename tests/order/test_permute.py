@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.permute import Permutation, permutation
+from penstock.order.permute import Permutation, Shuffles, permutation
 
 AROUND_POWERS_OF_TWO = sorted({n for k in range(1, 21) for n in (2**k - 1, 2**k, 2**k + 1)})
 
@@ -105,6 +108,75 @@ def test_an_index_does_not_depend_on_what_is_asked_with_it():
 def test_a_length_that_cannot_be_permuted_is_refused(n):
     with pytest.raises(ValueError, match=r"1 to 2\^62 elements"):
         Permutation(n, 0)
+
+
+SIZES = (10, 4096, 4097, 100_003, 5 * 10**9, 1)
+
+
+def made(source, epoch):
+    return permutation(SIZES[source], 7, f"source {source}", epoch)
+
+
+def some_rows(seed, num_epochs, sources=range(6)):
+    random = np.random.default_rng(seed)
+    source = random.choice(np.array(sources, np.int32), 400)
+    return source, random.integers(0, num_epochs, 400), random.integers(0, np.array(SIZES)[source])
+
+
+def one_by_one(source, epoch, index):
+    return [int(made(s, e).at([i])[0]) for s, e, i in zip(*(a.tolist() for a in (source, epoch, index)), strict=True)]
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2, 4, 50])
+@pytest.mark.parametrize("sources", [range(6), [0, 1, 5], [2, 3, 4], [3]], ids=["all", "tables", "networks", "one"])
+def test_rows_of_many_sources_go_where_each_permutation_sends_them(num_epochs, sources):
+    shuffles = Shuffles(len(SIZES))
+    for seed in range(3):
+        rows = some_rows(seed, num_epochs, sources)
+        image = shuffles.at(*rows, made)
+        assert image.dtype == np.int64
+        assert image.tolist() == one_by_one(*rows)
+
+
+def test_epochs_that_come_back_go_where_they_went():
+    shuffles = Shuffles(len(SIZES))
+    source, _, index = some_rows(0, 1)
+    for epoch in (0, 4, 0, 8, 4, 3, 0, 10**15):
+        rows = source, np.full(len(source), epoch), index
+        assert shuffles.at(*rows, made).tolist() == one_by_one(*rows)
+
+
+def test_tables_that_are_begun_anew_hold_what_they_held(monkeypatch):
+    monkeypatch.setattr(Shuffles, "TABLE_ITEMS", 5000)
+    shuffles = Shuffles(len(SIZES))
+    for seed in range(6):
+        rows = some_rows(seed, 3)
+        assert shuffles.at(*rows, made).tolist() == one_by_one(*rows)
+
+
+def test_shuffles_go_to_other_processes():
+    rows = some_rows(0, 3)
+    shuffles = Shuffles(len(SIZES))
+    expected = shuffles.at(*rows, made).tolist()
+    assert pickle.loads(pickle.dumps(shuffles)).at(*rows, made).tolist() == expected
+
+
+def test_threads_that_share_shuffles_get_what_one_gets():
+    shuffles, found = Shuffles(len(SIZES)), {}
+    calls = [some_rows(seed, 6) for seed in range(8)]
+
+    def work(turn):
+        for seed in range(8)[:: 1 if turn % 2 else -1]:
+            found[turn, seed] = shuffles.at(*calls[seed], made).tolist()
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [one_by_one(*rows) for rows in calls]
+    assert len(found) == 32
+    assert all(image == expected[seed] for (_, seed), image in found.items())
 
 
 def test_the_permutation_is_pinned():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, SpecError
+from penstock.order.epochs import Epochs
 from penstock.order.split import Cut, position_of_step, share, step_of_position
 
 ENDS = ["drop", "pad", "wrap"]
@@ -16,7 +17,7 @@ ENDS = ["drop", "pad", "wrap"]
 def cuts(draw):
     rows = draw(st.integers(1, 12))
     epoch_rows = draw(st.one_of(st.none(), st.integers(rows, 60)))
-    return Cut(rows_per_step=rows, epoch_rows=epoch_rows, epoch_end=draw(st.sampled_from(ENDS)))
+    return Cut(rows_per_step=rows, epochs=Epochs.of(epoch_rows), epoch_end=draw(st.sampled_from(ENDS)))
 
 
 def walk(cut: Cut, position: int, num_steps: int) -> list[int]:
@@ -78,7 +79,7 @@ def test_a_batch_never_crosses_an_epoch_unless_it_wraps(cut, position):
 def test_an_epoch_has_as_many_steps_as_a_walk_counts(rows, epoch_rows, epoch_end):
     if epoch_end == "drop":
         epoch_rows = max(rows, epoch_rows)
-    cut = Cut(rows_per_step=rows, epoch_rows=epoch_rows, epoch_end=epoch_end)
+    cut = Cut(rows_per_step=rows, epochs=Epochs.of(epoch_rows), epoch_end=epoch_end)
     starts = walk(cut, 0, 200)
     for epoch in range(3):
         assert sum(start // epoch_rows == epoch for start in starts) == cut.steps_per_epoch
@@ -100,11 +101,11 @@ def runs(draw):
     record, starts, position = [], [], 0
     for _ in range(draw(st.integers(1, 4))):
         rows, num_steps = draw(st.integers(1, 12)), draw(st.integers(1, 20))
-        cut = Cut(rows_per_step=rows, epoch_rows=epoch_rows, epoch_end=end)
+        cut = Cut(rows_per_step=rows, epochs=Epochs.of(epoch_rows), epoch_end=end)
         record.append([len(starts), position, rows])
         starts += walk(cut, position, num_steps)
         position = cut.settle(cut.after(position, num_steps))
-    return record, starts, {"epoch_rows": epoch_rows, "epoch_end": end}
+    return record, starts, {"epochs": Epochs.of(epoch_rows), "epoch_end": end}
 
 
 @given(runs())
@@ -131,25 +132,25 @@ def test_every_row_of_a_step_belongs_to_it(run):
 
 def test_a_step_before_the_first_is_refused():
     with pytest.raises(PlanError, match="step -1 does not exist"):
-        position_of_step([[0, 0, 8]], -1, epoch_rows=None, epoch_end="drop")
+        position_of_step([[0, 0, 8]], -1, epochs=Epochs.of(None), epoch_end="drop")
 
 
 def test_a_batch_larger_than_an_epoch_is_refused_with_what_to_write():
     with pytest.raises(SpecError, match="batch_size=9 is more than an epoch, which has 5 rows") as caught:
-        Cut(rows_per_step=9, epoch_rows=5, epoch_end="drop")
+        Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="drop")
     assert "batch_size=5" in caught.value.remedy
-    assert Cut(rows_per_step=9, epoch_rows=5, epoch_end="pad").steps_per_epoch == 1
+    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="pad").steps_per_epoch == 1
 
 
 def test_an_unknown_epoch_end_is_refused_with_the_nearest():
     with pytest.raises(SpecError, match="epoch_end='warp' is not one of") as caught:
-        Cut(rows_per_step=1, epoch_rows=5, epoch_end="warp")
+        Cut(rows_per_step=1, epochs=Epochs.of(5), epoch_end="warp")
     assert "wrap" in caught.value.remedy
 
 
 def test_where_steps_start_is_pinned():
     # Never change these: a state's record of steps is read with this arithmetic.
-    spec = {"epoch_rows": 10}
+    spec = {"epochs": Epochs.of(10)}
     assert [Cut(rows_per_step=4, epoch_end="drop", **spec).after(0, s) for s in range(5)] == [0, 4, 10, 14, 20]
     assert [Cut(rows_per_step=4, epoch_end="pad", **spec).after(0, s) for s in range(5)] == [0, 4, 8, 10, 14]
     assert [Cut(rows_per_step=4, epoch_end="wrap", **spec).after(0, s) for s in range(5)] == [0, 4, 8, 12, 16]

@@ -228,6 +228,14 @@ def test_what_was_made_ahead_does_not_decide_where_an_epoch_ends(stream, tmp_pat
     assert got == [[0, 1], [2, 3, 4], [5, 6, 7], [8], [10, 11, 12]]
 
 
+def test_any_sharding_gives_rows_of_the_same_batches(stream):
+    whole = rest_of(stream(batch_size=6))
+    parts = [rest_of(stream(batch_size=6, rank=rank, world_size=3, sharding="strided")) for rank in range(3)]
+    for rank, part in enumerate(parts):
+        assert [batch["input_ids"] for batch in part] == [batch["input_ids"][rank::3] for batch in whole]
+        assert [batch["position"] for batch in part] == [batch["position"][rank::3] for batch in whole]
+
+
 def test_ranks_get_their_rows_of_the_same_batches(stream):
     whole = rest_of(stream(batch_size=6))
     parts = [rest_of(stream(batch_size=6, rank=rank, world_size=3)) for rank in range(3)]

@@ -50,6 +50,10 @@ class TorchBlocks:
         block.tokens = torch.from_numpy(block.tokens)
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
 
+    def hand_over(self, batches: Any) -> Any:
+        """Batches are of tensors already."""
+        return batches
+
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
         masks = self._masks.get((rows, tokens))
@@ -231,6 +235,10 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
                 parameter="in_order",
                 remedy="leave in_order= out",
             )
+        # torch draws a seed for workers whenever a pass begins. Drawn from the program's own random numbers, a run that
+        # resumes inside an epoch would have drawn once more than one that was not interrupted: other dropout.
+        own = torch.Generator(torch.get_default_device()).manual_seed(torch.initial_seed())
+        options.setdefault("generator", own)
         return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "Fields", "add_border_fields", "constant_mask", "mask_padding"]
+__all__ = ["Block", "Fields", "add_border_fields", "constant_mask", "fill_up", "mask_padding"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,19 @@ def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields
     if not fields.border_loss:
         block.extra["loss_mask"] = (~begins[:, 1:]).astype(np.float32)
         block.extra["labels"] = np.where(begins[:, 1:], -100, block.tokens[:, 1:])
+
+
+def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
+    """Give rows that have fewer tokens the token `pad` after them: not attended to, and nothing is learned there."""
+    rows, width = block.tokens.shape
+    place = np.arange(width)
+    is_real = place[:-1] < widths[:, None]
+    block.tokens[place > widths[:, None]] = pad
+    loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
+    labels = block.extra.get("labels", block.tokens[:, 1:])
+    block.extra["attention_mask"] = is_real.astype(np.int64)
+    block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
+    block.extra["labels"] = np.where(is_real, labels, -100)
 
 
 def mask_padding(block: Block) -> None:

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.plans import find_plan, store_for_plan
+    from penstock.plans import find_plan, streams_for_plan
     from penstock.spec import at_least
     from penstock.store import Store
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given:
             raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
         plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
-        store = store_for_plan(arguments.store, plan)
+        store = next(iter(streams_for_plan(arguments.store, plan).values())).store
     elif arguments.step is not None or set(given) - {"--split"}:
         store = Store(arguments.store)
         plan = plan_of_settings(store, arguments)
@@ -202,16 +202,12 @@ def _ids(store: Store, plan: Plan, positions: list[int]) -> dict[int, Any]:
     """The tokens of the windows at some positions."""
     import numpy as np
 
-    from penstock.flow import Task
-    from penstock.loaders.pretrain import open_flow
+    from penstock.loaders.planning import open_flow
+    from penstock.plans import streams_for_plan
 
-    flow = open_flow(store, plan)
-    return {
-        position: flow.make(
-            Task(position, 1, 1, 0, 1, 1), lambda rows, width: np.empty((rows, width), np.int64)
-        ).tokens[0]
-        for position in positions
-    }
+    flow = open_flow(streams_for_plan(store, plan), plan)
+    block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))
+    return dict(zip(positions, block.tokens, strict=True))
 
 
 def _content(store: Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:

@@ -85,9 +85,7 @@ def summarize(plan: Plan, *, batch_rows: int | None, epochs: int = 1) -> PlanSum
 
 def _rows_read(plan: Plan, spans: list[tuple[int, int]]) -> list[int]:
     """Rows of each source that lie in some spans of positions."""
-    from penstock.loaders.pretrain import order_of
-
-    order = order_of(plan)
+    order = plan.order
     read = [0] * len(plan.sources)
     for start, stop in spans:
         pairs = zip(order.counts(start), order.counts(stop), strict=True)
@@ -98,9 +96,7 @@ def _rows_read(plan: Plan, spans: list[tuple[int, int]]) -> list[int]:
 def _sources(plan: Plan, read: list[int] | None, batch_rows: int | None) -> tuple[SourceSummary, ...]:
     import numpy as np
 
-    from penstock.loaders.pretrain import order_of
-
-    order = order_of(plan)
+    order = plan.order
     total_rows = sum(source.num_rows for source in plan.sources)
     found = []
     for number, source in enumerate(plan.sources):
@@ -108,8 +104,7 @@ def _sources(plan: Plan, read: list[int] | None, batch_rows: int | None) -> tupl
         last_step = None
         if plan.weights is not None:
             asked = plan.weights.get(source.name, 0.0) / sum(plan.weights.values())
-            assert order.pattern is not None
-            last = int(order.pattern.position(number, np.array([source.num_rows - 1]))[0])
+            last = int(order.position_of(number, np.array([source.num_rows - 1]))[0])
             last_step = None if batch_rows is None else last // batch_rows
         rows = None if read is None else read[number]
         found.append(

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
     parser.add_argument("--world-size", type=whole_number, metavar="N", help="with --step: say ranks for so many")
+    parser.add_argument("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
     parser.add_argument("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
     add_json(parser)
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         position=arguments.position,
         batch_size=arguments.batch_size,
         world_size=arguments.world_size,
+        sharding=arguments.sharding,
     )
     return _show(records, arguments, None)
 

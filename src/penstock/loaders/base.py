@@ -6,22 +6,31 @@ else follows from the position: what comes next, how much of each source was see
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, TypeVar
 
 from penstock.deliver.memory import BlockPool
 from penstock.deliver.ranks import Ranks
+from penstock.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
 from penstock.errors import EndOfRun, PlanError, SpecError
 from penstock.flow import Flow
+from penstock.loaders.planning import open_flow
 from penstock.loaders.stream import BatchStream, NumpyBlocks
-from penstock.order.split import Cut, position_of_step, share, step_of_position
+from penstock.order.epochs import Epochs
+from penstock.order.sharding import Share, sharding_of
+from penstock.order.split import Cut, position_of_step, step_of_position
 from penstock.plan import Plan, State
-from penstock.spec import at_least, one_of
+from penstock.plans import find_plan, keep_plan
+from penstock.spec import at_least, one_of, whole_number
+from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
 from penstock.types import TrainingBatch
 
 __all__ = ["DataLoader"]
@@ -34,8 +43,8 @@ T = TypeVar("T")
 class DataLoader:
     """Batches from one cursor. `get_batch`, `get_iterator`, `get_num_batches`, `reset`; `state_dict` and back.
 
-    `batch_size` is global: each rank gets its contiguous share of every batch. Loaders are opened through a door such
-    as `PretrainDataLoader`; all doors share this interface.
+    `batch_size` is global: each rank gets its share of every batch, contiguous rows unless `sharding` says others.
+    Loaders are opened through a door such as `PretrainDataLoader`; all doors share this interface.
     """
 
     _position: int
@@ -56,6 +65,7 @@ class DataLoader:
         epochs: int | None = 1,
         framework: str | None = None,
         uneven: bool = False,
+        sharding: Any = None,
         alignment: str = "next",
         prefetch: int = 0,
         workers: int = 0,
@@ -65,10 +75,12 @@ class DataLoader:
         self.batch_size = at_least(1, batch_size=batch_size)
         self.epochs = None if epochs is None else at_least(1, epochs=epochs)
         self.framework = one_of(
-            ("numpy", "torch"), framework=framework or ("torch" if sys.modules.get("torch") else "numpy")
+            ("numpy", "torch", "jax", "mlx"),
+            framework=framework or ("torch" if sys.modules.get("torch") else "numpy"),
         )
         self.alignment = one_of(("next", "same"), alignment=alignment)
         self.uneven = uneven
+        self._sharding = sharding_of(sharding)
         self.prefetch = at_least(0, prefetch=prefetch)
         self.workers = at_least(0, workers=workers)
         self._share(self.batch_size)
@@ -100,7 +112,7 @@ class DataLoader:
     @property
     def plan(self) -> Plan:
         """What fixes every row of the stream, with how this loader cut it into batches."""
-        return self._plan.cut_as(self._steps, self.world_size)
+        return self._plan.cut_as(self._steps, self.world_size, self._sharding)
 
     @property
     def position(self) -> int:
@@ -114,18 +126,17 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        rows = self._plan.epoch_rows
-        return 0 if rows is None else self._position // rows
+        return self._epochs.number(self._position)
 
     def get_num_batches(self) -> int:
-        """Batches per epoch: the same on every rank."""
-        rows = self._plan.epoch_rows
-        if rows is None:
+        """Batches per epoch (of the one that the cursor is in): the same on every rank."""
+        cut = self._cut(self.batch_size)
+        if self._epochs.span(self._epochs.skips.live(self._position))[2] is None:
             raise SpecError(
                 "a mixture by weights has no end, so no number of batches",
                 remedy="num_rows=, num_tokens=, or stop='first_exhausted' or 'all_exhausted' gives it one",
             )
-        return self._cut(self.batch_size).steps_per_epoch
+        return cut.steps_of_epoch(min(self._position, (self._end or self._position + 1) - 1))
 
     def __len__(self) -> int:
         try:
@@ -169,14 +180,16 @@ class DataLoader:
         clock = time.perf_counter
         if self._started_seconds is None:
             self._started_seconds = clock()
-        stream = None
+        stream, plan = None, self._plan
         while True:
             began = clock()
             if generation != self._generation:
                 raise _ended_by_newer()
+            if plan is not self._plan:  # amended: this epoch may end elsewhere now
+                plan, end = self._plan, self._epoch_end(self._next_start()[0])
             if end is not None and self._position >= end:
                 return
-            if stream is None:
+            if stream is None or stream is not self._stream:
                 stream = self._ready(self.batch_size)
             ready = next(stream, None)
             if ready is None:
@@ -194,7 +207,8 @@ class DataLoader:
         if self._stream is None or self._stream_rows != rows:
             self._close_stream()
             self._stream_rows, self._stream_steps = rows, self._record(rows)
-            self._stream = self._batches(rows).batches(self._position, self._stream_steps)
+            made = self._batches(rows).batches(self._position, self._stream_steps)
+            self._stream = self._adapt.hand_over(made)
         return self._stream
 
     def _close_stream(self) -> None:
@@ -271,22 +285,106 @@ class DataLoader:
                 "this is not a loader's state", got=_shortened(state), remedy="what state_dict() returned"
             ) from None
         if plan != self._plan.fingerprint:
-            other = self._known_plan(plan)
-            raise PlanError(
-                f"this state belongs to plan {plan}, and this loader runs plan {self._plan.fingerprint}",
-                differs=self._plan.difference(other)
-                if other
-                else "that plan is not kept here, so what differs is not known",
-                remedy=self._of_another_plan,
-            )
+            self._refuse_state_unless_amended_later(plan, position)
         if steps[-1][2] != self.batch_size:
             steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, steps)
         self._handed_any = False
 
+    def _refuse_state_unless_amended_later(self, fingerprint: str, position: int) -> None:
+        """A state of a plan that was amended since goes on, if every amendment since begins where it is, or later."""
+        mine = self._plan
+        if fingerprint in mine.lineage:
+            for number, amendment in enumerate(mine.amendments[mine.lineage.index(fingerprint) :]):
+                if amendment.at < position:
+                    number += mine.lineage.index(fingerprint) + 1
+                    raise PlanError(
+                        f"this state is at position {position:,}, after amendment {number} of this plan began",
+                        segment=str(amendment),
+                        remedy=f"a state from position {amendment.at:,} or before, or the plan that it was saved with: "
+                        f"plan={fingerprint!r}",
+                    )
+            return
+        other = self._known_plan(fingerprint)
+        if other is None:
+            differs = "that plan is not kept here, so what differs is not known"
+        else:
+            differs = mine.difference(other) or ""
+        seen = {} if other is None or other.row_tokens == mine.row_tokens else {"seen": _share_seen(other, position)}
+        raise PlanError(
+            f"this state belongs to plan {fingerprint}, and this loader runs plan {mine.fingerprint}",
+            differs=differs,
+            **seen,
+            remedy=self._of_another_plan,
+        )
+
     def _known_plan(self, fingerprint: str) -> Plan | None:
-        """A plan by its name, where plans are kept; doors that keep them know."""
-        return None
+        """A plan by its name, where plans are kept."""
+        try:
+            return find_plan(self._stores(), fingerprint)
+        except PlanError:
+            return None
+
+    def _stores(self) -> list[Store]:
+        """The stores that it reads."""
+        streams = [rows.stream for rows in self._flow.windows]
+        return list({s.store.path: s.store for s in streams if isinstance(s, TokenStream)}.values())
+
+    def _keep_plan(self) -> None:
+        """Write the plan beside its stores: what a run did can be found out from them alone."""
+        stores = self._stores()
+        plan = self.plan
+        if len(stores) > 1:
+            places = [(r.name, r.stream.store) for r in self._flow.windows if isinstance(r.stream, TokenStream)]
+            plan = replace(plan, places=tuple((name, str(store.path.absolute())) for name, store in places))
+        for store in stores:
+            keep_plan(store.path, plan)
+
+    def amend(
+        self,
+        *,
+        at: int | None = None,
+        weights: Any = None,
+        add: Mapping[str, Any] | None = None,
+        skip: Any = None,
+        max_epochs: Mapping[str, int] | None = None,
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+    ) -> Plan:
+        """Change the plan from the cursor on (or from a later position `at`), and go on with it. Returns the new plan.
+
+        Nothing before changes, every source goes on where it is, and states that were saved before still load. An
+        iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
+        """
+        from penstock.loaders.amending import amend_plan, members_to_add
+
+        at = self._position if at is None else whole_number(at=at)
+        if at < self._position:
+            raise SpecError(
+                f"position {at:,} is past: the cursor is at {self._position:,}",
+                parameter="at",
+                remedy=f"at={self._position} or more, or load an earlier state first",
+            )
+        streams = {rows.name: _store_stream(rows.stream) for rows in self._flow.windows}
+        if len(streams) < len(self._flow.rows):
+            raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
+        members = members_to_add(add, self._plan, next(iter(streams.values())).store)
+        plan = amend_plan(
+            self._plan,
+            at=at,
+            weights=weights,
+            add=members,
+            skip=skip,
+            max_epochs=max_epochs,
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+        )
+        streams.update((member.name, member.stream) for member in members)
+        self._flow = open_flow(streams, plan, self._flow.fields)
+        self._plan = plan
+        self._close_stream()
+        self._keep_plan()
+        return self.plan
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
         """Go anywhere, at once."""
@@ -318,15 +416,21 @@ class DataLoader:
     # Ends and shares
 
     @property
+    def _epochs(self) -> Epochs:
+        epochs: Epochs = self._plan.epoch_spec["epochs"]
+        return epochs
+
+    @property
     def _end(self) -> int | None:
-        """Positions of the whole run; None for an endless one."""
-        rows = self._plan.epoch_rows
-        return None if rows is None or self.epochs is None else rows * self.epochs
+        """The position at which the run ends; None for an endless one."""
+        end = self._epochs.end_of(self.epochs)
+        return None if end is None else self._epochs.skips.position(end)
 
     def _epoch_end(self, position: int) -> int | None:
         """The end of the epoch that a position lies in; None for a stream without epochs."""
-        rows = self._plan.epoch_rows
-        return None if rows is None else (position // rows + 1) * rows
+        skips = self._epochs.skips
+        end = self._epochs.span(skips.live(position))[2]
+        return None if end is None else skips.position(end)
 
     def _next_start(self) -> tuple[int, bool]:
         """Where the next batch starts, and whether the run is over there."""
@@ -343,7 +447,7 @@ class DataLoader:
     def _cut(self, rows: int) -> Cut:
         return Cut(rows_per_step=rows, **self._plan.epoch_spec)
 
-    def _share(self, rows: int) -> range:
+    def _share(self, rows: int) -> Share:
         """This rank's rows of a batch."""
         world = self.world_size
         if rows % world and not self.uneven:
@@ -354,23 +458,51 @@ class DataLoader:
                 parameter="batch_size",
                 remedy=f"batch_size={down}{up} (it is global: each rank gets its share), or uneven=True",
             )
-        return share(rows, rank=self.rank, world=world)
+        return self._sharding.share(rows, rank=self.rank, world=world, uneven=self.uneven)
 
     # What was seen
 
     def stats(self) -> dict[str, Any]:
         """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
-        counts = self._flow.order.counts(self._position)
+        counts = self._flow.order.given(self._position)
         tokens = self._flow.row_tokens
         elapsed = 0.0 if self._started_seconds is None else time.perf_counter() - self._started_seconds
         return {
             "step": self.step,
             "position": self._position,
             "epoch": self.epoch,
-            "tokens": self._position * tokens,
+            "tokens": sum(counts) * tokens,
             "tokens_per_source": {n: c * tokens for n, c in zip(self._flow.order.names, counts, strict=True)},
             "data_wait_percent": 100 * self._wait_seconds / elapsed if elapsed else 0.0,
         }
+
+    def check_sync(self, group: Any = None) -> SyncReport:
+        """Prove, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
+
+        All must hold the same plan, position, batch size and sharding; every share of a batch must have its rank; and
+        replicas (tensor, pipeline, context parallel) must get an equal next batch. The cursor stays where it is.
+        `group` is the processes that train together: by default all.
+        """
+        batch, failure = digests_of_next(self._peek)
+        settings = {
+            "plan": self._plan.fingerprint,
+            "position": self._position,
+            "batch_size": self.batch_size,
+            "steps": self._steps,
+            "epochs": self.epochs,
+            "world_size": self.world_size,
+            "sharding": self._sharding.describe(self.batch_size, self.world_size),
+        }
+        mine = Standing(rank=self.rank, step=self.step, settings=settings, batch=batch, failure=failure)
+        return check_standing(mine, self._plan, group)
+
+    def _peek(self) -> TrainingBatch:
+        """The next batch; the cursor stays where it is."""
+        twin = copy.copy(self)  # with a cursor and memory of its own, like one that was pickled
+        twin.prefetch = twin.workers = 0
+        batch = twin.get_batch()
+        twin._close_stream()
+        return batch
 
     def _waited(self, began: float) -> None:
         now = time.perf_counter()
@@ -410,11 +542,9 @@ class DataLoader:
         )
 
 
-def _with_cut(
-    steps: list[list[int]], position: int, rows: int, *, epoch_rows: int | None, epoch_end: str
-) -> list[list[int]]:
+def _with_cut(steps: list[list[int]], position: int, rows: int, *, epochs: Epochs, epoch_end: str) -> list[list[int]]:
     """A record of steps that goes on from `position` with `rows` a step."""
-    spec: dict[str, Any] = {"epoch_rows": epoch_rows, "epoch_end": epoch_end}
+    spec: dict[str, Any] = {"epochs": epochs, "epoch_end": epoch_end}
     step = step_of_position(steps, position, **spec)
     at, _ = position_of_step(steps, step, **spec)
     if at == position and steps[-1][2] == rows:
@@ -435,7 +565,29 @@ def _adapter(framework: str) -> Any:
         from penstock.adapters.torch import TorchBlocks
 
         return TorchBlocks()
+    if framework == "jax":
+        from penstock.adapters.jax import JaxBlocks
+
+        return JaxBlocks()
+    if framework == "mlx":
+        from penstock.adapters.mlx import MlxBlocks
+
+        return MlxBlocks()
     return NumpyBlocks()
+
+
+def _store_stream(stream: Any) -> TokenStream:
+    assert isinstance(stream, TokenStream)
+    return stream
+
+
+def _share_seen(plan: Plan, position: int) -> str:
+    """How much of each source was read before a position, in words."""
+    seen = [
+        f"{source.name} {100 * count * (source.row_tokens or plan.row_tokens) / source.num_tokens:.1f} %"
+        for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
+    ]
+    return f"rows of another length cannot go on there; of its tokens that run had read {', '.join(seen)}"
 
 
 def _shortened(value: Any) -> str:

@@ -9,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.assemble.batch import Fields
-from penstock.assemble.window import WindowRows
 from penstock.deliver.ranks import find_ranks
-from penstock.errors import PlanError, SpecError
-from penstock.flow import Flow
+from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
+from penstock.loaders.planning import Member, open_flow, plan_members, rounded_pool, segments_of, shuffle_of
 from penstock.loaders.read_ahead import start_read_ahead
-from penstock.order.pool import blocks_for
-from penstock.order.schedule import ORDER_VERSION, Order
-from penstock.plan import Plan, PlanSource
-from penstock.plans import find_plan, keep_plan, store_for_plan
-from penstock.spec import at_least, one_of, whole_number
+from penstock.plan import Plan
+from penstock.plans import find_plan, streams_for_plan
+from penstock.spec import at_least, one_of
 from penstock.store.layout import is_store
 from penstock.store.reader import Store
 
-__all__ = ["PretrainDataLoader", "make_plan", "open_flow", "order_of"]
+__all__ = ["PretrainDataLoader", "make_plan"]
 
 log = logging.getLogger("penstock")
-
-_POOL_BYTES = 1 << 30
-"""Tokens of the windows of all sources together, where shuffle="pool" is not given pool_rows."""
 
 
 class PretrainDataLoader(DataLoader):
@@ -73,7 +67,7 @@ class PretrainDataLoader(DataLoader):
         pool_rows: int | None = None,
         epochs: int | None = 1,
         plan: Any = None,
-        weights: Mapping[str, float] | None = None,
+        weights: Any = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,
         stop: str | None = None,
@@ -85,6 +79,7 @@ class PretrainDataLoader(DataLoader):
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
+        sharding: Any = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
         read_ahead: bool | None = None,
@@ -110,16 +105,17 @@ class PretrainDataLoader(DataLoader):
         path, tokenizer = _store_of(path, tokenizer, of_raw_files)
         if plan is not None:
             made = find_plan(path, plan)
-            store = store_for_plan(path, made)
+            streams = streams_for_plan(path, made)
+            store = next(iter(streams.values())).store
             if batch_size is None and len(made.runs) == 1:
                 batch_size = made.steps[-1][2]
             _refuse_other_settings(
                 made,
                 chunk_size=(chunk_size, None, made.row_tokens),
                 seed=(seed, 0, made.seed),
-                shuffle=(None if shuffle is None else _shuffle(shuffle, split), None, made.shuffle),
-                pool_rows=(_rounded(pool_rows), None, made.pool_rows),
-                weights=(None if weights is None else _positive(weights, store), None, made.weights),
+                shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
+                pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
+                weights=(None if weights is None else segments_of(weights, store.names), None, made.schedule),
                 num_rows=(num_rows, None, made.num_rows),
                 num_tokens=(num_tokens, None, None),
                 stop=(stop, None, None),
@@ -145,30 +141,26 @@ class PretrainDataLoader(DataLoader):
                 epoch_end=epoch_end,
                 recut=recut,
             )
+            streams = {source.name: store.stream(source.name, split) for source in made.sources}
         self.store = store
         if tokenizer is not None:
             _check_tokenizer(store, tokenizer)
         fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         super().__init__(
-            open_flow(store, made, fields),
+            open_flow(streams, made, fields),
             made,
             batch_size=8 if batch_size is None else batch_size,
             ranks=find_ranks(rank, world_size, mesh),
             epochs=epochs,
             framework=framework,
             uneven=uneven,
+            sharding=sharding,
             alignment=alignment,
             prefetch=prefetch or 0,
             workers=workers,
         )
-        keep_plan(store.path, self.plan)
+        self._keep_plan()
         start_read_ahead(self, read_ahead)
-
-    def _known_plan(self, fingerprint: str) -> Plan | None:
-        try:
-            return find_plan(self.store, fingerprint)
-        except PlanError:
-            return None
 
 
 _OF_RAW_FILES = {
@@ -206,28 +198,16 @@ def make_plan(
     store: Store,
     chunk_size: int,
     *,
-    seed: int = 0,
-    shuffle: str | bool | None = None,
-    pool_rows: int | None = None,
-    weights: Mapping[str, float] | None = None,
-    num_rows: int | None = None,
-    num_tokens: int | None = None,
-    stop: str | None = None,
+    weights: Any = None,
     split: str = "train",
-    epoch_end: str | None = None,
-    recut: bool = True,
+    **settings: Any,
 ) -> Plan:
     """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand."""
-    shuffle = _shuffle(shuffle, split)
     one_of(("train", "val"), split=split)
-    chunk_size, seed = at_least(1, chunk_size=chunk_size), whole_number(seed=seed)
-    _check_ends(weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
-    if weights is not None:
-        for name in weights:
-            if name not in store.names:
-                store.stream(name, split)  # says which names there are
-        weights = _positive(weights, store)
-    streams = [store.stream(name, split) for name in (store.names if weights is None else weights)]
+    chunk_size = at_least(1, chunk_size=chunk_size)
+    segments = segments_of(weights, store.names)
+    used = {name for _, pairs in segments for name, _ in pairs or ()} or store.names
+    streams = [store.stream(name, split) for name in store.names if name in used]
     if weights is None:
         # A source with too little text for one row is left out of a union; alone, it is an error that says so.
         long_enough = [s for s in streams if s.num_tokens > chunk_size]
@@ -237,72 +217,8 @@ def make_plan(
                 *(short.name, split, short.num_tokens, chunk_size),
             )
         streams = long_enough or streams
-    rows = [WindowRows(stream, chunk_size, seed=seed, recut=recut) for stream in streams]
-    pool = _pool(shuffle, pool_rows, [r.stream.dtype.itemsize * chunk_size for r in rows])
-    order = Order({r.name: r.num_rows for r in rows}, seed=seed, weights=weights, shuffle=shuffle, pool=pool)
-    return Plan(
-        row_tokens=chunk_size,
-        seed=seed,
-        shuffle=shuffle,
-        sources=tuple(
-            PlanSource(
-                name=r.name, split=split, fingerprint=r.fingerprint, num_rows=r.num_rows, num_tokens=r.num_tokens
-            )
-            for r in rows
-        ),
-        segments=((0, None if weights is None else tuple(weights.items())),),
-        recut=recut and split == "train",
-        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
-        num_rows=_rows_of_mixture(order, chunk_size, num_rows, num_tokens, stop),
-        order_version=ORDER_VERSION,
-        pool=pool,
-    )
-
-
-def open_flow(store: Store, plan: Plan, fields: Fields | None = None) -> Flow:
-    """The rows and the order that a plan means, over a store that has its content."""
-    rows = [
-        WindowRows(store.stream(source.name, source.split), plan.row_tokens, seed=plan.seed, recut=plan.recut)
-        for source in plan.sources
-    ]
-    return Flow(rows, order_of(plan), fields)
-
-
-def order_of(plan: Plan) -> Order:
-    """The order that a plan means. Needs no data."""
-    sizes = {source.name: source.num_rows for source in plan.sources}
-    return Order(sizes, seed=plan.seed, weights=plan.weights, shuffle=plan.shuffle, pool=plan.pool)
-
-
-def _check_ends(weights: Mapping[str, float] | None, **ends: Any) -> None:
-    given = [name for name, value in ends.items() if value is not None]
-    if given and weights is None:
-        raise SpecError(
-            f"{given[0]}= ends a mixture; this loader has no weights", parameter=given[0], remedy="weights=, or epochs="
-        )
-    if len(given) > 1:
-        raise SpecError(f"{' and '.join(given)} both end the stream", parameter=given[1], remedy="give one of them")
-
-
-def _rows_of_mixture(
-    order: Order, chunk_size: int, num_rows: int | None, num_tokens: int | None, stop: str | None
-) -> int | None:
-    """Rows after which a mixture ends; None for one that does not."""
-    if num_tokens is not None:
-        return at_least(chunk_size, num_tokens=num_tokens) // chunk_size
-    if stop is not None:
-        return order.exhausted_at(first=one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted")
-    return None if num_rows is None else at_least(1, num_rows=num_rows)
-
-
-def _positive(weights: Mapping[str, float], store: Store) -> dict[str, float]:
-    """Weights without those that are 0, in the store's order: however they were written, the same plan."""
-    kept = {name: float(weights[name]) for name in store.names if weights.get(name, 0.0) != 0.0}
-    if not kept:
-        raise SpecError(
-            "all weights are 0", parameter="weights", remedy=f"a weight for one of {', '.join(map(repr, store.names))}"
-        )
-    return kept
+    members = [Member(stream.name, stream, chunk_size) for stream in streams]
+    return plan_members(members, split=split, segments=segments, **settings)
 
 
 def _refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None:
@@ -314,37 +230,6 @@ def _refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None
                 parameter=name,
                 remedy=f"leave out {name}=, or leave out plan=",
             )
-
-
-def _shuffle(asked: str | bool | None, split: str) -> str:
-    if asked is None:
-        return "none" if split == "val" else "global"
-    if isinstance(asked, bool):
-        return "global" if asked else "none"
-    return one_of(("global", "pool", "none"), shuffle=asked)
-
-
-def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[int, int] | None:
-    """(rows of a block, blocks of a window) of each source, whose rows have so many bytes."""
-    if shuffle != "pool":
-        if pool_rows is not None:
-            raise SpecError(
-                f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}",
-                parameter="pool_rows",
-                remedy="shuffle='pool', or leave out pool_rows=",
-            )
-        return None
-    if pool_rows is None:
-        pool_rows = max(_POOL_BYTES // sum(row_bytes), 1)
-    return blocks_for(at_least(1, pool_rows=pool_rows))
-
-
-def _rounded(pool_rows: int | None) -> int | None:
-    """Rows of the windows that a plan has, where `pool_rows` were asked for."""
-    if pool_rows is None:
-        return None
-    block_rows, window_blocks = blocks_for(at_least(1, pool_rows=pool_rows))
-    return block_rows * window_blocks
 
 
 def _check_tokenizer(store: Store, tokenizer: Any) -> None:

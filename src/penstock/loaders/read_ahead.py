@@ -333,7 +333,9 @@ class _Rows:
             task = next(batches._tasks(self.done), None)
             if task is None:
                 return _Work()  # the end of the run; a caller may yet go back
-            self.coming, self.done = task.positions(), batches.cut.after(task.position, task.num_steps)
+            skips = batches.cut.epochs.skips
+            self.coming = skips.positions(task.live_rows())
+            self.done = batches.cut.after(skips.position(task.live), task.num_steps)
         some = self.coming[:_ROWS_AT_ONCE]
         if not len(some) or some[0] > position + ahead:
             return _Work()

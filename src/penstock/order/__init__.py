@@ -5,6 +5,7 @@ from penstock.order.natural import Natural
 from penstock.order.permute import Permutation, permutation
 from penstock.order.pool import Pool, blocks_for, pool
 from penstock.order.schedule import ORDER_VERSION, Draw, Order, Stretch
+from penstock.order.sharding import register_sharding
 from penstock.order.split import Cut, share
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "build_pattern",
     "permutation",
     "pool",
+    "register_sharding",
     "share",
 ]

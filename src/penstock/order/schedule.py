@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SpecError
-from penstock.order.mix import Pattern, build_pattern, integer_shares
-from penstock.order.natural import Natural
-from penstock.order.permute import Permutation, permutation
+from penstock.order.epochs import Epochs, Skips
+from penstock.order.mix import Pattern
+from penstock.order.permute import Permutation, Shuffles, permutation
 from penstock.order.pool import Pool, pool
-from penstock.spec import one_of, suggest
+from penstock.order.sweep import Change, Leg, Schedule, sweep
+from penstock.spec import one_of
 
-__all__ = ["ORDER_VERSION", "Draw", "Order", "Stretch"]
+__all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
 
 ORDER_VERSION = 1
 """Saved positions of running jobs depend on the order: a new algorithm is a new version, never a changed one."""
+
+NEVER = 1 << 62
+"""The position of a row that is never given."""
 
 
 class Draw(NamedTuple):
@@ -57,13 +61,16 @@ class Order:
         sizes: Mapping[str, int],
         *,
         seed: int,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | Schedule | None = None,
         shuffle: str = "global",
         pool: tuple[int, int] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+        exhausted: str = "repeat",
+        num_rows: int | None = None,
+        skips: Sequence[tuple[int, int]] = (),
+        changes: Sequence[Change] = (),
     ) -> None:
-        """`pool`: (rows of a block, blocks of a window), for shuffle="pool"."""
-        self.names = tuple(sizes)
-        self.sizes = tuple(sizes.values())
+        """`pool`: (rows of a block, blocks of a window), for shuffle="pool". `skips`: ranges [first, stop)."""
         self.seed = seed
         self.shuffle = one_of(("global", "pool", "none"), shuffle=shuffle)
         if (shuffle == "pool") != (pool is not None):
@@ -73,50 +80,93 @@ class Order:
                 remedy="pool=(block_rows, window_blocks), with shuffle='pool' only",
             )
         self.pool = pool
+        schedule = weights if isinstance(weights, tuple) else ((0, weights),)
+        swept = sweep(
+            sizes,
+            schedule,
+            max_epochs=max_epochs or {},
+            exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
+            num_rows=num_rows,
+            changes=changes,
+        )
+        self.names = swept.names
+        self.growth = swept.sizes
+        """For each source, how many rows its epochs have, and from which on."""
+        self.sizes = tuple(growth[-1].num_rows for growth in swept.sizes)
+        """Rows of an epoch of each source, with all that it has got."""
+        self.legs, self.bindings = swept.legs, swept.bindings
+        self.skips = Skips(skips)
+        self.epochs = Epochs(swept.eras, swept.limit, self.skips)
         self._size = np.array(self.sizes, np.int64)
-        self.pattern: Pattern | None = None
-        self.natural: Natural | None = None
-        self.epoch_rows: int | None = None
-        if weights is None:
-            self.natural = Natural(self.sizes)
-            self.epoch_rows = sum(self.sizes)
-            self.shares = [size / self.epoch_rows for size in self.sizes]
-        else:
-            counts = self._counts(weights)
-            self.pattern = build_pattern(counts)
-            self.shares = [count / sum(counts) for count in counts]
+        self._shuffles = Shuffles(len(self.names))
+        self._has_grown = [len(growth) > 1 for growth in swept.sizes]
+        self._leg_starts = np.array([leg.start for leg in self.legs], np.int64)
+        self._before = np.array([leg.before for leg in self.legs], np.int64)
 
-    def _counts(self, weights: Mapping[str, float]) -> tuple[int, ...]:
-        for name in weights:
-            if name not in self.names:
-                raise SpecError(
-                    f"weights name a source {name!r} that is not there",
-                    sources=", ".join(self.names),
-                    remedy=f"{suggest(name, self.names) or self.names[0]!r}",
-                )
-        counts = tuple(integer_shares([weights.get(name, 0.0) for name in self.names], self.names)[1])
-        for name, size, count in zip(self.names, self.sizes, counts, strict=True):
-            if count and not size:
-                raise SpecError(
-                    f"source {name!r} has a weight but no rows", source=name, remedy=f"weights without {name!r}"
-                )
-        return counts
+    @property
+    def shares(self) -> list[float]:
+        """The share that each source has in the end."""
+        mix = self.legs[-1].mix
+        rows = mix.counts_per_cycle.tolist() if isinstance(mix, Pattern) else list(mix.sizes)
+        rows += [0] * (len(self.names) - len(rows))
+        return [count / sum(rows) for count in rows]
 
     def at(self, positions: ArrayLike) -> Draw:
         """What lies at these positions. Vectorised: ask for many at once."""
         positions = np.asarray(positions, dtype=np.int64)
-        if self.pattern is not None:
-            source, ordinal = self.pattern.at(positions)
-            epoch, within = np.divmod(ordinal, self._size[source])
+        if len(self.legs) == 1:
+            source, ordinal = self._at_leg(self.legs[0], positions)
         else:
-            assert self.natural is not None
-            assert self.epoch_rows is not None
-            epoch, within_epoch = np.divmod(positions, self.epoch_rows)
-            if len(self.sizes) == 1:
-                source, within = np.zeros(len(positions), np.int32), within_epoch
+            which = np.searchsorted(self._leg_starts, positions, side="right") - 1
+            touched = np.unique(which).tolist()
+            if len(touched) == 1:  # nearly always: positions are asked for in runs
+                source, ordinal = self._at_leg(self.legs[touched[0]], positions)
             else:
-                source, within = self.natural.at(within_epoch)
+                source, ordinal = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
+                for number in touched:
+                    mine = np.flatnonzero(which == number)
+                    source[mine], ordinal[mine] = self._at_leg(self.legs[number], positions[mine])
+        epoch, within = self._epoch_of(source, ordinal)
         return Draw(source, self._permute(source, within, epoch), epoch)
+
+    def _at_leg(self, leg: Leg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(source, how many rows of that source came before) of positions of a leg."""
+        if leg.start:
+            positions = positions - leg.start
+        if isinstance(leg.mix, Pattern):
+            source, ordinal = leg.mix.at(positions)
+        elif len(leg.mix.sizes) == 1:
+            source, ordinal = np.zeros(len(positions), np.int32), positions
+        else:
+            epoch, within = np.divmod(positions, leg.mix.num_rows)
+            source, ordinal = leg.mix.at(within)
+            of_epochs: NDArray[np.int64] = epoch * np.array(leg.mix.sizes, np.int64)[source]
+            ordinal = ordinal + of_epochs
+        return source, ordinal if not leg.start else ordinal + np.array(leg.before, np.int64)[source]
+
+    def _epoch_of(
+        self, source: NDArray[np.int32], ordinal: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epoch of its source, number inside that epoch) of rows that are counted through epochs."""
+        epoch, within = np.divmod(ordinal, self._size[source])
+        for number, has_grown in enumerate(self._has_grown):
+            if has_grown:
+                mine = np.flatnonzero(source == number)
+                epoch[mine], within[mine] = self.epoch_of(number, ordinal[mine])
+        return epoch, within
+
+    def epoch_of(self, source: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epoch, number inside that epoch) of rows of one source, counted through its epochs."""
+        growth = self.growth[source]
+        which = np.searchsorted([size.first_row for size in growth], ordinals, side="right") - 1
+        first_row, first_epoch, num_rows = (np.array(column, np.int64)[which] for column in zip(*growth, strict=True))
+        epoch, within = np.divmod(ordinals - first_row, num_rows)
+        return epoch + first_epoch, within
+
+    def epoch_size(self, source: int, epoch: int) -> tuple[int, int]:
+        """(rows that a source gave before one of its epochs, rows of that epoch)."""
+        size = next(s for s in reversed(self.growth[source]) if s.first_epoch <= epoch)
+        return size.first_row + (epoch - size.first_epoch) * size.num_rows, size.num_rows
 
     def _permute(
         self, source: NDArray[np.int32], within: NDArray[np.int64], epoch: NDArray[np.int64]
@@ -125,6 +175,8 @@ class Order:
             return within
         if len(self.sizes) == 1 and epoch[0] == epoch[-1] and (epoch == epoch[0]).all():
             return self._permutation(0, int(epoch[0])).at(within)
+        if self.pool is None:
+            return self._shuffles.at(source, epoch, within, self._whole_permutation)
         index = np.empty_like(within)
         pairs = np.unique(np.stack([source.astype(np.int64), epoch], axis=1), axis=0)
         for which, e in pairs.tolist():
@@ -133,26 +185,39 @@ class Order:
         return index
 
     def _permutation(self, source: int, epoch: int) -> Permutation | Pool:
-        names = (self.seed, self.names[source], epoch)
-        if self.pool is not None:
-            return pool(self.sizes[source], *self.pool, *names)
-        return permutation(self.sizes[source], *names)
+        if self.pool is None:
+            return self._whole_permutation(source, epoch)
+        return pool(self.epoch_size(source, epoch)[1], *self.pool, self.seed, self.names[source], epoch)
+
+    def _whole_permutation(self, source: int, epoch: int) -> Permutation:
+        return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
-        """Where these rows of a source lie in its given epoch: the inverse of `at`."""
+        """Where these rows of a source lie in its given epoch: the inverse of `at`. NEVER for one that is not given."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)
-        return self.position_of(source, within + epoch * self.sizes[source])
+        return self.position_of(source, within + self.epoch_size(source, epoch)[0])
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where a source gives its rows number `ordinals`, counted through its epochs."""
-        if self.pattern is not None:
-            return self.pattern.position(source, ordinals)
-        assert self.natural is not None
-        assert self.epoch_rows is not None
-        epoch, within = np.divmod(ordinals, self.sizes[source])
-        positions: NDArray[np.int64] = self.natural.position(source, within) + epoch * self.epoch_rows
+        positions = np.empty(len(ordinals), np.int64)
+        which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
+        for number in np.unique(which).tolist():
+            mine, leg = np.flatnonzero(which == number), self.legs[number]
+            positions[mine] = leg.start + self._position_in(leg, source, ordinals[mine] - leg.before[source])
+        return np.minimum(positions, NEVER)
+
+    def _position_in(self, leg: Leg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How far after the start of a leg a source gives its rows, counted from there."""
+        mix = leg.mix
+        per_cycle = mix.counts_per_cycle if isinstance(mix, Pattern) else mix.sizes
+        if source >= len(per_cycle) or not per_cycle[source]:
+            return np.full(len(ordinals), NEVER, np.int64)
+        if isinstance(mix, Pattern):
+            return mix.position(source, ordinals)
+        epoch, within = np.divmod(ordinals, mix.sizes[source])
+        positions: NDArray[np.int64] = mix.position(source, within) + epoch * mix.num_rows
         return positions
 
     def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
@@ -160,9 +225,10 @@ class Order:
 
         Without an end. Rows that are shuffled over a whole epoch lie anywhere in it: there a stretch is an epoch.
         """
-        size = self.sizes[source]
         while True:
-            epoch, within = divmod(ordinal, size)
+            epoch = int(self.epoch_of(source, np.array([ordinal]))[0][0])
+            start, size = self.epoch_size(source, epoch)
+            within = ordinal - start
             if self.shuffle == "none":
                 first, last = within, min(within + longest, size)
                 rows = [(first, last)]
@@ -173,24 +239,28 @@ class Order:
                 window = int(windows.window_of(np.array([within]))[0])
                 first, last = windows.window_start(window), windows.window_start(window + 1)
                 rows = windows.blocks(window)
-            yield Stretch(source, epoch, epoch * size + first, epoch * size + last, rows)
-            ordinal = epoch * size + last
+            yield Stretch(source, epoch, start + first, start + last, rows)
+            ordinal = start + last
 
     def counts(self, position: int) -> list[int]:
-        """Rows of each source that lie before a position."""
-        if self.pattern is not None:
-            return self.pattern.counts(position)
-        assert self.natural is not None
-        assert self.epoch_rows is not None
-        epoch, within = divmod(position, self.epoch_rows)
-        return [epoch * n + c for n, c in zip(self.sizes, self.natural.counts(within), strict=True)]
+        """Rows of each source that lie before a position, skipped ones too."""
+        number = int(np.searchsorted(self._leg_starts, position, side="right")) - 1
+        counts = self.legs[number].counts(position)
+        return counts + [0] * (len(self.names) - len(counts))
+
+    def given(self, position: int) -> list[int]:
+        """Rows of each source that were given out before a position: without those that are skipped."""
+        counts = self.counts(position)
+        for first, stop in self.skips.ranges:
+            if first < position:
+                skipped = zip(self.counts(first), self.counts(min(stop, position)), strict=True)
+                counts = [count - (b - a) for count, (a, b) in zip(counts, skipped, strict=True)]
+        return counts
 
     def exhausted_at(self, *, first: bool) -> int:
         """Rows after which the first (or the last) source with a weight has given its last row of its first epoch."""
-        assert self.pattern is not None
         ends = [
-            int(self.pattern.position(i, np.array([size - 1]))[0]) + 1
-            for i, size in enumerate(self.sizes)
-            if self.pattern.counts_per_cycle[i]
+            int(self.position_of(i, np.array([self.epoch_size(i, 0)[1] - 1]))[0]) + 1 for i in range(len(self.names))
         ]
+        ends = [end for end in ends if end <= NEVER]
         return min(ends) if first else max(ends)

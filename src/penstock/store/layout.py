@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.files import inside, write_whole
@@ -39,6 +42,7 @@ __all__ = [
     "Manifest",
     "Shard",
     "StreamInfo",
+    "content_digest",
     "current_version",
     "is_adopted",
     "is_store",
@@ -85,6 +89,14 @@ class StreamInfo:
     fingerprint: str
     dtype: str = ""
     """Of its tokens, where sources of a store differ; otherwise empty, and the manifest says it for all."""
+
+
+def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32]) -> str:
+    """Names the content of a shard: its tokens, and where its documents begin and end."""
+    digest = xxhash.xxh3_128()
+    for array in (tokens, offsets):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def stream_fingerprint(dtype: str, shards: list[list[Any]]) -> str:

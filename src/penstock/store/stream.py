@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.machine import expect_random_reads, unmap_pages
 from penstock.store.adopted import AdoptedRange
-from penstock.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo
+from penstock.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_digest, stream_fingerprint
 
 if TYPE_CHECKING:
     from penstock.store.reader import Store
@@ -183,6 +183,30 @@ class TokenStream:
                     self.address[shard] = mapped.address
         return mapped
 
+    def begins_with(self, fingerprint: str, num_tokens: int) -> bool:
+        """Whether the first tokens of this stream are all those of another, which has grown into this one.
+
+        Reads the tokens of one shard: the one in which the other ended.
+        """
+        if not 0 < num_tokens <= self.num_tokens:
+            return False
+        shards: list[list[Any]] = []
+        for shard in range(len(self.shard_tokens)):
+            left = num_tokens - int(self.token_starts[shard])
+            if left <= 0:
+                break
+            if left >= int(self.shard_tokens[shard]):
+                content = self.store.shards["content_hash"][int(self._rows[shard])].as_py()
+                shards.append([int(self.shard_documents[shard]), int(self.shard_tokens[shard]), content])
+                continue
+            mapped = self.shard(shard)
+            documents = int(np.searchsorted(mapped.offsets, left))
+            if int(mapped.offsets[documents]) != left:
+                return False  # the other ended inside a document of this one
+            digest = content_digest(mapped.tokens[:left], mapped.offsets[: documents + 1])
+            shards.append([documents, left, digest])
+        return stream_fingerprint(str(self.store.manifest.dtype_of(self.info)), shards) == fingerprint
+
     def locate(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(shard, offset inside it) of tokens of the stream. Touches no data."""
         if len(self.address) == 1:
@@ -209,7 +233,8 @@ class TokenStream:
             out = np.empty(stop - start, self.dtype)
         done = 0
         while done < len(out):
-            shard, local = (int(x[0]) for x in self.locate(np.array([start + done])))
+            shard = int(np.searchsorted(self.token_starts, start + done, side="right")) - 1
+            local = start + done - int(self.token_starts[shard])
             piece = self.shard(shard).tokens[local : local + len(out) - done]
             out[done : done + len(piece)] = piece
             done += len(piece)

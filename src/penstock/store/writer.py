@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.files import writing_whole
 from penstock.fingerprint import fingerprint_file
 from penstock.store.arrays import as_arrow
-from penstock.store.layout import Shard, StreamInfo, stream_fingerprint
+from penstock.store.layout import Shard, StreamInfo, content_digest, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
 
@@ -49,9 +49,6 @@ def write_shard(
     batch = pa.RecordBatch.from_arrays([lists, as_arrow(file), as_arrow(row)], names=["tokens", "file", "row"])
     path = folder / name
     write_arrow(path, batch)
-    digest = xxhash.xxh3_128()
-    for array in (tokens, offsets):
-        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return Shard(
         file=name,
         source=source,
@@ -60,7 +57,7 @@ def write_shard(
         num_tokens=len(tokens),
         num_bytes=path.stat().st_size,
         file_hash=fingerprint_file(path),
-        content_hash=digest.hexdigest(),
+        content_hash=content_digest(tokens, offsets),
     )
 
 

@@ -26,6 +26,7 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.stream import BatchStream, Record
 from penstock.order.schedule import ORDER_VERSION
+from penstock.order.sharding import row_numbers
 from penstock.plan import Plan, PlanSource, State
 from penstock.spec import at_least, one_of, whole_number
 from penstock.streaming.raw import recipe_of
@@ -142,7 +143,7 @@ class _RawBatches(BatchStream):
         return epoch_rows
 
     def _block(self, position: int, step: Chunk) -> Block:
-        mine = np.arange(self.mine.start, self.mine.stop)
+        mine = row_numbers(self.mine)
         real = np.minimum(mine, len(step) - 1)  # rows that only fill the batch up repeat the last one
         tokens = self.pool.take(len(mine), self.flow.row_tokens + 1)
         tokens[:] = step.tokens[real]
@@ -159,7 +160,7 @@ class _RawBatches(BatchStream):
         metadata = self._metadata(block, 0, len(self.mine), after, record)
         documents = self.rows.documents
         metadata["state"] |= _state_of(documents, place, self.rows.plan.known_rows)
-        real = np.minimum(np.arange(self.mine.start, self.mine.stop), len(origins) - 1).tolist()
+        real = np.minimum(row_numbers(self.mine), len(origins) - 1).tolist()
         begins = [documents.describe(origins[i]) or {} for i in real]
         metadata["begins"] = [{name: at[name] for name in ("file", "record", "skip")} for at in begins]
         return metadata
@@ -203,6 +204,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
+        sharding: Any = "contiguous",
         prefetch: int | None = None,
         text: str = "text",
         format: str | None = None,
@@ -262,6 +264,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             epochs=epochs,
             framework=framework,
             uneven=uneven,
+            sharding=sharding,
             alignment=alignment,
             prefetch=_AHEAD_STEPS if prefetch is None else prefetch,
         )
@@ -358,8 +361,9 @@ class _RawFlow:
     def __init__(self, plan: RawPlan) -> None:
         self.row_tokens, self.order = plan.row_tokens, self
         self.names = [source.name for source in plan.sources]
+        self.rows, self.windows = [self], ()
 
-    def counts(self, position: int) -> list[int]:
+    def given(self, position: int) -> list[int]:
         return [position]
 
 

@@ -47,11 +47,6 @@ class RawPlan(Plan):
     def epoch_rows(self) -> int | None:
         return self.known_rows
 
-    def spec(self) -> dict[str, Any]:
-        spec = super().spec()
-        del spec["known_rows"]
-        return spec
-
     def __repr__(self) -> str:
         window = f"in windows of {self.shuffle_rows:,} rows" if self.shuffle_rows else "none"
         rows = "not counted yet" if self.known_rows is None else f"{self.known_rows:,} an epoch"

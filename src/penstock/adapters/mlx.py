@@ -1,0 +1,46 @@
+"""MLX at the edge: each batch as mx.arrays, made on the thread that takes it. (Lazy ones fail on another thread.)"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.adapters.converted import ConvertedBlocks
+from penstock.errors import MissingExtraError
+
+try:
+    import mlx.core as mx
+except ImportError:
+    raise MissingExtraError(
+        "penstock.adapters.mlx needs mlx, which is not installed", remedy="pip install 'penstock[mlx]'"
+    ) from None
+
+__all__ = ["MlxBlocks", "copied", "is_shared", "pinned"]
+
+
+class MlxBlocks(ConvertedBlocks):
+    """Batches of mx.arrays."""
+
+    def copies(self, arrays: list[NDArray[Any]]) -> list[Any]:
+        return [mx.array(array) for array in arrays]  # always a copy, and at once; asarray and from_dlpack may share
+
+    def ones(self, mask: NDArray[Any]) -> Any:
+        key = (mask.shape, mask.dtype)
+        if key not in self._ones:
+            self._ones[key] = mx.array(mask)
+        return copy(self._ones[key])  # the same memory, but writing into it makes it another batch's no longer
+
+
+def copied(array: Any, device: Any, non_blocking: bool) -> Any:
+    raise TypeError("a batch of MLX arrays is on every device already: MLX says where to compute, not where data lies")
+
+
+def is_shared(mask: Any) -> bool:
+    """Whether a mask is made anew where it goes. Each batch has its own: they go as they are."""
+    return False
+
+
+def pinned(array: Any) -> Any:
+    raise TypeError("a batch of MLX arrays has no page-locked memory, and needs none")

@@ -1,0 +1,221 @@
+"""Change a plan from a position on: what may be asked, checked against what the plan has given by then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.assemble.window import WindowRows
+from penstock.errors import PlanError, SpecError
+from penstock.loaders.planning import Member, check_caps, rows_of_mixture, segments_of, source_of
+from penstock.loaders.sources import flatten, refuse_other_tokenizer
+from penstock.plan import Amendment, Plan, PlanSource
+from penstock.spec import at_least, whole_number
+from penstock.store.reader import Store
+
+__all__ = ["amend_plan", "members_to_add"]
+
+
+def amend_plan(
+    plan: Plan,
+    *,
+    at: int | None = None,
+    weights: Any = None,
+    add: Mapping[str, Any] | Sequence[Member] | None = None,
+    skip: Any = None,
+    max_epochs: Mapping[str, int] | None = None,
+    num_rows: int | None = None,
+    num_tokens: int | None = None,
+) -> Plan:
+    """The plan with one amendment more. As `Plan.amend`; `add` may be opened already."""
+    skips = _spans(skip)
+    at = _position(plan, at, skips)
+    if all(not asked for asked in (weights, add, skips, max_epochs)) and num_rows is None and num_tokens is None:
+        raise SpecError(
+            "an amendment that changes nothing", parameter="weights", remedy="weights=, add=, skip=, or another change"
+        )
+    members = members_to_add(add, plan) if add is None or isinstance(add, Mapping) else list(add)
+    _check_skips(plan, at, skips)
+    added = tuple(_added(plan, member) for member in members)
+    names = list(dict.fromkeys([*(s.name for s in plan.all_sources), *(s.name for s in added)]))
+    is_mixture = plan.weights is not None or weights is not None
+    segments = () if weights is None else segments_of(weights, names, at=at)
+    caps = _check_caps(plan, at, max_epochs or {}, names, is_mixture)
+    _check_that_new_sources_have_weights(plan, added, segments)
+    amendment = Amendment(
+        at=at,
+        parent=plan.fingerprint,
+        weights=segments,
+        add=added,
+        skip=skips,
+        max_epochs=caps,
+        num_rows=_end(plan, at, is_mixture, num_rows, num_tokens),
+    )
+    amended = replace(plan, amendments=(*plan.amendments, amendment))
+    _ = amended.order  # refuses weights that no mixture can have
+    return amended
+
+
+def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | None = None) -> list[Member]:
+    """What `add` names, opened. `store` is one of the plan's: all must have its tokenizer."""
+    if not add:
+        return []
+    members, _ = flatten(add, chunk_size=plan.row_tokens, split=plan.sources[0].split)
+    for member in members:
+        if member.row_tokens != plan.row_tokens and plan.pad is None:
+            raise SpecError(
+                f"rows of {member.name!r} have {member.row_tokens:,} tokens, those of the plan {plan.row_tokens:,}",
+                parameter="add",
+                source=member.name,
+                remedy=f"chunk_size={plan.row_tokens}",
+            )
+    if store is not None:
+        for member in members:
+            refuse_other_tokenizer(plan.sources[0].name, store, member.name, member.stream.store)
+    return members
+
+
+def _position(plan: Plan, at: int | None, skips: tuple[tuple[int, int], ...]) -> int:
+    if at is None:
+        if not skips:
+            raise SpecError("from which position on?", parameter="at", remedy="at=, or loader.amend() at its cursor")
+        at = min(first for first, _ in skips)
+    at = at_least(0, at=at)
+    last = plan.amendments[-1] if plan.amendments else None
+    if last is not None and at == last.at:
+        raise SpecError(
+            f"position {at:,} has an amendment already ({last})",
+            parameter="at",
+            remedy=f"both changes in one amend(), on plan {last.parent}; or a later position",
+        )
+    if last is not None and at < last.at:
+        raise SpecError(
+            f"position {at:,} lies before the last amendment ({last}), which would change",
+            parameter="at",
+            remedy=f"at={last.at + 1} or more, or amend plan {last.parent}",
+        )
+    end = plan.epoch_spec["epochs"].limit
+    if end is not None and at > end:
+        raise SpecError(
+            f"position {at:,} does not exist: the stream ends at {end:,}", parameter="at", remedy=f"at={end} or less"
+        )
+    return at
+
+
+def _spans(skip: Any) -> tuple[tuple[int, int], ...]:
+    """(first, last) of what is to be skipped: one position, a pair, or a list of these."""
+    if skip is None:
+        return ()
+    parts = skip if isinstance(skip, list | set | np.ndarray) else [skip]
+    spans = []
+    for part in parts:
+        pair = part if isinstance(part, tuple | list) else (part, part)
+        if len(pair) != 2:
+            raise SpecError(f"skip={part!r} is not (first, last)", parameter="skip", remedy="skip=(first, last)")
+        first, last = (whole_number(skip=number) for number in pair)
+        if first > last:
+            raise SpecError(
+                f"skip=({first}, {last}) runs backwards", parameter="skip", remedy=f"skip=({last}, {first})"
+            )
+        spans.append((first, last))
+    return tuple(sorted(spans))
+
+
+def _check_skips(plan: Plan, at: int, skips: tuple[tuple[int, int], ...]) -> None:
+    end = plan.epoch_spec["epochs"].limit
+    for first, last in skips:
+        if first < at:
+            raise SpecError(
+                f"position {first:,} cannot be skipped: it lies before {at:,}, from which on the plan is amended",
+                parameter="skip",
+                remedy=f"load a state from position {first:,} or before, and amend there",
+            )
+        if end is not None and last >= end:
+            raise SpecError(
+                f"position {last:,} cannot be skipped: the stream ends at {end:,}",
+                parameter="skip",
+                remedy=f"positions below {end:,}",
+            )
+
+
+def _added(plan: Plan, member: Member) -> PlanSource:
+    rows = WindowRows(member.stream, member.row_tokens, seed=plan.seed, recut=plan.recut, name=member.name)
+    source = source_of(rows, plan.row_tokens)
+    known = next((s for s in plan.all_sources if s.name == member.name), None)
+    if known is None:
+        return source
+    if source.fingerprint == known.fingerprint:
+        raise SpecError(
+            f"source {source.name!r} is in the plan already, with this content", parameter="add", source=source.name
+        )
+    if not member.stream.begins_with(known.fingerprint, known.num_tokens):
+        raise PlanError(
+            f"source {source.name!r} was replaced: its first {known.num_tokens:,} tokens are not those of the plan",
+            source=source.name,
+            file=member.stream.store.path,
+            remedy="a store that has them and more after them (baked with shuffle=False, or adopted), or another name",
+        )
+    return source
+
+
+def _check_that_new_sources_have_weights(plan: Plan, added: tuple[PlanSource, ...], segments: Any) -> None:
+    if plan.weights is None and not segments:
+        return  # they join when the next epoch begins
+    asked = {name for _, weights in segments or plan.schedule for name, _ in weights or ()}
+    for source in added:
+        if source.name not in asked:
+            raise SpecError(
+                f"source {source.name!r} joins a mixture without a weight",
+                parameter="weights",
+                source=source.name,
+                remedy=f"weights= with one for {source.name!r}",
+            )
+
+
+def _check_caps(
+    plan: Plan, at: int, max_epochs: Mapping[str, int], names: Sequence[str], is_mixture: bool
+) -> tuple[tuple[str, int], ...]:
+    if max_epochs and not is_mixture:
+        raise SpecError(
+            "without weights every source is read equally often, so none can be capped",
+            parameter="max_epochs",
+            remedy="weights= too",
+        )
+    caps = check_caps(max_epochs, names)
+    given = dict(zip(plan.order.names, plan.order.counts(at), strict=True))
+    for name, cap in caps:
+        source = plan.order.names.index(name) if name in given else None
+        if source is None or not given[name]:
+            continue
+        used = 1 + int(plan.order.epoch_of(source, np.array([given[name] - 1]))[0][0])
+        if used > cap:
+            raise SpecError(
+                f"source {name!r} is in epoch {used} at position {at:,}, so it cannot be capped at {cap}",
+                parameter="max_epochs",
+                source=name,
+                remedy=f"max_epochs={{{name!r}: {used}}} or more, or a weight of 0",
+            )
+    return caps
+
+
+def _end(plan: Plan, at: int, is_mixture: bool, num_rows: int | None, num_tokens: int | None) -> int | None:
+    if num_rows is not None and num_tokens is not None:
+        raise SpecError("num_rows and num_tokens both end the stream", parameter="num_tokens", remedy="one of them")
+    if num_rows is None and num_tokens is None:
+        return None
+    name = "num_rows" if num_rows is not None else "num_tokens"
+    if not is_mixture:
+        raise SpecError(f"{name}= ends a mixture; this plan has no weights", parameter=name, remedy="weights= too")
+    end = rows_of_mixture(plan, num_rows=num_rows, num_tokens=num_tokens, stop=None)
+    assert end is not None
+    if end <= at:
+        unit = 1 if num_rows is not None else plan.row_tokens
+        raise SpecError(
+            f"the stream cannot end at row {end:,}: {at:,} were given by then",
+            parameter=name,
+            remedy=f"{name}={(at + 1) * unit} or more",
+        )
+    return end

@@ -1,0 +1,210 @@
+"""Several sources in one stream, by weights that may change: every row of every source is still counted and found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from penstock.assemble.batch import Fields
+from penstock.deliver.ranks import find_ranks
+from penstock.errors import SpecError
+from penstock.loaders.base import DataLoader
+from penstock.loaders.planning import Member, open_flow, plan_members, segments_of
+from penstock.loaders.read_ahead import start_read_ahead
+from penstock.loaders.sources import Parts, flatten
+from penstock.plan import Plan, Segments
+from penstock.plans import find_plan, streams_for_plan
+from penstock.spec import at_least, one_of
+
+__all__ = ["MixedDataLoader"]
+
+
+class MixedDataLoader(DataLoader):
+    """Rows of several stores (or loaders over stores) by weight.
+
+    MixedDataLoader({"web": "web.store", "code": "code.store"}, {"web": 0.7, "code": 0.3}, chunk_size=2048)
+    MixedDataLoader(sources, weights, max_epochs={"code": 4}, num_tokens=10**10, chunk_size=2048)
+    MixedDataLoader(sources, [(0, early), (1_000_000, late)], chunk_size=2048)    weights from a position on
+    MixedDataLoader(sources, temperature=3.3, chunk_size=2048)                    sizes, flattened
+    MixedDataLoader(sources, plan="3f2a91c04be7d155")                             exactly the rows of a run that was
+
+    Of a loader only its rows are used: not its cursor, order or seed. A mixture inside is flattened: its sources are
+    called outer/inner, and share their entry's weight. `by` says what weights are shares of: "rows" or "tokens".
+
+    Where a source has given its epochs (`max_epochs`, without a number no end), `exhausted` decides: "repeat" lets
+    sources without a cap start over, shuffled anew, and capped ones leave; "renormalise" lets every source leave after
+    its epochs (one, without a number), and the others share its place; "stop" ends the stream where the first has
+    given them. `num_rows`, `num_tokens` or `stop` ("first_exhausted", "all_exhausted") end it anywhere else.
+
+    Without weights, temperature or caps an epoch is every row of every source once, in natural proportion.
+    """
+
+    def __init__(
+        self,
+        sources: Any,
+        weights: Any = None,
+        *,
+        chunk_size: int | None = None,
+        by: str = "rows",
+        temperature: float | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+        exhausted: str = "repeat",
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+        stop: str | None = None,
+        pad: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        framework: str | None = None,
+        shuffle: str | bool | None = None,
+        pool_rows: int | None = None,
+        epochs: int | None = 1,
+        plan: Any = None,
+        split: str = "train",
+        epoch_end: str | None = None,
+        recut: bool = True,
+        position_ids: bool = False,
+        segment_ids: bool = False,
+        border_loss: bool = True,
+        alignment: str = "next",
+        uneven: bool = False,
+        sharding: Any = "contiguous",
+        prefetch: int | None = None,
+        workers: int = 0,
+        read_ahead: bool | None = None,
+    ) -> None:
+        one_of(("train", "val"), split=split)
+        if plan is not None:
+            _refuse_settings_beside_a_plan(
+                weights=weights,
+                chunk_size=chunk_size,
+                temperature=temperature,
+                max_epochs=max_epochs,
+                num_rows=num_rows,
+                num_tokens=num_tokens,
+                stop=stop,
+                pad=pad,
+                shuffle=shuffle,
+                pool_rows=pool_rows,
+                epoch_end=epoch_end,
+            )
+            made, streams = _of_plan(sources, plan)
+            if batch_size is None and len(made.runs) == 1:
+                batch_size = made.steps[-1][2]
+        else:
+            if chunk_size is not None:
+                at_least(1, chunk_size=chunk_size)
+            has_weights = weights is not None or temperature is not None
+            members, parts = flatten(sources, chunk_size=chunk_size, split=split, has_weights=has_weights)
+            made = plan_members(
+                members,
+                split=split,
+                seed=seed,
+                shuffle=shuffle,
+                pool_rows=pool_rows,
+                segments=_segments(members, parts, weights, temperature, by),
+                by=by,
+                max_epochs=_caps_of_parts(max_epochs, parts),
+                exhausted=exhausted,
+                num_rows=num_rows,
+                num_tokens=num_tokens,
+                stop=stop,
+                epoch_end=epoch_end,
+                recut=recut,
+                pad=pad,
+            )
+            streams = {member.name: member.stream for member in members}
+        fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
+        super().__init__(
+            open_flow(streams, made, fields),
+            made,
+            batch_size=8 if batch_size is None else batch_size,
+            ranks=find_ranks(rank, world_size, mesh),
+            epochs=epochs,
+            framework=framework,
+            uneven=uneven,
+            sharding=sharding,
+            alignment=alignment,
+            prefetch=prefetch or 0,
+            workers=workers,
+        )
+        self._keep_plan()
+        start_read_ahead(self, read_ahead)
+
+
+def _of_plan(sources: Any, plan: Any) -> tuple[Plan, Any]:
+    """(the plan, its streams): sources may be stores, or loaders over them."""
+    listed = list(sources.values()) if isinstance(sources, Mapping) else sources
+    listed = listed if isinstance(listed, list | tuple) else [listed]
+    stores = [store for each in listed for store in (each._stores() if isinstance(each, DataLoader) else [each])]
+    made = find_plan(stores, plan)
+    return made, streams_for_plan(stores, made)
+
+
+def _refuse_settings_beside_a_plan(**settings: Any) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise SpecError(
+                f"{name}={value!r} was asked for, and a plan fixes it",
+                parameter=name,
+                remedy=f"leave out {name}=, or plan=; plan.amend() changes what is to come",
+            )
+
+
+def _segments(members: list[Member], parts: Parts, weights: Any, temperature: float | None, by: str) -> Segments:
+    """Weights as asked for entries, handed down to their single sources; flattened by a temperature."""
+    names = [member.name for member in members]
+    if weights is None and temperature is None:
+        return ((0, None),)
+    if weights is None:
+        sizes = {m.name: float(m.stream.num_tokens) for m in members}
+        if by == "rows":
+            sizes = {m.name: sizes[m.name] // m.row_tokens for m in members}
+        return segments_of(_flattened(sizes, temperature), names)
+    if isinstance(weights, Mapping):
+        weights = [(0, weights)]
+    try:
+        handed = [(at, _flattened(_handed_down(dict(mapping), parts), temperature)) for at, mapping in weights]
+    except (TypeError, ValueError):
+        handed = weights  # not weights at all, which is said there
+    return segments_of(handed, names)
+
+
+def _handed_down(weights: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    handed: dict[str, Any] = {}
+    for name, weight in weights.items():
+        inner = {n: share for n, share in parts.items() if n.startswith(f"{name}/")} if name not in parts else {}
+        if inner and isinstance(weight, int | float):
+            handed.update((n, weight * (share or 0.0)) for n, share in inner.items())
+        else:
+            handed[name] = weight
+    return handed
+
+
+def _flattened(weights: dict[str, Any], temperature: float | None) -> dict[str, Any]:
+    """Weights to the power 1 / temperature: above 1 they come nearer to each other."""
+    if temperature is None:
+        return weights
+    if not isinstance(temperature, int | float) or not isfinite(temperature) or temperature <= 0:
+        raise SpecError(
+            f"temperature is {temperature!r}", parameter="temperature", remedy="a number above 0; 1 changes nothing"
+        )
+    total = sum(w for w in weights.values() if isinstance(w, int | float) and w > 0) or 1.0
+    return {
+        n: (w / total) ** (1 / temperature) if isinstance(w, int | float) and w > 0 else w for n, w in weights.items()
+    }
+
+
+def _caps_of_parts(max_epochs: Mapping[str, int] | None, parts: Parts) -> dict[str, int] | None:
+    """Caps of entries as caps of their single sources."""
+    if not max_epochs:
+        return None
+    caps: dict[str, int] = {}
+    for name, epochs in max_epochs.items():
+        inner = [n for n in parts if n.startswith(f"{name}/")] if name not in parts else [name]
+        caps.update(dict.fromkeys(inner or [name], epochs))
+    return caps

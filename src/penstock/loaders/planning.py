@@ -1,0 +1,300 @@
+"""From sources and settings to a plan, and from a plan back to rows in an order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any, NamedTuple
+
+from penstock.assemble.batch import Fields
+from penstock.assemble.window import WindowRows
+from penstock.errors import SpecError
+from penstock.flow import Flow
+from penstock.order.pool import blocks_for
+from penstock.order.schedule import ORDER_VERSION
+from penstock.plan import Plan, PlanSource, Segments
+from penstock.spec import at_least, one_of, suggest, whole_number
+from penstock.store.stream import TokenStream
+
+__all__ = ["Member", "open_flow", "plan_members", "ramp", "rounded_pool", "segments_of", "shuffle_of", "source_of"]
+
+log = logging.getLogger("penstock")
+
+_POOL_BYTES = 1 << 30
+"""Tokens of the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+_RAMP_SEGMENTS = 64
+
+
+class Member(NamedTuple):
+    """One source of a mixture: where its tokens are, and how long its rows."""
+
+    name: str
+    stream: TokenStream
+    row_tokens: int
+
+
+def plan_members(
+    members: Sequence[Member],
+    *,
+    split: str,
+    seed: int = 0,
+    shuffle: str | bool | None = None,
+    pool_rows: int | None = None,
+    segments: Segments = ((0, None),),
+    by: str = "rows",
+    max_epochs: Mapping[str, int] | None = None,
+    exhausted: str = "repeat",
+    num_rows: int | None = None,
+    num_tokens: int | None = None,
+    stop: str | None = None,
+    epoch_end: str | None = None,
+    recut: bool = True,
+    pad: int | None = None,
+) -> Plan:
+    """The plan of a mixture. Looks at no tokens and keeps nothing."""
+    shuffle = shuffle_of(shuffle, split)
+    has_weights = segments[0][1] is not None
+    _check_ends(has_weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
+    caps = _caps(max_epochs, exhausted, [m.name for m in members], has_weights)
+    if has_weights:
+        used = {name for _, weights in segments for name, _ in weights or ()}
+        members = [member for member in members if member.name in used]
+    row_tokens = _row_tokens(members, pad)
+    rows = [WindowRows(m.stream, m.row_tokens, seed=seed, recut=recut, name=m.name) for m in members]
+    plan = Plan(
+        row_tokens=row_tokens,
+        seed=whole_number(seed=seed),
+        shuffle=shuffle,
+        sources=tuple(source_of(r, row_tokens) for r in rows),
+        segments=segments,
+        recut=recut and split == "train",
+        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
+        order_version=ORDER_VERSION,
+        pool=_pool(shuffle, pool_rows, [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
+        by=one_of(("rows", "tokens"), by=by),
+        max_epochs=caps,
+        exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
+        pad=pad if any(m.row_tokens != row_tokens for m in members) else None,
+    )
+    ends_at = rows_of_mixture(plan, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
+    return plan if ends_at is None else replace(plan, num_rows=ends_at)
+
+
+def source_of(rows: WindowRows, row_tokens: int) -> PlanSource:
+    return PlanSource(
+        name=rows.name,
+        split=rows.split,
+        fingerprint=rows.fingerprint,
+        num_rows=rows.num_rows,
+        num_tokens=rows.num_tokens,
+        row_tokens=None if rows.row_tokens == row_tokens else rows.row_tokens,
+    )
+
+
+def open_flow(streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None) -> Flow:
+    """The rows and the order that a plan means, over streams that have its content."""
+    rows = [
+        WindowRows(
+            streams[source.name],
+            source.row_tokens or plan.row_tokens,
+            seed=plan.seed,
+            recut=plan.recut,
+            name=source.name,
+            num_tokens=_growth(plan, number),
+        )
+        for number, source in enumerate(plan.all_sources)
+    ]
+    return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad)
+
+
+def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
+    """(first epoch, tokens that the source had then): one entry, and one for each time it grew."""
+    name = plan.order.names[number] if number < len(plan.order.names) else plan.all_sources[number].name
+    versions = [s for s in (*plan.sources, *(s for a in plan.amendments for s in a.add)) if s.name == name]
+    tokens = {source.num_rows: source.num_tokens for source in reversed(versions)}
+    if number >= len(plan.order.growth):
+        return ((0, versions[-1].num_tokens),)
+    return tuple((size.first_epoch, tokens[size.num_rows]) for size in plan.order.growth[number])
+
+
+def ramp(
+    begin: Mapping[str, float], end: Mapping[str, float], *, first: int, last: int
+) -> list[tuple[int, dict[str, float]]]:
+    """Weights that go from `begin` at position `first` to `end` by position `last`, in 64 constant segments.
+
+    >>> steps = ramp({"web": 1.0, "code": 0.0}, {"web": 0.5, "code": 0.5}, first=1000, last=7400)
+    >>> len(steps), steps[0], steps[1][0], steps[-1]
+    (64, (1000, {'web': 1.0, 'code': 0.0}), 1100, (7300, {'web': 0.5, 'code': 0.5}))
+    """
+    first, last = at_least(0, first=first), whole_number(last=last)
+    if last - first < _RAMP_SEGMENTS:
+        raise SpecError(
+            f"a ramp from position {first} to {last} is too short for its {_RAMP_SEGMENTS} segments",
+            parameter="last",
+            remedy=f"last={first + _RAMP_SEGMENTS} or more; positions are rows: steps times batch_size",
+        )
+    names = list(dict.fromkeys([*begin, *end]))
+    parts = _RAMP_SEGMENTS - 1
+    return [
+        (
+            first + part * (last - first) // _RAMP_SEGMENTS,
+            {n: (begin.get(n, 0.0) * (parts - part) + end.get(n, 0.0) * part) / parts for n in names},
+        )
+        for part in range(_RAMP_SEGMENTS)
+    ]
+
+
+def segments_of(weights: Any, names: Sequence[str], *, at: int = 0) -> Segments:
+    """Weights as they may be written (one mapping, or (position, mapping) in order), in the order of `names`.
+
+    Sources with weight 0 are left out: however weights are written, the same plan.
+    """
+    if weights is None:
+        return ((0, None),)
+    if isinstance(weights, Mapping):
+        weights = [(at, weights)]
+    found: list[tuple[int, tuple[tuple[str, float], ...]]] = []
+    try:
+        pairs = [(whole_number(weights=position), dict(mapping)) for position, mapping in weights]
+    except (TypeError, ValueError):
+        raise SpecError(
+            "weights are neither one mapping nor a list of (position, mapping)",
+            parameter="weights",
+            remedy="weights={'web': 0.7, 'code': 0.3}, or [(0, {...}), (100_000, {...})]",
+        ) from None
+    for position, mapping in pairs:
+        if position < at or (found and position <= found[-1][0]):
+            raise SpecError(
+                f"weights from position {position} come after those from position {found[-1][0] if found else at}",
+                parameter="weights",
+                remedy="positions that rise" if found else f"a first position of {at} or more",
+            )
+        _check_weights(mapping, names)
+        found.append((position, tuple((name, float(mapping[name])) for name in names if mapping.get(name, 0.0))))
+    if at == 0 and (not found or found[0][0] != 0):
+        raise SpecError(
+            "weights do not say what holds from position 0 on",
+            parameter="weights",
+            remedy="a first entry (0, {...})",
+        )
+    return tuple(found)
+
+
+def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name, weight in weights.items():
+        if name not in names:
+            near = suggest(str(name), names)
+            raise SpecError(
+                f"weights name a source {name!r} that is not there",
+                parameter="weights",
+                source=name,
+                sources=", ".join(names),
+                remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
+            )
+        if not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
+            raise SpecError(
+                f"the weight of {name!r} is {weight!r}",
+                parameter="weights",
+                source=name,
+                remedy="a number of 0 or more",
+            )
+    if not any(weights.values()):
+        raise SpecError(
+            "all weights are 0", parameter="weights", remedy=f"a weight for one of {', '.join(map(repr, names))}"
+        )
+
+
+def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, stop: str | None) -> int | None:
+    """Rows after which a mixture ends; None for one that does not."""
+    if num_tokens is not None:
+        return at_least(plan.row_tokens, num_tokens=num_tokens) // plan.row_tokens
+    if stop is not None:
+        first = one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted"
+        return plan.order.exhausted_at(first=first)
+    return None if num_rows is None else at_least(1, num_rows=num_rows)
+
+
+def _check_ends(has_weights: bool, **ends: Any) -> None:
+    given = [name for name, value in ends.items() if value is not None]
+    if given and not has_weights:
+        raise SpecError(
+            f"{given[0]}= ends a mixture; this loader has no weights", parameter=given[0], remedy="weights=, or epochs="
+        )
+    if len(given) > 1:
+        raise SpecError(f"{' and '.join(given)} both end the stream", parameter=given[1], remedy="give one of them")
+
+
+def _caps(
+    max_epochs: Mapping[str, int] | None, exhausted: str, names: Sequence[str], has_weights: bool
+) -> tuple[tuple[str, int], ...]:
+    if (max_epochs or exhausted != "repeat") and not has_weights:
+        raise SpecError(
+            "without weights every source is read equally often, so none can be capped",
+            parameter="max_epochs" if max_epochs else "exhausted",
+            remedy="weights=, or epochs=",
+        )
+    return check_caps(max_epochs or {}, names)
+
+
+def check_caps(max_epochs: Mapping[str, int], names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Caps in the order of the names."""
+    for name in max_epochs:
+        if name not in names:
+            near = suggest(str(name), names)
+            raise SpecError(
+                f"max_epochs names a source {name!r} that is not there",
+                parameter="max_epochs",
+                source=name,
+                sources=", ".join(names),
+                remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
+            )
+    return tuple((name, at_least(1, max_epochs=max_epochs[name])) for name in names if name in max_epochs)
+
+
+def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
+    """Tokens of a row: the same for all sources, unless shorter ones are padded."""
+    longest = max(members, key=lambda m: m.row_tokens)
+    other = next((m for m in members if m.row_tokens != longest.row_tokens), None)
+    if other is not None and pad is None:
+        raise SpecError(
+            f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}",
+            parameter="chunk_size",
+            source=other.name,
+            remedy="one chunk_size for all, or pad= with the token id that fills up the shorter rows",
+        )
+    if pad is not None:
+        at_least(0, pad=pad)
+    return longest.row_tokens
+
+
+def shuffle_of(asked: str | bool | None, split: str) -> str:
+    if asked is None:
+        return "none" if split == "val" else "global"
+    if isinstance(asked, bool):
+        return "global" if asked else "none"
+    return one_of(("global", "pool", "none"), shuffle=asked)
+
+
+def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[int, int] | None:
+    """(rows of a block, blocks of a window) of each source, whose rows have so many bytes."""
+    if shuffle != "pool":
+        if pool_rows is not None:
+            raise SpecError(
+                f"pool_rows= is for shuffle='pool'; this is shuffle={shuffle!r}",
+                parameter="pool_rows",
+                remedy="shuffle='pool', or leave out pool_rows=",
+            )
+        return None
+    if pool_rows is None:
+        pool_rows = max(_POOL_BYTES // sum(row_bytes), 1)
+    return blocks_for(at_least(1, pool_rows=pool_rows))
+
+
+def rounded_pool(pool_rows: int | None) -> int | None:
+    """Rows of the windows that a plan has, where `pool_rows` were asked for."""
+    if pool_rows is None:
+        return None
+    block_rows, window_blocks = blocks_for(at_least(1, pool_rows=pool_rows))
+    return block_rows * window_blocks

@@ -1,0 +1,134 @@
+"""What a mixture may be made of: stores and loaders of this package, opened and flattened into single sources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import SpecError
+from penstock.loaders.base import DataLoader
+from penstock.loaders.planning import Member
+from penstock.plan import Plan
+from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
+
+__all__ = ["flatten", "refuse_other_tokenizer"]
+
+Parts = dict[str, float | None]
+"""The share that each source has in the one it came from; None where it is that one."""
+
+
+def flatten(
+    sources: Any, *, chunk_size: int | None, split: str, has_weights: bool = True
+) -> tuple[list[Member], Parts]:
+    """Every single source in what is given, and what share it has in its entry if that is a mixture itself.
+
+    A store or a loader with several sources becomes name/source for each of them; a loader's own order, cursor and seed
+    are not used. One store alone, without a name, keeps the names of its own sources. Without weights, a mixture by
+    weights inside is refused: what it asks for would be lost.
+    """
+    if not isinstance(sources, Mapping):
+        members, _ = _of(None, sources, chunk_size, split, has_weights)
+        return members, dict.fromkeys(m.name for m in members)
+    if not sources:
+        raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
+    found: list[Member] = []
+    parts: Parts = {}
+    for name, source in sources.items():
+        members, shares = _of(str(name), source, chunk_size, split, has_weights)
+        found += members
+        parts.update(shares)
+    if repeated := next((m.name for m in found if sum(n.name == m.name for n in found) > 1), None):
+        raise SpecError(
+            f"two sources are called {repeated!r}", parameter="sources", source=repeated, remedy="rename one"
+        )
+    first = found[0]
+    for member in found[1:]:
+        refuse_other_tokenizer(first.name, first.stream.store, member.name, member.stream.store)
+    return found, parts
+
+
+def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
+    one, two = store.manifest.tokenizer, other.manifest.tokenizer
+    if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
+        raise SpecError(
+            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
+            parameter="sources",
+            source=other_name,
+            file=other.path,
+            remedy="bake both with one tokenizer",
+        )
+
+
+def _of(
+    name: str | None, source: Any, chunk_size: int | None, split: str, has_weights: bool
+) -> tuple[list[Member], Parts]:
+    if isinstance(source, DataLoader):
+        return _of_loader(name, source, chunk_size, has_weights)
+    if not isinstance(source, str | os.PathLike | Store):
+        raise SpecError(
+            f"a {type(source).__name__} cannot be a source of a mixture",
+            parameter="sources",
+            source=name,
+            remedy="a store, its path, or a loader over one",
+        )
+    if chunk_size is None:
+        raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
+    store = source if isinstance(source, Store) else Store(source)
+    streams = [store.stream(stream, split) for stream in store.names]
+    long_enough = [s for s in streams if s.num_tokens > chunk_size] or streams[:1]
+    return _named(name, [Member(s.name, s, chunk_size) for s in long_enough], None)
+
+
+def _of_loader(
+    name: str | None, loader: DataLoader, chunk_size: int | None, has_weights: bool
+) -> tuple[list[Member], Parts]:
+    plan = loader.plan
+    windows = loader._flow.windows
+    members = [Member(r.name, r.stream, r.row_tokens) for r in windows if isinstance(r.stream, TokenStream)]
+    if len(members) < len(loader._flow.rows) or not members:
+        raise SpecError(
+            f"{name!r} does not read stores, so it has no row numbers to mix by",
+            parameter="sources",
+            source=name,
+            remedy="bake its data, and give the store",
+        )
+    if chunk_size is not None and any(m.row_tokens != chunk_size for m in members):
+        raise SpecError(
+            f"chunk_size={chunk_size} was asked for, and the loader of {name!r} has rows of {plan.row_tokens} tokens",
+            parameter="chunk_size",
+            source=name,
+            remedy=f"chunk_size={plan.row_tokens}, or leave it out",
+        )
+    _refuse_what_does_not_flatten(name, plan, has_weights)
+    return _named(name, members, plan.weights)
+
+
+def _refuse_what_does_not_flatten(name: str | None, plan: Plan, has_weights: bool) -> None:
+    for what, is_there in (
+        ("weights, and this mixture has none", plan.weights is not None and not has_weights),
+        ("weights that change", len(plan.schedule) > 1),
+        ("amendments", bool(plan.amendments)),
+        ("capped sources", bool(plan.max_epochs) or plan.exhausted != "repeat"),
+    ):
+        if is_there:
+            raise SpecError(
+                f"the loader of {name!r} has {what}, which cannot be a part of another mixture",
+                parameter="sources",
+                source=name,
+                remedy="say it in the outer mixture, over the single sources",
+            )
+
+
+def _named(name: str | None, members: list[Member], weights: dict[str, float] | None) -> tuple[list[Member], Parts]:
+    """Members under the name of their entry, and the share that each has in it."""
+    if name is None:
+        return members, dict.fromkeys(m.name for m in members)
+    if len(members) == 1:
+        return [members[0]._replace(name=name)], {name: None}
+    sizes = {m.name: float((m.stream.num_tokens - 1) // m.row_tokens) for m in members}
+    shares = sizes if weights is None else weights
+    total = sum(shares.values())
+    named = [m._replace(name=f"{name}/{m.name}") for m in members]
+    return named, {f"{name}/{m.name}": shares.get(m.name, 0.0) / total for m in members}

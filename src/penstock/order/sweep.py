@@ -1,0 +1,282 @@
+"""What a plan's weights, caps and changes come to: legs, each with one mix, found by going once through the changes.
+
+A leg is a stretch of positions in which one pattern (or natural proportion) holds. Every leg knows how many rows each
+source gave before it, so that the next leg goes on where the last one stopped: nothing repeats, nothing is lost. Where
+a cap binds is a result, never an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import SpecError
+from penstock.order.mix import Pattern, build_pattern, integer_shares
+from penstock.order.natural import Natural
+from penstock.spec import suggest
+
+__all__ = ["Binding", "Change", "Leg", "Schedule", "Size", "Sweep", "sweep"]
+
+Schedule = tuple[tuple[int, Mapping[str, float] | None], ...]
+"""((from position, weights), ...); weights None: every row once, in natural proportion."""
+
+
+class Change(NamedTuple):
+    """What an amendment does to the order, from a position on."""
+
+    at: int
+    weights: Schedule | None = None
+    """What replaces all weights that were to come from here on; None: they stay."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sources that join, and sources that have more rows now."""
+    max_epochs: tuple[tuple[str, int], ...] = ()
+    """Caps that are set anew."""
+    num_rows: int | None = None
+
+    @property
+    def touches_the_mix(self) -> bool:
+        return bool(self.weights or self.sizes or self.max_epochs)
+
+
+class Size(NamedTuple):
+    """From its row number `first_row` on, counted through epochs, a source has epochs of `num_rows` rows."""
+
+    first_row: int
+    first_epoch: int
+    num_rows: int
+
+
+class Leg(NamedTuple):
+    start: int
+    before: tuple[int, ...]
+    """Rows that each source gave before."""
+    mix: Pattern | Natural
+    weights: tuple[float, ...] | None
+    """Asked for, of the sources that are still there; None: natural proportion."""
+
+    def counts(self, position: int) -> list[int]:
+        """Rows that each source gave before a position of this leg."""
+        if isinstance(self.mix, Pattern):
+            given = self.mix.counts(position - self.start)
+        else:
+            epoch, within = divmod(position - self.start, self.mix.num_rows)
+            given = [epoch * n + c for n, c in zip(self.mix.sizes, self.mix.counts(within), strict=True)]
+        given += [0] * (len(self.before) - len(given))  # sources that joined later
+        return [b + g for b, g in zip(self.before, given, strict=True)]
+
+
+class Binding(NamedTuple):
+    """A source that had given all its epochs: it is left out from this position on."""
+
+    position: int
+    source: str
+    epochs: int
+
+
+class Sweep(NamedTuple):
+    names: tuple[str, ...]
+    sizes: tuple[tuple[Size, ...], ...]
+    legs: tuple[Leg, ...]
+    bindings: tuple[Binding, ...]
+    eras: tuple[tuple[int, int | None], ...]
+    """(from position, rows of an epoch): as `Epochs` takes it."""
+    limit: int | None
+    """The position at which nothing is left to give."""
+
+
+def sweep(
+    sizes: Mapping[str, int],
+    schedule: Schedule,
+    *,
+    max_epochs: Mapping[str, int],
+    exhausted: str,
+    num_rows: int | None,
+    changes: Sequence[Change],
+) -> Sweep:
+    """Go through all changes once."""
+    run = _Run(sizes, max_epochs, exhausted, num_rows)
+    for change in changes:
+        schedule = schedule if change.weights is None else (*(s for s in schedule if s[0] < change.at), *change.weights)
+    asked = dict(schedule)
+    mixing = {*asked, *(change.at for change in changes if change.touches_the_mix)}
+    for mark in sorted({*mixing, *(change.at for change in changes)}):
+        following = min((other for other in mixing if other > mark), default=None)
+        for change in changes:
+            if change.at == mark:
+                run.apply(change)
+        if mark in asked:
+            run.weights, run.is_changed = asked[mark], True
+        run.go(mark, following)
+        if run.limit is not None:
+            break
+    width = len(run.names)
+    legs = [leg._replace(before=(*leg.before, *[0] * (width - len(leg.before)))) for leg in run.legs]
+    return Sweep(
+        tuple(run.names),
+        tuple(tuple(s) for s in run.sizes),
+        tuple(legs),
+        tuple(run.bindings),
+        run.eras_to_the_end(),
+        run.limit,
+    )
+
+
+class _Run:
+    """Where a sweep is."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], max_epochs: Mapping[str, int], exhausted: str, num_rows: int | None
+    ) -> None:
+        self.names = list(sizes)
+        self.sizes = [[Size(0, 0, n)] for n in sizes.values()]
+        self.caps, self.exhausted, self.num_rows = dict(max_epochs), exhausted, num_rows
+        self.weights: Mapping[str, float] | None = None
+        self.is_changed = True
+        self.joining: dict[str, int] = {}
+        self.legs: list[Leg] = []
+        self.bindings: list[Binding] = []
+        self.eras: list[tuple[int, int | None]] = []
+        self.limit: int | None = None
+
+    def apply(self, change: Change) -> None:
+        self.joining.update(change.sizes)
+        self.caps.update(change.max_epochs)
+        self.bindings = [b for b in self.bindings if b.epochs >= self.caps.get(b.source, b.epochs)]
+        self.is_changed |= change.touches_the_mix
+        if change.num_rows is not None:
+            self.num_rows = change.num_rows
+            if self.eras and self.weights is not None:
+                self._begin_era(self._epoch_start(change.at), change.num_rows)
+
+    def go(self, mark: int, following: int | None) -> None:
+        if not self.is_changed:
+            return
+        if self.weights is None:
+            self._go_naturally(mark, following)
+        else:
+            self._go_by_weights(mark, following, self.weights)
+
+    def _go_naturally(self, mark: int, following: int | None) -> None:
+        """Every row of every source once in an epoch: whoever joins or grows waits for the next epoch."""
+        boundary = mark
+        if self.legs:
+            leg = self.legs[-1]
+            assert isinstance(leg.mix, Natural)
+            boundary = leg.start + -(-(mark - leg.start) // leg.mix.num_rows) * leg.mix.num_rows
+            if following is not None and boundary >= following:
+                return
+        before = self._counts(boundary)
+        self._admit(before)
+        before += [0] * (len(self.names) - len(before))
+        mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
+        self.legs.append(Leg(boundary, tuple(before), mix, None))
+        self.eras.append((boundary, mix.num_rows))
+        self.is_changed = False
+
+    def _go_by_weights(self, mark: int, following: int | None, weights: Mapping[str, float]) -> None:
+        before = self._counts(mark)
+        self._admit(before)
+        before += [0] * (len(self.names) - len(before))
+        if not self.eras:
+            self.eras.append((0, self.num_rows))
+        elif self.legs[-1].weights is None:
+            start = self._epoch_start(mark)
+            self._begin_era(start, self.num_rows)
+        self.is_changed = False
+        check_weights(weights, self.names)
+        asked = [weights.get(name, 0.0) for name in self.names]
+        integer_shares(asked, self.names)  # refuses what no mixture can have, also of a source that has left
+        position = mark
+        while True:
+            ends = [self._rows_allowed(i) for i in range(len(self.names))]
+            for i, end in enumerate(ends):
+                if asked[i] and end is not None and before[i] >= end:
+                    self._bind(position, i)
+            active = [w if e is None or b < e else 0.0 for w, e, b in zip(asked, ends, before, strict=True)]
+            if not any(active) or (self.exhausted == "stop" and active != asked):
+                self.limit = position
+                return
+            counts = tuple(integer_shares(active, self.names)[1])
+            self._refuse_empty(counts)
+            mix = build_pattern(counts)
+            self.legs.append(Leg(position, tuple(before), mix, tuple(active)))
+            last_rows = [
+                position + 1 + int(mix.position(i, np.array([end - before[i] - 1]))[0])
+                for i, end in enumerate(ends)
+                if end is not None and active[i]
+            ]
+            if not last_rows or (following is not None and min(last_rows) >= following):
+                return
+            position = min(last_rows)
+            before = self.legs[-1].counts(position)
+
+    def _bind(self, position: int, source: int) -> None:
+        if not any(b.source == self.names[source] for b in self.bindings):
+            epochs = self.caps.get(self.names[source], 1)
+            self.bindings.append(Binding(position, self.names[source], epochs))
+
+    def _rows_allowed(self, source: int) -> int | None:
+        """Rows that a source may give in all, counted through its epochs; None: it starts over for ever."""
+        epochs = self.caps.get(self.names[source], None if self.exhausted == "repeat" else 1)
+        if epochs is None:
+            return None
+        size = next(s for s in reversed(self.sizes[source]) if s.first_epoch < epochs or s.first_epoch == 0)
+        return size.first_row + (epochs - size.first_epoch) * size.num_rows
+
+    def _counts(self, position: int) -> list[int]:
+        if not self.legs:
+            return [0] * len(self.names)
+        counts = next(leg for leg in reversed(self.legs) if leg.start <= position).counts(position)
+        return counts + [0] * (len(self.names) - len(counts))
+
+    def _admit(self, given: list[int]) -> None:
+        """Let new sources join, and let those that grew have their new rows after the epoch that they are in."""
+        for name, num_rows in self.joining.items():
+            if name not in self.names:
+                self.names.append(name)
+                self.sizes.append([Size(0, 0, num_rows)])
+                continue
+            source = self.names.index(name)
+            last = self.sizes[source][-1]
+            if num_rows != last.num_rows:
+                epochs = -(-max(given[source] - last.first_row, 0) // last.num_rows)
+                grown = Size(last.first_row + epochs * last.num_rows, last.first_epoch + epochs, num_rows)
+                self.sizes[source] = [*(self.sizes[source] if epochs else self.sizes[source][:-1]), grown]
+        self.joining = {}
+
+    def _refuse_empty(self, counts: tuple[int, ...]) -> None:
+        for name, sizes, count in zip(self.names, self.sizes, counts, strict=True):
+            if count and not sizes[-1].num_rows:
+                raise SpecError(
+                    f"source {name!r} has a weight but no rows", source=name, remedy=f"weights without {name!r}"
+                )
+
+    def _epoch_start(self, position: int) -> int:
+        """Where the epoch begins in which the last row before a position lies."""
+        start, rows = next(era for era in reversed(self.eras) if era[0] < position or era[0] == 0)
+        return start if rows is None or position <= start else start + (position - start - 1) // rows * rows
+
+    def _begin_era(self, start: int, end: int | None) -> None:
+        self.eras = [era for era in self.eras if era[0] < start]
+        self.eras.append((start, None if end is None else end - start))
+
+    def eras_to_the_end(self) -> tuple[tuple[int, int | None], ...]:
+        """The eras, of which the last ends where the stream does."""
+        if self.limit is not None:
+            start, rows = self.eras[-1]
+            if rows is None or self.limit < start + rows or (self.limit - start) % rows:
+                self._begin_era(self._epoch_start(self.limit), self.limit)
+        return tuple(self.eras)
+
+
+def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
+    for name in weights:
+        if name not in names:
+            raise SpecError(
+                f"weights name a source {name!r} that is not there",
+                source=name,
+                sources=", ".join(names),
+                remedy=f"{suggest(name, names) or names[0]!r}",
+            )

@@ -1,0 +1,42 @@
+"""What a loader says where the framework that it is asked for is not installed, or is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from penstock.errors import SpecError
+
+
+@pytest.mark.parametrize(("framework", "module"), [("jax", "jax"), ("mlx", "mlx.core")])
+def test_where_a_framework_is_missing_the_error_is_the_command_that_installs_it(small_store, framework, module):
+    code = f"""
+        import sys
+        import penstock as ps
+        sys.modules["{module}"] = None         # importing it now fails, as where it is not installed
+        try:
+            ps.PretrainDataLoader(sys.argv[1], chunk_size=16, framework="{framework}")
+        except ps.MissingExtraError as error:
+            assert isinstance(error, ImportError)
+            print(error)
+        print(ps.PretrainDataLoader(sys.argv[1], chunk_size=16).framework)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(small_store)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        f"penstock.adapters.{framework} needs {framework}, which is not installed",
+        f"  try        pip install 'penstock[{framework}]'",
+        "numpy",
+    ]
+
+
+def test_a_framework_nobody_knows_is_an_error_that_names_those_there_are(open_loader, small_store):
+    with pytest.raises(SpecError, match="framework='jaxx' is not one of 'numpy', 'torch', 'jax', 'mlx'") as caught:
+        open_loader(small_store, framework="jaxx")
+    assert caught.value.where["parameter"] == "framework"
+    assert "jax" in caught.value.remedy

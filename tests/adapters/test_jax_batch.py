@@ -1,0 +1,103 @@
+"""A batch of JAX arrays: its types, its devices, and masks that a program may give away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+from penstock.adapters.jax import JaxBlocks
+
+
+@pytest.fixture
+def opened(open_loader, small_store):
+    return lambda **given: open_loader(small_store, framework="jax", **given)
+
+
+def types_of(batch):
+    return {name: batch[name].dtype.name for name in batch}
+
+
+def test_integers_are_int32_unless_x64_is_on(opened):
+    loader = opened(position_ids=True, segment_ids=True, border_loss=False)
+    integers = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")
+    assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int32") | {"loss_mask": "float32"}
+    with jax.enable_x64(True):
+        assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int64") | {"loss_mask": "float32"}
+    assert types_of(loader.get_batch())["attention_mask"] == "int32"
+
+
+def test_what_is_given_to_jax_is_aligned_and_nobody_elses(monkeypatch):
+    given = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda arrays: given.extend(arrays) or put(arrays))
+    block = np.arange(34).reshape(2, 17)
+    inputs, labels = JaxBlocks().copies([block[:, :-1], block[:, 1:]])
+    assert all(array.ctypes.data % 64 == 0 and not np.shares_memory(array, block) for array in given)
+    assert not np.shares_memory(*given)
+    block[:] = -1
+    assert inputs.tolist()[1][-1] == 32
+    assert labels.tolist()[1][-1] == 33
+
+
+def test_a_step_compiled_once_takes_every_batch(opened):
+    traced = []
+
+    @jax.jit
+    def step(batch):
+        traced.append(batch)
+        return (batch["labels"] * batch["loss_mask"]).sum()
+
+    for batch in opened():
+        step(dict(batch))
+    assert len(traced) == 1
+
+
+def test_a_mask_that_a_program_gave_away_is_made_again(opened):
+    loader = opened()
+    first = loader.get_batch()
+    assert loader.get_batch().loss_mask is first.loss_mask
+    first.loss_mask.delete()  # what a jitted function does with what is donated to it
+    assert (loader.get_batch().loss_mask == 1).all()
+
+
+def test_a_batch_of_jax_arrays_cannot_be_pinned(opened):
+    with pytest.raises(TypeError, match=r"no page-locked memory: batch.to\(device\) copies it"):
+        opened().get_batch().pin_memory()
+
+
+def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
+    code = """
+        import sys, jax, penstock as ps
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        one, two = jax.devices()
+        loader = ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=12, seed=7, framework="jax")
+        def where(batch):
+            return [sorted(d.id for d in batch[name].devices()) for name in batch]
+        assert where(loader.get_batch()) == [[0]] * 4
+        with jax.default_device(two):
+            assert where(loader.get_batch()) == [[1]] * 4
+        batch = loader.get_batch()
+        assert where(batch.to(two)) == [[1]] * 4
+        rows = NamedSharding(Mesh([one, two], "data"), P("data"))
+        halves = batch.to(rows)
+        assert halves.labels.sharding == rows and halves.loss_mask.sharding == rows
+        assert (halves.labels == batch.to(rows).labels).all() and halves.labels.tolist() == batch.labels.tolist()
+        assert halves.metadata is batch.metadata
+        with jax.transfer_guard("disallow"):
+            loader.get_batch()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), str(small_store)],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""

@@ -1,0 +1,43 @@
+"""A batch of MLX arrays: its types, and masks that are each batch's own."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+
+@pytest.fixture
+def opened(open_loader, small_store):
+    return lambda **given: open_loader(small_store, framework="mlx", **given)
+
+
+def test_mlx_arrays_have_the_types_of_the_contract(opened):
+    batch = opened(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+    integers = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")
+    assert {name: batch[name].dtype for name in batch} == dict.fromkeys(integers, mx.int64) | {"loss_mask": mx.float32}
+
+
+@pytest.mark.parametrize("field", ["input_ids", "labels", "attention_mask", "loss_mask"])
+def test_writing_into_an_mlx_batch_changes_no_other(opened, values, field):
+    loader, unwritten = opened(), opened()
+    first = loader.get_batch()
+    for _ in range(3):
+        batch = loader.get_batch()
+        batch[field][:, 3:] = 0
+        assert batch[field][:, 3:].sum().item() == 0
+    assert values(first) == values(unwritten.get_batch())
+    for _ in range(3):
+        unwritten.get_batch()
+    assert values(loader.get_batch()) == values(unwritten.get_batch())
+
+
+@pytest.mark.parametrize(
+    ("move", "says"),
+    [
+        (lambda batch: batch.to("gpu"), "a batch of MLX arrays is on every device already"),
+        (lambda batch: batch.pin_memory(), "a batch of MLX arrays has no page-locked memory, and needs none"),
+    ],
+)
+def test_a_batch_of_mlx_arrays_has_nowhere_to_move(opened, move, says):
+    with pytest.raises(TypeError, match=says):
+        move(opened().get_batch())
