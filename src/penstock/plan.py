@@ -255,13 +255,15 @@ class Plan:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
         path = Path(path)
         with one_at_a_time(path.parent):  # two runs that open at once are both recorded
-            known = [_run(run) for run in _read(path).get("runs", [])] if path.exists() else []
+            there = _read(path) if path.exists() else {}
+            known = [_run(run) for run in there.get("runs", [])]
             runs = [*known, *(run for run in self.runs if run not in known)]
-            if path.exists() and runs == known:
+            places = dict(self.places) or there.get("places", {})  # stores may have moved since
+            if there and runs == known and places == there.get("places", {}):
                 return
             body = {"penstock_plan": PLAN_FORMAT, "fingerprint": self.fingerprint, "plan": self.spec(), "runs": runs}
-            if self.places:
-                body["places"] = dict(self.places)
+            if places:
+                body["places"] = places
             write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=1))
 
     @classmethod
@@ -349,12 +351,13 @@ class Plan:
 
     def __repr__(self) -> str:
         rows, weights, sources = self.epoch_rows, self.weights, self.all_sources
+        end = None if weights is None else self._epochs.end_of(1)
+        rows = rows if end is None else end
         length = "endless" if rows is None else f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
         lines = [
             f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens, {length}, seed {self.seed}, "
             f"shuffle {self.shuffle}" + (f" in windows of {self.pool_rows:,} rows" if self.pool else "")
         ]
-        end = None if weights is None else self._epochs.end_of(1)
         read = None if end is None else self.order.given(self.order.skips.position(end))
         for i, source in enumerate(sources):
             branch = "└─" if i == len(sources) - 1 else "├─"
@@ -362,7 +365,8 @@ class Plan:
                 share = f"{100 * source.num_rows / max(sum(s.num_rows for s in sources), 1):.1f} %"
             else:
                 asked = weights.get(source.name, 0.0) / sum(weights.values())
-                share = f"{100 * asked:.1f} % of {self.by} asked, {100 * self.order.shares[i]:.2f} % of rows"
+                got = self.order.shares[i] if read is None else read[i] / max(sum(read), 1)
+                share = f"{100 * asked:.1f} % of {self.by} asked, {100 * got:.2f} % of rows"
             epochs = "" if read is None else f", {read[i] / source.num_rows:.2f} epochs"
             often = f" (over {MANY_EPOCHS})" if read is not None and read[i] > MANY_EPOCHS * source.num_rows else ""
             lines.append(

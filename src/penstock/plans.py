@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 from penstock.store.versions import list_versions
 
-__all__ = ["find_plan", "keep_plan", "list_plans", "streams_for_plan"]
+__all__ = ["find_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places"]
 
 log = logging.getLogger("penstock")
 
@@ -28,6 +29,12 @@ def keep_plan(store: Path, plan: Plan) -> None:
             return
         except (OSError, PlanError) as error:  # a damaged file there must not keep a run from starting
             log.warning("plan %s cannot be kept in %s: %s", plan.fingerprint, folder, error)
+
+
+def with_places(plan: Plan, streams: Mapping[str, TokenStream]) -> Plan:
+    """A plan that says where its sources were found, if that is not one store."""
+    paths = {source.name: str(streams[source.name].store.path.absolute()) for source in plan.all_sources}
+    return replace(plan, places=tuple(paths.items())) if len(set(paths.values())) > 1 else plan
 
 
 def list_plans(store: Path) -> list[Plan]:

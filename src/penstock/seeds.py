@@ -31,7 +31,7 @@ def key_of(*names: str | int) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def mix64(x: U64, key: np.uint64) -> U64:
+def mix64(x: U64, key: np.uint64 | U64) -> U64:
     """Scramble numbers under a key: a bijection of 64-bit numbers in which every input bit reaches every output bit.
 
     The finaliser of splitmix64 (Stafford's variant 13) over `x + key`. Allocates two arrays, whatever the length.
@@ -48,7 +48,7 @@ def mix64(x: U64, key: np.uint64) -> U64:
     return z
 
 
-def scale_to(noise: U64, limit: np.uint64) -> U64:
+def scale_to(noise: U64, limit: np.uint64 | U64) -> U64:
     """Map 64-bit noise onto [0, limit) for limits below 2^32, in place: one multiplication, no division."""
     noise >>= _S32
     noise *= limit

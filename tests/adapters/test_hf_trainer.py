@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,10 @@ def test_a_checkpoint_of_another_plan_is_refused_and_the_cursor_stays(opened, ma
         made(loader).train(resume_from_checkpoint=str(checkpoint))
     assert "plan=" in caught.value.remedy
     assert loader.position == 0
+
+
+def test_where_transformers_is_missing_the_error_is_the_command_that_installs_it():
+    code = "import sys; sys.modules['transformers'] = sys.modules['torch'] = None; import penstock.adapters.hf"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError" in ran.stderr
+    assert "pip install 'penstock[trainers]'" in ran.stderr

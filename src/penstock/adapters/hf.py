@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import EndOfRun, MissingExtraError, PlanError, SpecError
+from penstock.errors import MissingExtraError, PlanError, SpecError
 
 try:
     import torch
@@ -63,7 +63,7 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
         loader.alignment = "same"
     options = {
         "num_workers": arguments.dataloader_num_workers,
-        "pin_memory": arguments.dataloader_pin_memory and torch.accelerator.is_available(),
+        "pin_memory": arguments.dataloader_pin_memory and torch.cuda.is_available(),
         "persistent_workers": arguments.dataloader_persistent_workers,
         "prefetch_factor": arguments.dataloader_prefetch_factor,
         "collate_fn": model_inputs,
@@ -89,15 +89,10 @@ class WholeRun:
     def __init__(self, batches: Any) -> None:
         self.batches = batches
         self.dataset = batches.dataset
-        self.batch_size = batches.dataset.source.batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        source = self.dataset.source
-        while not source._next_start()[1]:
-            try:
-                yield from self.batches
-            except EndOfRun:
-                return
+        while not self.dataset.source._next_start()[1]:
+            yield from self.batches
 
 
 class LoaderState(TrainerCallback):  # type: ignore[misc]

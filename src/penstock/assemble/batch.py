@@ -72,12 +72,12 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     rows, width = block.tokens.shape
     place = np.arange(width)
     is_real = place[:-1] < widths[:, None]
-    block.tokens[place > widths[:, None]] = pad
     loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
     labels = block.extra.get("labels", block.tokens[:, 1:])
     block.extra["attention_mask"] = is_real.astype(np.int64)
     block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
     block.extra["labels"] = np.where(is_real, labels, -100)
+    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a label, where input begins to pad
 
 
 def mask_padding(block: Block) -> None:

@@ -7,9 +7,9 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PlanError, SpecError
 
@@ -18,20 +18,28 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 __all__ = [
+    "WeightsFrom",
     "add_json",
     "add_settings",
+    "add_weights",
     "bytes_in_words",
     "counted",
+    "epochs_of_sources",
     "indented",
     "lines_in_words",
+    "named_store",
     "plan_argument",
     "plan_of_settings",
+    "position_range",
     "print_json",
     "printable",
+    "ramp_to",
+    "schedule_of",
     "settings_given",
     "step_range",
     "table",
     "weights",
+    "weights_from",
     "whole_number",
 ]
 
@@ -46,12 +54,24 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The settings of a PretrainDataLoader that make a plan, under its names and with its defaults."""
-    group = parser.add_argument_group("loader settings", "as in PretrainDataLoader, with the same defaults")
+    """The settings of a PretrainDataLoader or MixedDataLoader that make a plan, with their names and defaults."""
+    group = parser.add_argument_group(
+        "loader settings", "as in PretrainDataLoader and MixedDataLoader, with the same defaults"
+    )
     group.add_argument("--chunk-size", type=whole_number, metavar="TOKENS", help="tokens of a row")
     group.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="rows of a step over all ranks (8)")
     group.add_argument("--seed", type=int, help="of the shuffle (0)")
-    group.add_argument("--weights", type=weights, metavar="NAME=W,...", help="mix sources, e.g. web=.7,code=.3")
+    add_weights(group)
+    group.add_argument("--by", choices=("rows", "tokens"), help="what weights are shares of (rows)")
+    group.add_argument("--temperature", type=float, metavar="T", help="weights (or sizes) to the power 1 / T")
+    group.add_argument(
+        "--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="read a source at most so often, e.g. code=4"
+    )
+    group.add_argument(
+        "--exhausted",
+        choices=("repeat", "stop", "renormalise"),
+        help="where a source has given its epochs (repeat)",
+    )
     group.add_argument("--num-tokens", type=whole_number, metavar="N", help="end a mixture there, e.g. 10e9 or 10B")
     group.add_argument("--num-rows", type=whole_number, metavar="N", help="end a mixture there")
     group.add_argument(
@@ -70,30 +90,72 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_PLAN_SETTINGS = ("seed", "weights", "num_tokens", "num_rows", "stop", "split", "epoch_end", "shuffle", "pool_rows")
+def add_weights(group: Any) -> None:
+    """--weights and --ramp, as many as there are changes: `schedule_of` joins them."""
+    group.add_argument(
+        "--weights",
+        type=weights_from,
+        action="append",
+        metavar="[POSITION:]NAME=W,...",
+        help="mix sources, e.g. web=.7,code=.3; again with a position for weights from there on",
+    )
+    group.add_argument(
+        "--ramp",
+        type=ramp_to,
+        action="append",
+        metavar="FIRST-LAST:NAME=W,...",
+        help="go to these weights in 64 small steps, from position FIRST to LAST",
+    )
+
+
+_PLAN_SETTINGS = ("seed", "num_tokens", "num_rows", "stop", "split", "epoch_end", "shuffle", "pool_rows")
+_OF_MIXTURES = ("by", "temperature", "max_epochs", "exhausted")
 
 
 def settings_given(arguments: argparse.Namespace) -> list[str]:
     """The loader settings that fix a plan and were given, as they were written."""
-    given = [name for name in ("chunk_size", *_PLAN_SETTINGS) if getattr(arguments, name) is not None]
+    names = ("chunk_size", "weights", "ramp", *_PLAN_SETTINGS, *_OF_MIXTURES)
+    given = [name for name in names if getattr(arguments, name) is not None]
     given += [name for name in ("no_shuffle", "no_recut") if getattr(arguments, name)]
     return [f"--{name.replace('_', '-')}" for name in given]
 
 
-def plan_of_settings(store: Store, arguments: argparse.Namespace) -> Plan:
-    """The plan that a loader with these settings would run, cut into its batches. Nothing is written."""
+def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Namespace) -> Plan:
+    """The plan that a loader with these settings would run, cut into its batches. Nothing is written.
+
+    Of one store, that is a PretrainDataLoader; of named ones, or with settings that only a mixture has, a
+    MixedDataLoader.
+    """
+    from penstock.loaders.mixed import plan_mixture
     from penstock.loaders.pretrain import make_plan
     from penstock.order.split import Cut
+    from penstock.plans import with_places
 
     if arguments.chunk_size is None:
         raise SpecError("how long is a row?", parameter="chunk_size", remedy="--chunk-size 2048")
-    chosen = {name: getattr(arguments, name) for name in _PLAN_SETTINGS if getattr(arguments, name) is not None}
+    asked = {name: getattr(arguments, name) for name in (*_PLAN_SETTINGS, *_OF_MIXTURES)}
+    chosen = {name: value for name, value in asked.items() if value is not None}
     if arguments.no_shuffle:
         chosen["shuffle"] = "none"
-    plan = make_plan(store, arguments.chunk_size, recut=not arguments.no_recut, **chosen)
+    chosen |= {"weights": schedule_of(arguments.weights, arguments.ramp), "recut": not arguments.no_recut}
+    if isinstance(sources, Mapping) or chosen.keys() & set(_OF_MIXTURES):
+        plan, streams = plan_mixture(sources, chunk_size=arguments.chunk_size, **chosen)
+        plan = with_places(plan, streams)
+    else:
+        plan = make_plan(sources, arguments.chunk_size, **chosen)
     rows = 8 if arguments.batch_size is None else arguments.batch_size
     Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])
+
+
+def named_store(text: str) -> tuple[str, str] | None:
+    """(name, path) of NAME=STORE; None for a path. What exists is a path, whatever characters it has.
+
+    >>> named_store("web=data/web.store"), named_store("data/a=b.store"), named_store("web.store")
+    (('web', 'data/web.store'), None, None)
+    """
+    match = re.fullmatch(r"([\w.-]+)=(.+)", text, re.DOTALL)
+    return None if match is None or Path(text).exists() else (match[1], match[2])
 
 
 def plan_argument(text: str) -> Any:
@@ -155,14 +217,125 @@ def weights(text: str) -> dict[str, float]:
     return found
 
 
+class WeightsFrom(NamedTuple):
+    """Weights from a position on (None: from the beginning of what is planned), or the goal of a ramp up to `last`."""
+
+    first: int | None
+    last: int | None
+    weights: dict[str, float]
+
+
+def weights_from(text: str) -> WeightsFrom:
+    """
+    >>> weights_from("web=1").first, weights_from("100k:web=.5,code=.5")
+    (None, WeightsFrom(first=100000, last=None, weights={'web': 0.5, 'code': 0.5}))
+    """
+    before, colon, after = text.partition(":")
+    if not colon or "=" in before:
+        return WeightsFrom(None, None, weights(text))
+    return WeightsFrom(whole_number(before), None, weights(after))
+
+
+def ramp_to(text: str) -> WeightsFrom:
+    """
+    >>> ramp_to("100-900:web=.5,code=.5")
+    WeightsFrom(first=100, last=900, weights={'web': 0.5, 'code': 0.5})
+    """
+    span, colon, after = text.partition(":")
+    first, dash, last = span.partition("-")
+    if not colon or not dash:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST-LAST:NAME=WEIGHT,..., as in 1000-9000:web=.5,code=.5")
+    return WeightsFrom(whole_number(first), whole_number(last), weights(after))
+
+
+def schedule_of(
+    given: Sequence[WeightsFrom] | None,
+    ramps: Sequence[WeightsFrom] | None,
+    *,
+    at: int = 0,
+    before: Mapping[str, float] | None = None,
+) -> Any:
+    """What --weights and --ramp ask for, as `weights=` takes it. `before`: the weights that hold where this begins.
+
+    >>> schedule_of([weights_from("web=1")], None)
+    {'web': 1.0}
+    >>> steps = schedule_of([weights_from("web=1")], [ramp_to("100-740:web=.5,code=.5")])
+    >>> len(steps), steps[0], steps[1], steps[-1]
+    (65, (0, {'web': 1.0}), (100, {'web': 1.0, 'code': 0.0}), (730, {'web': 0.5, 'code': 0.5}))
+    """
+    if not ramps:
+        if not given:
+            return None
+        if len(given) == 1 and given[0].first is None:
+            return given[0].weights
+    from penstock.loaders.planning import ramp
+
+    segments: list[tuple[int, dict[str, float]]] = []
+    entries = [(at if entry.first is None else entry.first, entry) for entry in (*(given or ()), *(ramps or ()))]
+    last = None  # of the ramp before
+    for first, entry in sorted(entries, key=lambda pair: (pair[0], pair[1].last is not None)):
+        if last is not None and first < last:
+            raise SpecError(
+                f"weights from position {first:,} fall into the ramp that ends at {last:,}",
+                parameter="weights" if entry.last is None else "ramp",
+                remedy=f"position {last} or more",
+            )
+        if entry.last is None:
+            segments.append((first, entry.weights))
+            continue
+        begin, last = segments[-1][1] if segments else before, entry.last
+        if begin is None:
+            raise SpecError(
+                f"the ramp from position {first:,} goes to {_weights_in_words(entry.weights)}, and from which weights?",
+                parameter="ramp",
+                remedy=f"--weights {'' if first else '0:'}NAME=W,... for what holds before",
+            )
+        if segments and segments[-1][0] == first:
+            segments.pop()  # the ramp begins with these
+        segments += ramp(begin, entry.weights, first=first, last=last)
+    return segments
+
+
+def _weights_in_words(of: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={weight:g}" for name, weight in of.items())
+
+
+def epochs_of_sources(text: str) -> dict[str, int]:
+    """
+    >>> epochs_of_sources("code=4,web=1")
+    {'code': 4, 'web': 1}
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if not name or not re.fullmatch(r"\d+", value):
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not NAME=EPOCHS, as in code=4,web=1")
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{name!r} is capped twice")
+        found[name] = int(value)
+    return found
+
+
 def step_range(text: str) -> tuple[int, int]:
     """
     >>> step_range("0-99"), step_range("7")
     ((0, 99), (7, 7))
     """
+    return _range(text, "steps such as 0-99, or one step")
+
+
+def position_range(text: str) -> tuple[int, int]:
+    """
+    >>> position_range("802-803"), position_range("802")
+    ((802, 803), (802, 802))
+    """
+    return _range(text, "positions such as 802-803, or one position")
+
+
+def _range(text: str, what: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d[\d_]*)(?:-(\d[\d_]*))?", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 0-99, or one step")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of {what}")
     first = int(match[1])
     return first, int(match[2] or first)
 

@@ -1,22 +1,38 @@
 """What a plan will do, in numbers: steps, tokens, and for each source its share and how often it is read.
 
-From the plan alone, by the order's own arithmetic: no data is touched, and the counts are exact.
+From the plan alone, by the order's own arithmetic: no data is touched, and the counts are exact, for plans that are
+amended, capped, skipped and growing too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.common import counted, table
+from penstock.cli.common import counted, printable, table
 
 if TYPE_CHECKING:
+    from penstock.order.sweep import Leg
     from penstock.plan import Plan
 
-__all__ = ["MANY_EPOCHS", "PlanSummary", "SourceSummary", "render", "summarize"]
+__all__ = [
+    "MANY_EPOCHS",
+    "AmendmentSummary",
+    "CapSummary",
+    "PlanSummary",
+    "SourceSummary",
+    "StretchSummary",
+    "render",
+    "summarize",
+]
 
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
+
+_FEWEST_OF_A_RAMP = 8
+_SOURCES_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +40,57 @@ class SourceSummary:
     name: str
     split: str
     asked_share: float
+    """Of rows, or of tokens where the plan's weights are by tokens. Over the whole run; without an end, the last."""
     effective_share: float
+    """Of rows: what the weights came to, after caps and in whole slots of the pattern. Over the same."""
+    effective_token_share: float
     num_rows: int
     num_tokens: int
+    row_tokens: int
     rows_read: int | None
     """None where the stream has no end."""
     tokens_read: int | None
     epochs: float | None
     first_epoch_ends_at_step: int | None
-    """With weights: the step in which the source's last row is read for the first time."""
+    """With weights: the step in which the source's last row is read for the first time, if the run gets there."""
 
     @property
     def is_read_often(self) -> bool:
         return self.epochs is not None and self.epochs > MANY_EPOCHS
+
+
+@dataclass(frozen=True, slots=True)
+class StretchSummary:
+    """A part of the run in which one mix holds."""
+
+    from_position: int
+    from_step: int | None
+    asked: dict[str, float]
+    """Shares by source; what is not there has none."""
+    effective: dict[str, float]
+    effective_tokens: dict[str, float]
+    is_inside_a_ramp: bool
+    """Neither the first nor the last of many equal steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapSummary:
+    source: str
+    epochs: int
+    position: int | None
+    """From here on the source is left out; None: the run ends before."""
+    step: int | None
+    ends_the_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AmendmentSummary:
+    fingerprint: str
+    """Of the plan that it gives."""
+    parent: str
+    from_position: int
+    from_step: int | None
+    change: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,99 +102,312 @@ class PlanSummary:
     epochs: int | None
     """How often the run goes through the plan's rows; None where they have no end."""
     epoch_rows: int | None
+    """Of the last epochs, where that changes."""
+    rows: int | None
+    """Of the whole run, skipped ones left out; a last partial batch that is dropped is counted."""
+    skipped_rows: int
     steps: int | None
     tokens: int | None
+    padding_tokens: int | None
+    """What fills up the rows of sources with shorter ones."""
     sources: tuple[SourceSummary, ...]
+    stretches: tuple[StretchSummary, ...]
+    caps: tuple[CapSummary, ...]
+    amendments: tuple[AmendmentSummary, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarize(plan: Plan, *, batch_rows: int | None, epochs: int = 1) -> PlanSummary:
-    from penstock.order.split import Cut
-
-    rows = plan.epoch_rows
-    steps = read = None
-    if rows is not None and batch_rows is not None:
-        cut = Cut(rows_per_step=batch_rows, **plan.epoch_spec)
-        steps = epochs * rows // batch_rows if cut.is_linear else epochs * cut.steps_per_epoch
-        if cut.is_linear:
-            read = _rows_read(plan, [(0, steps * batch_rows)])
-        else:
-            of_epoch = min(rows, cut.steps_per_epoch * batch_rows)
-            read = _rows_read(plan, [(epoch * rows, epoch * rows + of_epoch) for epoch in range(epochs)])
-    elif rows is not None:
-        read = _rows_read(plan, [(0, epochs * rows)])
-    return PlanSummary(
-        fingerprint=plan.fingerprint,
-        row_tokens=plan.row_tokens,
-        batch_rows=batch_rows,
-        epochs=None if rows is None else epochs,
-        epoch_rows=rows,
-        steps=steps,
-        tokens=None if read is None else sum(read) * plan.row_tokens,
-        sources=_sources(plan, read, batch_rows),
-    )
+def summarize(plan: Plan, *, epochs: int | None = None) -> PlanSummary:
+    """`epochs`: how often the run goes through the rows: once; or, amended, up to what the last amendment changes."""
+    return _Summary(plan, epochs).made()
 
 
-def _rows_read(plan: Plan, spans: list[tuple[int, int]]) -> list[int]:
-    """Rows of each source that lie in some spans of positions."""
-    order = plan.order
-    read = [0] * len(plan.sources)
-    for start, stop in spans:
-        pairs = zip(order.counts(start), order.counts(stop), strict=True)
-        read = [count + after - before for count, (before, after) in zip(read, pairs, strict=True)]
-    return read
+class _Summary:
+    """A plan, the run that is looked at, and where that run ends."""
 
+    def __init__(self, plan: Plan, epochs: int | None) -> None:
+        self.plan, self.order = plan, plan.order
+        self.all_epochs = plan.epoch_spec["epochs"]
+        self.skips = self.all_epochs.skips
+        self.sources = plan.all_sources
+        self.row_tokens = [source.row_tokens or plan.row_tokens for source in self.sources]
+        self.steps = plan.steps if len(plan.runs) == 1 else None
+        self.epochs = epochs or self._epochs_to_the_last_change()
+        self.end_live: int | None = self.all_epochs.end_of(self.epochs)
+        self.end = self.end_live and self.skips.position(self.end_live - 1) + 1
 
-def _sources(plan: Plan, read: list[int] | None, batch_rows: int | None) -> tuple[SourceSummary, ...]:
-    import numpy as np
+    def _epochs_to_the_last_change(self) -> int:
+        if not self.plan.amendments:
+            return 1
+        changed = max(self.plan.amendments[-1].at, self.order.legs[-1].start)
+        return 1 + int(self.all_epochs.number(changed))
 
-    order = plan.order
-    total_rows = sum(source.num_rows for source in plan.sources)
-    found = []
-    for number, source in enumerate(plan.sources):
-        asked = source.num_rows / total_rows
-        last_step = None
-        if plan.weights is not None:
-            asked = plan.weights.get(source.name, 0.0) / sum(plan.weights.values())
-            last = int(order.position_of(number, np.array([source.num_rows - 1]))[0])
-            last_step = None if batch_rows is None else last // batch_rows
-        rows = None if read is None else read[number]
-        found.append(
-            SourceSummary(
-                name=source.name,
-                split=source.split,
-                asked_share=asked,
-                effective_share=float(order.shares[number]),
-                num_rows=source.num_rows,
-                num_tokens=source.num_tokens,
-                rows_read=rows,
-                tokens_read=None if rows is None else rows * plan.row_tokens,
-                epochs=None if rows is None else rows / source.num_rows,
-                first_epoch_ends_at_step=last_step,
-            )
+    def made(self) -> PlanSummary:
+        plan, has_end = self.plan, self.end_live is not None
+        num_steps, spans = self._read()
+        rows, epochs = self._rows_of_sources(spans)
+        stretches = self._stretches()
+        tokens = [count * of_row for count, of_row in zip(rows, self.row_tokens, strict=True)]
+        return PlanSummary(
+            fingerprint=plan.fingerprint,
+            row_tokens=plan.row_tokens,
+            batch_rows=None if self.steps is None else self.steps[-1][2],
+            epochs=self.epochs if has_end else None,
+            epoch_rows=plan.epoch_rows,
+            rows=self.end_live,
+            skipped_rows=(self.end or 0) - (self.end_live or 0),
+            steps=num_steps if has_end else None,
+            tokens=sum(tokens) if has_end else None,
+            padding_tokens=sum(rows) * plan.row_tokens - sum(tokens) if has_end else None,
+            sources=tuple(
+                SourceSummary(
+                    name=source.name,
+                    split=source.split,
+                    asked_share=self._over_the_run(stretches, "asked", source.name),
+                    effective_share=self._over_the_run(stretches, "effective", source.name),
+                    effective_token_share=self._over_the_run(stretches, "effective_tokens", source.name),
+                    num_rows=source.num_rows,
+                    num_tokens=source.num_tokens,
+                    row_tokens=self.row_tokens[number],
+                    rows_read=rows[number] if has_end else None,
+                    tokens_read=tokens[number] if has_end else None,
+                    epochs=epochs[number] if has_end else None,
+                    first_epoch_ends_at_step=self._read_once_by(number),
+                )
+                for number, source in enumerate(self.sources)
+            ),
+            stretches=tuple(stretches),
+            caps=tuple(self._caps()),
+            amendments=tuple(
+                AmendmentSummary(
+                    fingerprint=fingerprint,
+                    parent=amendment.parent,
+                    from_position=amendment.at,
+                    from_step=self._step(amendment.at),
+                    change=str(amendment).partition(": ")[2],
+                )
+                for amendment, fingerprint in zip(plan.amendments, plan.lineage[1:], strict=True)
+            ),
         )
-    return tuple(found)
+
+    # What is read
+
+    def _read(self) -> tuple[int | None, list[tuple[int, int]]]:
+        """(steps, spans [start, stop) of positions) that the run reads."""
+        from penstock.order.split import Cut
+
+        if self.end_live is None:
+            return None, []
+        if self.steps is None:
+            return None, list(self._positions(0, self.end_live))
+        num_steps, spans = 0, []
+        ends = [min(self.skips.live(triple[1]), self.end_live) for triple in self.steps[1:]]
+        for (_, position, rows), end in zip(self.steps, [*ends, self.end_live], strict=True):
+            cut = Cut(rows_per_step=rows, **self.plan.epoch_spec)
+            for start, stop, steps in _batches(cut, self.skips.live(position), end):
+                num_steps += steps
+                spans += self._positions(start, stop)
+        return num_steps, spans
+
+    def _positions(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Spans of positions of live rows [start, stop)."""
+        if start >= stop:
+            return
+        first, last = self.skips.position(start), self.skips.position(stop - 1)
+        for skipped, stop_of_skipped in self.skips.ranges:
+            if first < skipped <= last:
+                yield first, skipped
+                first = stop_of_skipped
+        yield first, last + 1
+
+    def _rows_of_sources(self, spans: list[tuple[int, int]]) -> tuple[list[int], list[float]]:
+        """(rows, epochs) of each source that lie in some spans of positions."""
+        rows, epochs = [0] * len(self.sources), [0.0] * len(self.sources)
+        for start, stop in spans:
+            for number, (before, after) in enumerate(
+                zip(self.order.counts(start), self.order.counts(stop), strict=True)
+            ):
+                rows[number] += after - before
+                epochs[number] += self._epochs_given(number, after) - self._epochs_given(number, before)
+        return rows, epochs
+
+    def _epochs_given(self, source: int, rows: int) -> float:
+        """Epochs of a source, which may have grown, that so many of its rows are."""
+        size = next(s for s in reversed(self.order.growth[source]) if s.first_row <= rows)
+        return size.first_epoch + (rows - size.first_row) / max(size.num_rows, 1)
+
+    def _read_once_by(self, source: int) -> int | None:
+        import numpy as np
+
+        if self.plan.weights is None or not self.order.growth[source][0].num_rows:
+            return None
+        last_row = np.array([self.order.epoch_size(source, 0)[1] - 1])
+        position = int(self.order.position_of(source, last_row)[0])
+        return self._step(position) if self._is_in_the_run(position) else None
+
+    # Shares
+
+    def _stretches(self) -> list[StretchSummary]:
+        inside = _inside_ramps([at for at, _ in self.plan.schedule])
+        return [
+            StretchSummary(
+                from_position=leg.start,
+                from_step=self._step(leg.start),
+                asked=self._asked(leg),
+                effective=(effective := _shares(leg, self.order.names)),
+                effective_tokens=_normalised(
+                    {name: share * self.row_tokens[self._number(name)] for name, share in effective.items()}
+                ),
+                is_inside_a_ramp=any(first < leg.start < last for first, last in inside),
+            )
+            for leg in self.order.legs
+            if leg.start == 0 or self._is_in_the_run(leg.start)
+        ]
+
+    def _asked(self, leg: Leg) -> dict[str, float]:
+        _, weights = max((s for s in self.plan.schedule if s[0] <= leg.start), key=lambda s: s[0])
+        return _shares(leg, self.order.names) if weights is None else _normalised(dict(weights))
+
+    def _over_the_run(self, stretches: list[StretchSummary], what: str, source: str) -> float:
+        """The mean of a share over all rows of the run; where it has no end, the share in the end."""
+        shares = [getattr(stretch, what).get(source, 0.0) for stretch in stretches]
+        if self.end is None or len(stretches) == 1:
+            return float(shares[-1])
+        starts = [stretch.from_position for stretch in stretches]
+        lengths = [stop - start for start, stop in pairwise([*starts, self.end])]
+        return sum(share * length for share, length in zip(shares, lengths, strict=True)) / sum(lengths)
+
+    def _number(self, source: str) -> int:
+        return self.order.names.index(source)
+
+    # Caps
+
+    def _caps(self) -> Iterator[CapSummary]:
+        plan = self.plan
+        if plan.weights is None:
+            return
+        caps = {} if plan.exhausted == "repeat" else dict.fromkeys(plan.weights, 1)
+        caps |= dict(plan.max_epochs)
+        for amendment in plan.amendments:
+            caps |= dict(amendment.max_epochs)
+        bound = {binding.source: binding for binding in self.order.bindings}
+        limit = self.order.epochs.limit
+        for source in self.order.names:
+            if source not in caps:
+                continue
+            position = bound[source].position if source in bound else None
+            ends = position is not None and position == limit and (self.end is None or self.end >= limit)
+            if position is not None and not ends and not self._is_in_the_run(position):
+                position = None
+            step = None if position is None else self._step(position)
+            yield CapSummary(source, caps[source], position, step, ends)
+
+    # Places
+
+    def _is_in_the_run(self, position: int) -> bool:
+        from penstock.order.schedule import NEVER
+
+        return position < (NEVER if self.end is None else self.end)
+
+    def _step(self, position: int) -> int | None:
+        from penstock.order.split import step_of_position
+
+        return None if self.steps is None else step_of_position(self.steps, position, **self.plan.epoch_spec)
 
 
-def _windows(plan: Plan) -> str:
-    return "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows)"
+def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(first, last + 1, steps) of the live rows that whole steps read from a row to an end, epoch after epoch."""
+    rows = cut.rows_per_step
+    if cut.is_linear:
+        steps = max(end - live, 0) // rows
+        yield live, live + steps * rows, steps
+        return
+    while live < end:
+        _, _, of_epoch = cut.epochs.span(live)
+        stop = end if of_epoch is None else min(of_epoch, end)
+        steps = -(-(stop - live) // rows) if cut.epoch_end == "pad" else (stop - live) // rows
+        yield live, min(stop, live + steps * rows), steps
+        live = stop
+
+
+def _shares(leg: Leg, names: tuple[str, ...]) -> dict[str, float]:
+    """What share of rows each source has in a leg."""
+    from penstock.order.mix import Pattern
+
+    counts = leg.mix.counts_per_cycle.tolist() if isinstance(leg.mix, Pattern) else leg.mix.sizes
+    return _normalised(dict(zip(names, counts, strict=False)))  # whoever joins later has no count yet
+
+
+def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items() if weight}
+
+
+def _inside_ramps(starts: list[int]) -> list[tuple[int, int]]:
+    """(first, last) of positions that follow each other in equal steps, if these are many.
+
+    >>> _inside_ramps([0, 500, *range(1000, 2000, 100), 5000])
+    [(1000, 1900)]
+    """
+    found, first = [], 0
+    for i in range(1, len(starts) + 1):
+        is_equal = i < len(starts) and (
+            i == first + 1 or abs((starts[i] - starts[i - 1]) - (starts[first + 1] - starts[first])) <= 1
+        )
+        if not is_equal:
+            if i - first >= _FEWEST_OF_A_RAMP:
+                found.append((starts[first], starts[i - 1]))
+            first = i - 1  # a larger step may begin the next ramp
+    return found
+
+
+# In words
 
 
 def render(plan: Plan, summary: PlanSummary) -> str:
+    windows = "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows)"
     lines = [
         f"plan {summary.fingerprint}",
-        f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}{_windows(plan)}, seed {plan.seed}",
-        f"  batch   {_batch(summary)}",
+        f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}{windows}, seed {plan.seed}",
+        f"  batch   {_batch(plan, summary)}",
         f"  run     {_run(plan, summary)}",
+        "",
+        *_source_lines(plan, summary),
     ]
+    if len(summary.stretches) > 1:
+        lines += ["", *_stretch_lines(plan, summary)]
+    if summary.caps:
+        lines += ["", "caps", *map(_cap_line, summary.caps)]
+    if summary.amendments:
+        lines += ["", "history", f"  {summary.amendments[0].parent}  as it began"]
+        lines += [
+            f"  {a.fingerprint}  amends {a.parent[:8]} from {_place(a.from_step, a.from_position)}: "
+            + printable(a.change)
+            for a in summary.amendments
+        ]
+    if often := [source.name for source in summary.sources if source.is_read_often]:
+        lines += [
+            "",
+            f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. Repeats beyond that were "
+            "measured to teach little more;",
+            "      a smaller weight, a shorter run, or more text.",
+        ]
+    return "\n".join(lines)
+
+
+def _source_lines(plan: Plan, summary: PlanSummary) -> list[str]:
+    shares = ["asked", "effective"]
+    if _says_both(plan, summary):
+        shares = [f"asked ({plan.by})", "effective (rows)", "effective (tokens)"]
     rows = [
         [
-            source.name,
+            printable(source.name),
             source.split,
             f"{100 * source.asked_share:.2f} %",
             f"{100 * source.effective_share:.3f} %",
+            *([f"{100 * source.effective_token_share:.3f} %"] if len(shares) > 2 else []),
             f"{source.num_tokens:,}",
             "no end" if source.tokens_read is None else f"{source.tokens_read:,}",
             "" if source.epochs is None else f"{source.epochs:.2f}",
@@ -149,30 +416,83 @@ def render(plan: Plan, summary: PlanSummary) -> str:
         ]
         for source in summary.sources
     ]
-    header = ["source", "split", "asked", "effective", "tokens in store", "tokens read", "epochs", "once by step", ""]
+    header = ["source", "split", *shares, "tokens in store", "tokens read", "epochs", "once by step", ""]
     unused = [i for i, name in enumerate(header) if all(not row[i] for row in rows) and name in ("once by step", "")]
     keep = [i for i in range(len(header)) if i not in unused]
     body = table([header[i] for i in keep], [[row[i] for i in keep] for row in rows], left=["source", "split", ""])
-    lines += ["", *body.split("\n")]
-    if often := [source.name for source in summary.sources if source.is_read_often]:
-        lines += [
-            "",
-            f"note: {', '.join(often)}: read more than {MANY_EPOCHS} times. Repeats beyond that were measured to teach "
-            "little more;",
-            "      a smaller weight, a shorter run, or more text.",
+    return body.split("\n")
+
+
+def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
+    """One line for each mix: of a ramp, only the first and the last."""
+    both = _says_both(plan, summary)
+    header = [
+        "from step",
+        "position",
+        "asked",
+        *(["effective (rows)", "effective (tokens)"] if both else ["effective"]),
+    ]
+    shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
+    rows = [
+        [
+            "" if stretch.from_step is None else f"{stretch.from_step:,}",
+            f"{stretch.from_position:,}",
+            _shares_in_words(stretch.asked),
+            _shares_in_words(stretch.effective),
+            *([_shares_in_words(stretch.effective_tokens)] if both else []),
         ]
-    return "\n".join(lines)
+        for stretch in shown
+    ]
+    lines = table(header, rows, left=header[2:]).split("\n")
+    hidden = len(summary.stretches) - len(shown)
+    return [*lines, *([f"and {hidden} more inside ramps: --json has them"] if hidden else [])]
 
 
-def _batch(summary: PlanSummary) -> str:
+def _says_both(plan: Plan, summary: PlanSummary) -> bool:
+    """Whether shares of rows and of tokens are two things."""
+    return plan.by == "tokens" or any(source.row_tokens != plan.row_tokens for source in summary.sources)
+
+
+def _shares_in_words(shares: Mapping[str, float]) -> str:
+    """
+    >>> _shares_in_words({"web": 0.75, "code": 0.25})
+    'web 75.00 %, code 25.00 %'
+    """
+    said = [f"{printable(name)} {100 * share:.2f} %" for name, share in list(shares.items())[:_SOURCES_SHOWN]]
+    return ", ".join(said) + (f" and {len(shares) - len(said)} more" if len(shares) > len(said) else "")
+
+
+def _cap_line(cap: CapSummary) -> str:
+    most = f"  {printable(cap.source)}: at most {counted(cap.epochs, 'epoch')}, "
+    if cap.position is None:
+        return f"{most}not reached"
+    then = "the stream ends there" if cap.ends_the_stream else "the others share its place"
+    return f"{most}given by {_place(cap.step, cap.position)}: {then}"
+
+
+def _place(step: int | None, position: int) -> str:
+    return f"position {position:,}" if step is None else f"step {step:,} (position {position:,})"
+
+
+def _batch(plan: Plan, summary: PlanSummary) -> str:
     if summary.batch_rows is None:
         return "not said: runs cut this plan differently, or none did yet (--batch-size)"
-    return f"{counted(summary.batch_rows, 'row')}, {summary.batch_rows * summary.row_tokens:,} tokens a step"
+    earlier = [f", {rows:,} before step {step:,}" for (_, _, rows), (step, _, _) in pairwise(plan.steps)]
+    return (
+        f"{counted(summary.batch_rows, 'row')}, {summary.batch_rows * summary.row_tokens:,} tokens a step"
+        + "".join(reversed(earlier))
+    )
 
 
 def _run(plan: Plan, summary: PlanSummary) -> str:
-    if summary.epoch_rows is None:
+    if summary.rows is None:
         return "no end: --num-tokens, --num-rows or --stop gives it one"
     steps = "" if summary.steps is None else f"{counted(summary.steps, 'step')}, "
-    epochs = "" if plan.weights is not None else f" in {counted(summary.epochs or 1, 'epoch')}"
-    return f"{steps}{summary.tokens:,} tokens{epochs}, {summary.epoch_rows:,} rows{' each' if epochs else ''}"
+    padding = f" and {summary.padding_tokens:,} of padding" if summary.padding_tokens else ""
+    skipped = f", {counted(summary.skipped_rows, 'row')} skipped" if summary.skipped_rows else ""
+    rows = f", {counted(summary.rows, 'row')}"
+    if plan.weights is None:
+        is_even = summary.epochs is not None and summary.epoch_rows == summary.rows / summary.epochs
+        each = f"{counted(summary.epoch_rows or 0, 'row')} each" if is_even else counted(summary.rows, "row")
+        rows = f" in {counted(summary.epochs or 1, 'epoch')}, {each}"
+    return f"{steps}{summary.tokens:,} tokens{padding}{rows}{skipped}"

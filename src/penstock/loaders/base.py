@@ -333,12 +333,11 @@ class DataLoader:
     def _keep_plan(self) -> None:
         """Write the plan beside its stores: what a run did can be found out from them alone."""
         stores = self._stores()
-        plan = self.plan
         if len(stores) > 1:
             places = [(r.name, r.stream.store) for r in self._flow.windows if isinstance(r.stream, TokenStream)]
-            plan = replace(plan, places=tuple((name, str(store.path.absolute())) for name, store in places))
+            self._plan = replace(self._plan, places=tuple((name, str(store.path.absolute())) for name, store in places))
         for store in stores:
-            keep_plan(store.path, plan)
+            keep_plan(store.path, self.plan)
 
     def amend(
         self,
@@ -464,15 +463,17 @@ class DataLoader:
 
     def stats(self) -> dict[str, Any]:
         """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
-        counts = self._flow.order.given(self._position)
-        tokens = self._flow.row_tokens
+        tokens = [
+            count * getattr(rows, "row_tokens", self._flow.row_tokens)
+            for count, rows in zip(self._flow.order.given(self._position), self._flow.rows, strict=True)
+        ]
         elapsed = 0.0 if self._started_seconds is None else time.perf_counter() - self._started_seconds
         return {
             "step": self.step,
             "position": self._position,
             "epoch": self.epoch,
-            "tokens": sum(counts) * tokens,
-            "tokens_per_source": {n: c * tokens for n, c in zip(self._flow.order.names, counts, strict=True)},
+            "tokens": sum(tokens),
+            "tokens_per_source": dict(zip(self._flow.order.names, tokens, strict=True)),
             "data_wait_percent": 100 * self._wait_seconds / elapsed if elapsed else 0.0,
         }
 
@@ -538,7 +539,7 @@ class DataLoader:
         steps = "" if rows is None else f", {self.get_num_batches():,} steps an epoch"
         return (
             f"{type(self).__name__}: batches of {self.batch_size} x {self._flow.row_tokens} ({self.framework}){rank}, "
-            f"{epochs}{steps}, at step {self.step:,} (position {self._position:,})\n{self._plan!r}"
+            f"{epochs}{steps}, at step {self.step:,} (position {self._position:,})\n{self.plan!r}"
         )
 
 

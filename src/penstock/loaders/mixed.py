@@ -16,8 +16,9 @@ from penstock.loaders.sources import Parts, flatten
 from penstock.plan import Plan, Segments
 from penstock.plans import find_plan, streams_for_plan
 from penstock.spec import at_least, one_of
+from penstock.store.stream import TokenStream
 
-__all__ = ["MixedDataLoader"]
+__all__ = ["MixedDataLoader", "plan_mixture"]
 
 
 class MixedDataLoader(DataLoader):
@@ -96,19 +97,17 @@ class MixedDataLoader(DataLoader):
             if batch_size is None and len(made.runs) == 1:
                 batch_size = made.steps[-1][2]
         else:
-            if chunk_size is not None:
-                at_least(1, chunk_size=chunk_size)
-            has_weights = weights is not None or temperature is not None
-            members, parts = flatten(sources, chunk_size=chunk_size, split=split, has_weights=has_weights)
-            made = plan_members(
-                members,
+            made, streams = plan_mixture(
+                sources,
+                weights,
+                chunk_size=chunk_size,
                 split=split,
                 seed=seed,
                 shuffle=shuffle,
                 pool_rows=pool_rows,
-                segments=_segments(members, parts, weights, temperature, by),
                 by=by,
-                max_epochs=_caps_of_parts(max_epochs, parts),
+                temperature=temperature,
+                max_epochs=max_epochs,
                 exhausted=exhausted,
                 num_rows=num_rows,
                 num_tokens=num_tokens,
@@ -117,7 +116,6 @@ class MixedDataLoader(DataLoader):
                 recut=recut,
                 pad=pad,
             )
-            streams = {member.name: member.stream for member in members}
         fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         super().__init__(
             open_flow(streams, made, fields),
@@ -134,6 +132,33 @@ class MixedDataLoader(DataLoader):
         )
         self._keep_plan()
         start_read_ahead(self, read_ahead)
+
+
+def plan_mixture(
+    sources: Any,
+    weights: Any = None,
+    *,
+    chunk_size: int | None = None,
+    split: str = "train",
+    by: str = "rows",
+    temperature: float | None = None,
+    max_epochs: Mapping[str, int] | None = None,
+    **settings: Any,
+) -> tuple[Plan, dict[str, TokenStream]]:
+    """(the plan that a loader with these settings runs, its streams). Looks at no tokens and keeps nothing."""
+    if chunk_size is not None:
+        at_least(1, chunk_size=chunk_size)
+    has_weights = weights is not None or temperature is not None
+    members, parts = flatten(sources, chunk_size=chunk_size, split=split, has_weights=has_weights)
+    plan = plan_members(
+        members,
+        split=split,
+        segments=_segments(members, parts, weights, temperature, by),
+        by=by,
+        max_epochs=_caps_of_parts(max_epochs, parts),
+        **settings,
+    )
+    return plan, {member.name: member.stream for member in members}
 
 
 def _of_plan(sources: Any, plan: Any) -> tuple[Plan, Any]:

@@ -58,9 +58,6 @@ def plan_members(
     has_weights = segments[0][1] is not None
     _check_ends(has_weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
     caps = _caps(max_epochs, exhausted, [m.name for m in members], has_weights)
-    if has_weights:
-        used = {name for _, weights in segments for name, _ in weights or ()}
-        members = [member for member in members if member.name in used]
     row_tokens = _row_tokens(members, pad)
     rows = [WindowRows(m.stream, m.row_tokens, seed=seed, recut=recut, name=m.name) for m in members]
     plan = Plan(
@@ -209,7 +206,11 @@ def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
 def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, stop: str | None) -> int | None:
     """Rows after which a mixture ends; None for one that does not."""
     if num_tokens is not None:
-        return at_least(plan.row_tokens, num_tokens=num_tokens) // plan.row_tokens
+        at_least(plan.row_tokens, num_tokens=num_tokens)
+        if plan.pad is None:
+            return num_tokens // plan.row_tokens
+        widths = [source.row_tokens or plan.row_tokens for source in plan.all_sources]  # what fills rows up is no token
+        return int(num_tokens / sum(w * share for w, share in zip(widths, plan.order.shares, strict=True)))
     if stop is not None:
         first = one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted"
         return plan.order.exhausted_at(first=first)

@@ -33,10 +33,16 @@ def flatten(
         return members, dict.fromkeys(m.name for m in members)
     if not sources:
         raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
+    if chunk_size is None:  # stores beside loaders have rows as long as theirs
+        chunk_size = next((s.plan.row_tokens for s in sources.values() if isinstance(s, DataLoader)), None)
+        asked = None
+    else:
+        asked = chunk_size
     found: list[Member] = []
     parts: Parts = {}
     for name, source in sources.items():
-        members, shares = _of(str(name), source, chunk_size, split, has_weights)
+        length = asked if isinstance(source, DataLoader) else chunk_size
+        members, shares = _of(str(name), source, length, split, has_weights)
         found += members
         parts.update(shares)
     if repeated := next((m.name for m in found if sum(n.name == m.name for n in found) > 1), None):
