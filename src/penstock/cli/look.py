@@ -1,7 +1,8 @@
 """Look at data in the terminal: documents of a store, or the batches that a run will see.
 
 Without loader settings it shows documents as they are stored. With --chunk-size (or a PLAN) it shows the rows of one
-step, decoded, with a line where a document begins and which source it is from. Control characters in the text are
+step, decoded, with a line where a document begins and which source it is from, and one for rows that an amendment
+skips. STORE is any one store of a mixture: its plan knows where the others are. Control characters in the text are
 shown as escapes.
 """
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _documents(Store(arguments.store), arguments)
     if of_documents:
         raise SpecError(f"{of_documents[0]} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
-    return _rows(store, plan, arguments)
+    return _rows(arguments.store, store, plan, arguments)
 
 
 # Documents
@@ -147,14 +148,15 @@ def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[tuple[int, 
 # Rows
 
 
-def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
+def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
+    """`store` is the first of the plan's, and decodes for all; the others are found from `where`, and by the plan."""
     from penstock.tracing import trace
 
     step = arguments.step or 0
-    records = trace(store, plan, step=step)
+    records = trace(where, plan, step=step)
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
     shown = rows[: arguments.count]
-    ids = _ids(store, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
+    ids = _ids(where, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
     if arguments.json:
         print_json(
             {
@@ -179,8 +181,12 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
         f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
         "more for the last label"
     )
+    last = None
     for row in shown:
         first = row[0]
+        if last is not None and first.position > last + 1:
+            out.border(f"skipped: {_positions(last + 1, first.position - 1)}")
+        last = first.position
         out.heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
         for piece in row:
             out.border(_border(piece))
@@ -192,20 +198,28 @@ def _rows(store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _positions(first: int, last: int) -> str:
+    """
+    >>> _positions(802, 803), _positions(802, 802)
+    ('positions 802-803', 'position 802')
+    """
+    return f"position {first:,}" if first == last else f"positions {first:,}-{last:,}"
+
+
 def _border(piece: TraceRecord) -> str:
     start, stop = piece.document_span
     begins = "begins" if start == 0 else "continues"
     return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
 
 
-def _ids(store: Store, plan: Plan, positions: list[int]) -> dict[int, Any]:
+def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
     """The tokens of the windows at some positions."""
     import numpy as np
 
     from penstock.loaders.planning import open_flow
     from penstock.plans import streams_for_plan
 
-    flow = open_flow(streams_for_plan(store, plan), plan)
+    flow = open_flow(streams_for_plan(where, plan), plan)
     block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))
     return dict(zip(positions, block.tokens, strict=True))
 

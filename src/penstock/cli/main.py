@@ -23,7 +23,7 @@ OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 1
 
 VERBS = (
     *("bake", "train-tokenizer", "adopt", "export"),
-    *("info", "look", "plan", "trace", "verify", "digest", "drill", "gc", "demo"),
+    *("info", "look", "plan", "amend", "trace", "verify", "digest", "drill", "gc", "demo"),
 )
 
 _DESCRIPTION = """\

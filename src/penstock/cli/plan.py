@@ -2,21 +2,28 @@
 
 With loader settings, it answers for a run that you consider; nothing is written but --save. With PLAN, it answers for
 a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read more than four
-times is marked.
+times is marked, and the step is said at which each cap of --max-epochs binds.
+
+NAME=STORE, once or several times, describes a mixture of stores, as MixedDataLoader makes it. An argument that exists
+as a path is a path, also with a '=' in it; ./a=b.store is always one. --weights may be given again with a position:
+--weights web=1 --weights 100000:web=.5,code=.5 changes there at once, --ramp 100000-200000:web=.5,code=.5 little by
+little. Positions are rows: steps times the batch size.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import (
     add_json,
     add_settings,
+    named_store,
     plan_argument,
     plan_of_settings,
     print_json,
+    printable,
     settings_given,
     table,
     whole_number,
@@ -25,8 +32,9 @@ from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
     from penstock.plan import Plan
+    from penstock.store import Store
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "describe", "run"]
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run"]
 
 SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
 
@@ -34,15 +42,26 @@ EXAMPLES = """\
 examples:
   penstock plan corpus.store --chunk-size 2048 --batch-size 32 --weights web=.7,code=.3 --num-tokens 10e9
   penstock plan corpus.store                        the plans of runs over this store
-  penstock plan corpus.store 3f2a                   one of them
+  penstock plan corpus.store 3f2a                   one of them, with its history
+  penstock plan web=web.store code=code.store --chunk-size 2048 --weights web=.7,code=.3 --max-epochs code=4 \\
+      --num-tokens 10e9
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan that is kept, or a plan's or state's file")
-    parser.add_argument("--epochs", type=whole_number, default=1, metavar="N", help="go through the rows so often (1)")
-    parser.add_argument("--save", metavar="FILE", help="write the plan there: PretrainDataLoader(plan=FILE) runs it")
+    parser.add_argument(
+        "target",
+        metavar="STORE",
+        nargs="+",
+        help="STORE, STORE PLAN (kept with it, or a plan's or state's file), or NAME=STORE ...",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=whole_number,
+        metavar="N",
+        help="go through the rows so often (1; if amended, up to what the last amendment changes)",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the plan there: a loader with plan=FILE runs it")
     add_settings(parser)
     add_json(parser)
 
@@ -52,32 +71,66 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.spec import at_least
     from penstock.store import Store
 
-    at_least(1, epochs=arguments.epochs)
+    if arguments.epochs is not None:
+        at_least(1, epochs=arguments.epochs)
     given = settings_given(arguments)
-    if arguments.plan is not None:
+    sources = _named(arguments.target)
+    store, kept = (arguments.target[0], arguments.target[1:]) if sources is None else (None, [])
+    if kept:
         if given:
-            raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
-        plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
-    elif given:
-        plan = plan_of_settings(Store(arguments.store), arguments)
+            raise SpecError(f"{given[0]} makes a new plan, and {kept[0]} is one", remedy="give one of the two")
+        plan = find_plan(store, plan_argument(kept[0]), batch_size=arguments.batch_size)
+    elif given or sources is not None:
+        plan = plan_of_settings(Store(store) if sources is None else sources, arguments)
     else:
         if arguments.save is not None:
             raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
-        return _list(arguments)
+        return _list(Store(store), as_json=arguments.json)
     if arguments.save is not None:
         _save(plan, Path(arguments.save))
     return describe(plan, epochs=arguments.epochs, as_json=arguments.json)
 
 
-def describe(plan: Plan, *, epochs: int = 1, as_json: bool) -> int:
-    from penstock.cli.summary import render, summarize
+def _named(target: list[str]) -> dict[str, str] | None:
+    """NAME=STORE ... as a mapping; None for STORE [PLAN]."""
+    named = [named_store(text) for text in target]
+    if named[0] is None:
+        if len(target) > 2 or any(pair is not None for pair in named):
+            raise SpecError(
+                f"{target[0]} has no name, and a mixture of stores needs one for each",
+                parameter="STORE",
+                remedy="NAME=STORE NAME=STORE ..., or STORE [PLAN]",
+            )
+        return None
+    found: dict[str, str] = {}
+    for text, pair in zip(target, named, strict=True):
+        if pair is None:
+            raise SpecError(
+                f"{text} has no name, and a mixture of stores needs one for each",
+                parameter="STORE",
+                remedy=f"NAME={text}; for a plan that is kept, one of its stores: penstock plan STORE {text}",
+            )
+        name, path = pair
+        if name in found:
+            raise SpecError(f"two stores are called {name!r}", parameter="STORE", remedy="rename one")
+        found[name] = path
+    return found
 
-    summary = summarize(plan, batch_rows=plan.runs[0][-1][2] if len(plan.runs) == 1 else None, epochs=epochs)
+
+def describe(plan: Plan, *, epochs: int | None = None, as_json: bool) -> int:
     if as_json:
-        print_json({**summary.as_json(), "plan": plan.spec(), "runs": plan.runs})
+        print_json(as_json_of(plan, epochs=epochs))
     else:
-        print(render(plan, summary))
+        from penstock.cli.summary import render, summarize
+
+        print(render(plan, summarize(plan, epochs=epochs)))
     return 0
+
+
+def as_json_of(plan: Plan, *, epochs: int | None = None) -> dict[str, Any]:
+    from penstock.cli.summary import summarize
+
+    return {**summarize(plan, epochs=epochs).as_json(), "plan": plan.spec(), "runs": plan.runs}
 
 
 def _save(plan: Plan, path: Path) -> None:
@@ -90,13 +143,11 @@ def _save(plan: Plan, path: Path) -> None:
     plan.save(path)
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(store: Store, *, as_json: bool) -> int:
     from penstock.plans import list_plans
-    from penstock.store import Store
 
-    store = Store(arguments.store)
     plans = list_plans(store.path)
-    if arguments.json:
+    if as_json:
         print_json({"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]})
         return 0
     if not plans:
@@ -109,26 +160,26 @@ def _list(arguments: argparse.Namespace) -> int:
             plan.seed,
             "no end" if plan.epoch_rows is None else f"{plan.epoch_rows:,}",
             ", ".join(str(run[-1][2]) for run in plan.runs) or "-",
-            _sources(plan),
+            plan.amendments[-1].parent if plan.amendments else "",
+            printable(_sources(plan)),
         ]
         for plan in plans
     ]
-    print(
-        table(
-            ["plan", "chunk size", "seed", "rows", "batch sizes", "sources"],
-            rows,
-            left=["plan", "sources", "batch sizes"],
-        )
-    )
+    header = ["plan", "chunk size", "seed", "rows", "batch sizes", "amends", "sources"]
+    if not any(plan.amendments for plan in plans):
+        header.remove("amends")
+        rows = [[*row[:5], row[6]] for row in rows]
+    print(table(header, rows, left=["plan", "sources", "batch sizes", "amends"]))
     return 0
 
 
 def _sources(plan: Plan) -> str:
     weights = plan.weights
     if weights is None:
-        return ", ".join(f"{source.name} ({source.split})" for source in plan.sources)
-    return ", ".join(f"{source.name}={weights.get(source.name, 0):g}" for source in plan.sources)
+        return ", ".join(f"{source.name} ({source.split})" for source in plan.all_sources)
+    said = ", ".join(f"{source.name}={weights.get(source.name, 0):g}" for source in plan.all_sources)
+    return f"{said} in the end" if len(plan.schedule) > 1 else said
 
 
 def _line_as_json(plan: Plan) -> dict[str, object]:
-    return {"fingerprint": plan.fingerprint, "plan": plan.spec(), "runs": plan.runs}
+    return {"fingerprint": plan.fingerprint, "lineage": plan.lineage, "plan": plan.spec(), "runs": plan.runs}

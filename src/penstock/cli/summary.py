@@ -12,13 +12,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import counted, printable, table
+from penstock.plan import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from penstock.order.sweep import Leg
     from penstock.plan import Plan
 
 __all__ = [
-    "MANY_EPOCHS",
     "AmendmentSummary",
     "CapSummary",
     "PlanSummary",
@@ -27,9 +27,6 @@ __all__ = [
     "render",
     "summarize",
 ]
-
-MANY_EPOCHS = 4
-"""Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
 
 _FEWEST_OF_A_RAMP = 8
 _SOURCES_SHOWN = 6

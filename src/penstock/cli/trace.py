@@ -1,7 +1,8 @@
 """From a step to its documents, and from a document to the steps that use it. No run and no scan is needed.
 
 --step or --position prints every piece of a document that went into the batch (or row), in reading order: file, row,
-lines, tokens and text. --file (and --row) prints every place where a document is used.
+lines, tokens and text. --file (and --row) prints every place where a document is used; a place that an amendment
+lets the run pass over is marked as skipped. STORE is any one store of a mixture: the plan knows where the others are.
 """
 
 from __future__ import annotations
@@ -97,7 +98,12 @@ def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headlin
 
 def place(record: TraceRecord) -> str:
     """Where a row is in the run."""
-    step = "no step" if record.step is None else f"step {record.step:,}, rank {record.rank}, row {record.row_in_batch}"
+    if record.is_skipped:
+        step = "skipped"
+    elif record.step is None:
+        step = "no step"
+    else:
+        step = f"step {record.step:,}, rank {record.rank}, row {record.row_in_batch}"
     return f"{step} (position {record.position:,}): {printable(record.source)}, epoch {record.epoch}"
 
 
