@@ -51,6 +51,7 @@ EXCEPTIONS = {
     ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
     ("plan.py", "penstock.order.schedule"): "plan.order",
     ("plan.py", "penstock.order.sweep"): "plan.order",
+    ("plan.py", "penstock.order.lanes"): "plan.order",
     ("plan.py", "penstock.order.epochs"): "plan.order",
     ("plan.py", "penstock.order.split"): "a plan says at which step a cap binds",
     ("plan.py", "penstock.loaders.amending"): "plan.amend()",

@@ -82,7 +82,7 @@ class Amendment:
             said.append(_in_words(self.weights))
         said += [f"add {source.name} ({source.num_rows:,} rows)" for source in self.add]
         said += [f"skip {first:,}-{last:,}" if first < last else f"skip {first:,}" for first, last in self.skip]
-        said += [f"at most {epochs} epochs of {name}" for name, epochs in self.max_epochs]
+        said += [f"at most {epochs} epoch{'s' * (epochs != 1)} of {name}" for name, epochs in self.max_epochs]
         said += [] if self.num_rows is None else [f"end at row {self.num_rows:,}"]
         return f"from position {self.at:,}: {', '.join(said)}"
 
@@ -113,6 +113,8 @@ class Plan:
     max_epochs: tuple[tuple[str, int], ...] = ()
     exhausted: str = "repeat"
     """What happens where a source has given its epochs: see `MixedDataLoader`."""
+    lanes: tuple[int, int] | None = None
+    """(lanes, rows that each gets in turn), where shuffle is "pool" and ranks read only their own windows."""
     pad: int | None = None
     """The token that fills up rows of sources with shorter ones."""
     amendments: tuple[Amendment, ...] = ()
@@ -159,9 +161,21 @@ class Plan:
     @cached_property
     def order(self) -> Order:
         """Which row of which source lies at each position. Needs no data."""
+        from penstock.order.lanes import LanedOrder
         from penstock.order.schedule import Order
         from penstock.order.sweep import Change
 
+        if self.lanes is not None:
+            assert self.pool is not None
+            return LanedOrder(  # type: ignore[return-value]  # has what others ask of an order
+                {source.name: source.num_rows for source in self.sources},
+                seed=self.seed,
+                weights=self._row_weights(self.schedule),
+                pool=self.pool,
+                lanes=self.lanes,
+                num_rows=next((a.num_rows for a in reversed(self.amendments) if a.num_rows), self.num_rows),
+                skips=[(first, last + 1) for first, last in self.skips],
+            )
         return Order(
             {source.name: source.num_rows for source in self.sources},
             seed=self.seed,
@@ -286,9 +300,10 @@ class Plan:
             given = dict(spec)
             given["sources"] = tuple(PlanSource(**source) for source in given["sources"])
             given["segments"] = _segments(given["segments"])
-            if given.get("pool") is not None:
-                block_rows, window_blocks = given["pool"]
-                given["pool"] = (int(block_rows), int(window_blocks))
+            for name in ("pool", "lanes"):
+                if given.get(name) is not None:
+                    one, two = given[name]
+                    given[name] = (int(one), int(two))
             given["max_epochs"] = tuple((str(n), int(e)) for n, e in given.get("max_epochs", ()))
             given["amendments"] = tuple(_amendment(a) for a in given.get("amendments", ()))
             plan = cls(**given)
@@ -397,7 +412,7 @@ class Plan:
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""
 
-_LATER = ("pool", "by", "max_epochs", "exhausted", "pad", "amendments")
+_LATER = ("pool", "lanes", "by", "max_epochs", "exhausted", "pad", "amendments")
 """Settings that came after the first plans were written: where they have their default, a plan keeps its name."""
 
 

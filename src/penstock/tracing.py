@@ -91,7 +91,7 @@ def find(
         stream = _stream(rows)
         for document in (document for number in numbers[stream.store.path] for document in stream.find(number, row)):
             start, stop = stream.document_span(document)
-            for epoch in range(max(_epochs(flow, which, until), first_epochs)):
+            for epoch in range(max(flow.order.epochs_begun(which, until), first_epochs)):
                 touching = rows.rows_touching(start, stop, epoch)
                 if touching:
                     positions = flow.order.positions(which, touching, epoch).tolist()
@@ -105,12 +105,6 @@ def _position_of(plan: Any) -> int:
     if isinstance(plan, dict):
         return int(plan.get("position", 0))
     return int(getattr(plan, "position", 0))
-
-
-def _epochs(flow: Flow, source: int, until: int) -> int:
-    """How many epochs of a source a run enters before a position."""
-    rows = flow.order.counts(until)[source]
-    return 1 + int(flow.order.epoch_of(source, np.array([rows - 1]))[0][0]) if rows else 0
 
 
 def _stream(rows: WindowRows) -> TokenStream:

@@ -107,7 +107,7 @@ def test_every_row_was_read_before_it_is_handed_over_and_is_not_dropped_before_t
 ):
     monkeypatch.setattr(read_ahead, "available_bytes", lambda: 16_000)  # for two windows of each source
     loader = open_loader(request.getfixturevalue(store), epochs=2, read_ahead=False, **ORDERS[name])
-    follower = _Blocks(loader._flow.order, loader._flow.windows, once=False)
+    follower = _Blocks(loader, once=False)
     cached: set[tuple[str, int]] = set()
     dropped = 0
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_every_row_was_read_before_it_is_handed_over_and_is_not_dropped_before_t
 
 def test_no_more_is_held_than_the_window_in_use_and_what_memory_allows(small_store, open_loader, small_memory):
     loader = open_loader(small_store, epochs=2, read_ahead=False, weights={"web": 1}, num_rows=600, **ORDERS["pool"])
-    follower = _Blocks(loader._flow.order, loader._flow.windows, once=False)
+    follower = _Blocks(loader, once=False)
     window_bytes = loader.plan.pool_rows * 16 * 2
     most = 0
     for _ in loader.get_iterator():
@@ -141,7 +141,7 @@ def test_no_more_is_held_than_the_window_in_use_and_what_memory_allows(small_sto
 def test_when_everything_fits_it_is_read_once_and_that_is_all(small_store, open_loader):
     for name in ("global", "pool", "none"):
         loader = open_loader(small_store, read_ahead=False, epochs=None, **ORDERS[name])
-        follower = _Blocks(loader._flow.order, loader._flow.windows, once=True)
+        follower = _Blocks(loader, once=True)
         read = []
         while (work := follower.next(loader)) is not None:
             read += work.read
@@ -177,7 +177,7 @@ def test_rows_that_lie_anywhere_are_asked_for_one_by_one_and_only_those_of_this_
 
 def test_going_back_starts_again_from_there(small_store, open_loader, small_memory):
     loader = open_loader(small_store, read_ahead=False, **ORDERS["pool"])
-    follower = _Blocks(loader._flow.order, loader._flow.windows, once=False)
+    follower = _Blocks(loader, once=False)
     first = follower.next(loader).read
     for _ in range(20):
         loader.get_batch()
@@ -188,7 +188,7 @@ def test_going_back_starts_again_from_there(small_store, open_loader, small_memo
 
 def test_a_jump_far_ahead_goes_on_from_there(small_store, open_loader, small_memory):
     loader = open_loader(small_store, read_ahead=False, epochs=None, **ORDERS["pool"])
-    follower = _Blocks(loader._flow.order, loader._flow.windows, once=False)
+    follower = _Blocks(loader, once=False)
     follower.next(loader)
     loader.seek(position=10**12)
     wanted = bytes_of_batch(loader, loader.get_batch())
@@ -203,7 +203,7 @@ def test_an_adopted_file_is_read_where_it_lies(tmp_path, open_loader):
     np.arange(4000, dtype=np.uint16).clip(0, 255).tofile(path)
     store = ps.adopt(path, "bytes", eos="none", show_progress=False)
     loader = open_loader(store.path, read_ahead=False)
-    follower = _Blocks(loader._flow.order, loader._flow.windows, once=True)
+    follower = _Blocks(loader, once=True)
     spans = follower.next(loader).read
     assert {span[0] for span in spans} == {path}
     assert bytes_of(spans) == {(str(path), byte) for byte in range((3999 // 16 * 16 + 1) * 2)}

@@ -89,6 +89,12 @@ def test_a_pattern_that_is_drawn_in_many_places_at_once_is_the_same(weights, sma
     assert any(small_parts)
 
 
+@pytest.mark.parametrize("counts", [(2693, 1402, 1), (2700, 1300, 96), (3000, 1000, 90, 6)])
+def test_a_row_that_arrives_where_one_still_waits_comes_after_it(counts, small_parts):
+    assert draw_slots(counts).tolist() == drawn_in_turn(counts)
+    assert small_parts == [True]
+
+
 def test_a_wrong_guess_is_noticed(small_parts, monkeypatch):
     counts = (1500, 1000, 1000, 500, 90, 6)
     guess = draw._guess_waiting

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,7 +37,7 @@ def streams(draw):
     spans = draw(SPANS)
     starts = np.cumsum([0, *lengths])
     is_live = [not any(first <= p < stop for first, stop in spans) for p in range(int(starts[-1]))]
-    rows = [[p for p in range(int(a), int(b)) if is_live[p]] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    rows = [[p for p in range(int(a), int(b)) if is_live[p]] for a, b in pairwise(starts)]
     return Epochs(tuple(eras), skips=Skips(spans)), rows
 
 

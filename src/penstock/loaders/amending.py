@@ -39,6 +39,12 @@ def amend_plan(
         )
     members = members_to_add(add, plan) if add is None or isinstance(add, Mapping) else list(add)
     _check_skips(plan, at, skips)
+    if plan.lanes is not None and (members or max_epochs):
+        raise SpecError(
+            "a plan with lanes takes weights, skip and an end, but no new sources and no caps",
+            parameter="add" if members else "max_epochs",
+            remedy="a new plan without lanes=",
+        )
     added = tuple(_added(plan, member) for member in members)
     names = list(dict.fromkeys([*(s.name for s in plan.all_sources), *(s.name for s in added)]))
     is_mixture = plan.weights is not None or weights is not None

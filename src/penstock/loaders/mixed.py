@@ -10,7 +10,7 @@ from penstock.assemble.batch import Fields
 from penstock.deliver.ranks import find_ranks
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import Member, open_flow, plan_members, segments_of
+from penstock.loaders.planning import DEFAULT_BATCH, Member, lanes_of, open_flow, plan_members, segments_of
 from penstock.loaders.read_ahead import start_read_ahead
 from penstock.loaders.sources import Parts, flatten
 from penstock.plan import Plan, Segments
@@ -63,6 +63,7 @@ class MixedDataLoader(DataLoader):
         framework: str | None = None,
         shuffle: str | bool | None = None,
         pool_rows: int | None = None,
+        lanes: int | None = None,
         epochs: int | None = 1,
         plan: Any = None,
         split: str = "train",
@@ -91,6 +92,7 @@ class MixedDataLoader(DataLoader):
                 pad=pad,
                 shuffle=shuffle,
                 pool_rows=pool_rows,
+                lanes=lanes,
                 epoch_end=epoch_end,
             )
             made, streams = _of_plan(sources, plan)
@@ -105,6 +107,7 @@ class MixedDataLoader(DataLoader):
                 seed=seed,
                 shuffle=shuffle,
                 pool_rows=pool_rows,
+                lanes=lanes_of(lanes, batch_size),
                 by=by,
                 temperature=temperature,
                 max_epochs=max_epochs,
@@ -120,7 +123,7 @@ class MixedDataLoader(DataLoader):
         super().__init__(
             open_flow(streams, made, fields),
             made,
-            batch_size=8 if batch_size is None else batch_size,
+            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
             ranks=find_ranks(rank, world_size, mesh),
             epochs=epochs,
             framework=framework,

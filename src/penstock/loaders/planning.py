@@ -18,13 +18,28 @@ from penstock.plan import Plan, PlanSource, Segments
 from penstock.spec import at_least, one_of, suggest, whole_number
 from penstock.store.stream import TokenStream
 
-__all__ = ["Member", "open_flow", "plan_members", "ramp", "rounded_pool", "segments_of", "shuffle_of", "source_of"]
+__all__ = [
+    "DEFAULT_BATCH",
+    "Member",
+    "check_caps",
+    "lanes_of",
+    "open_flow",
+    "plan_members",
+    "ramp",
+    "rounded_pool",
+    "rows_of_mixture",
+    "segments_of",
+    "shuffle_of",
+    "source_of",
+]
 
 log = logging.getLogger("penstock")
 
 _POOL_BYTES = 1 << 30
 """Tokens of the windows of all sources together, where shuffle="pool" is not given pool_rows."""
 _RAMP_SEGMENTS = 64
+DEFAULT_BATCH = 8
+"""Rows of a batch, over all ranks together, where nothing is said."""
 
 
 class Member(NamedTuple):
@@ -52,12 +67,18 @@ def plan_members(
     epoch_end: str | None = None,
     recut: bool = True,
     pad: int | None = None,
+    lanes: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of a mixture. Looks at no tokens and keeps nothing."""
     shuffle = shuffle_of(shuffle, split)
     has_weights = segments[0][1] is not None
     _check_ends(has_weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
     caps = _caps(max_epochs, exhausted, [m.name for m in members], has_weights)
+    if lanes is not None and (shuffle != "pool" or caps or exhausted != "repeat"):
+        what = f"shuffle={shuffle!r}" if shuffle != "pool" else "capped sources"
+        raise SpecError(
+            f"lanes= is for shuffle='pool' without caps; this has {what}", parameter="lanes", remedy="leave out lanes="
+        )
     row_tokens = _row_tokens(members, pad)
     rows = [WindowRows(m.stream, m.row_tokens, seed=seed, recut=recut, name=m.name) for m in members]
     plan = Plan(
@@ -70,6 +91,7 @@ def plan_members(
         epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
         order_version=ORDER_VERSION,
         pool=_pool(shuffle, pool_rows, [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
+        lanes=lanes,
         by=one_of(("rows", "tokens"), by=by),
         max_epochs=caps,
         exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
@@ -291,6 +313,20 @@ def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[in
     if pool_rows is None:
         pool_rows = max(_POOL_BYTES // sum(row_bytes), 1)
     return blocks_for(at_least(1, pool_rows=pool_rows))
+
+
+def lanes_of(lanes: int | None, batch_size: int | None) -> tuple[int, int] | None:
+    """(lanes, rows that each gets of a batch)."""
+    if lanes is None:
+        return None
+    rows, lanes = batch_size or DEFAULT_BATCH, at_least(1, lanes=lanes)
+    if rows % lanes:
+        raise SpecError(
+            f"batch_size={rows} does not divide by lanes={lanes}",
+            parameter="lanes",
+            remedy="as many lanes as there will ever be ranks, and a batch_size that is a multiple of them",
+        )
+    return lanes, rows // lanes
 
 
 def rounded_pool(pool_rows: int | None) -> int | None:

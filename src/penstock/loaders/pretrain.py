@@ -12,7 +12,16 @@ from penstock.assemble.batch import Fields
 from penstock.deliver.ranks import find_ranks
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import Member, open_flow, plan_members, rounded_pool, segments_of, shuffle_of
+from penstock.loaders.planning import (
+    DEFAULT_BATCH,
+    Member,
+    lanes_of,
+    open_flow,
+    plan_members,
+    rounded_pool,
+    segments_of,
+    shuffle_of,
+)
 from penstock.loaders.read_ahead import start_read_ahead
 from penstock.plan import Plan
 from penstock.plans import find_plan, streams_for_plan
@@ -65,6 +74,7 @@ class PretrainDataLoader(DataLoader):
         shuffle: str | bool | None = None,
         shuffle_rows: int | None = None,
         pool_rows: int | None = None,
+        lanes: int | None = None,
         epochs: int | None = 1,
         plan: Any = None,
         weights: Any = None,
@@ -116,6 +126,7 @@ class PretrainDataLoader(DataLoader):
                 shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
                 pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
                 weights=(None if weights is None else segments_of(weights, store.names), None, made.schedule),
+                lanes=(lanes, None, None if made.lanes is None else made.lanes[0]),
                 num_rows=(num_rows, None, made.num_rows),
                 num_tokens=(num_tokens, None, None),
                 stop=(stop, None, None),
@@ -133,6 +144,7 @@ class PretrainDataLoader(DataLoader):
                 seed=seed,
                 shuffle=shuffle,
                 pool_rows=pool_rows,
+                lanes=lanes_of(lanes, batch_size),
                 weights=weights,
                 num_rows=num_rows,
                 num_tokens=num_tokens,
@@ -149,7 +161,7 @@ class PretrainDataLoader(DataLoader):
         super().__init__(
             open_flow(streams, made, fields),
             made,
-            batch_size=8 if batch_size is None else batch_size,
+            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
             ranks=find_ranks(rank, world_size, mesh),
             epochs=epochs,
             framework=framework,

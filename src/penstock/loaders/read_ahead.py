@@ -10,6 +10,7 @@ does not fit, global       each row by itself, some thousands ahead: many reads 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ from penstock.assemble.window import WindowRows
 from penstock.deliver.warm import FileReader, Span, cached_share
 from penstock.errors import StoreError
 from penstock.machine import available_bytes, is_linux
+from penstock.order.lanes import LaneView
 from penstock.order.schedule import Order, Stretch
 from penstock.store.stream import TokenStream
 
@@ -47,6 +49,8 @@ _CACHED_ENOUGH = 0.98
 _MEMORY_SHARE = 0.8
 """Of the memory that is free: the rest is for batches, and for what the program does meanwhile."""
 _POLL_SECONDS = 0.02
+_END_SECONDS = 1.0
+"""To wait for the thread when the process ends, at most: it may be in a read of a slow disk."""
 _ROWS_AHEAD = 8192
 _ROWS_AT_ONCE = 256
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
@@ -70,7 +74,7 @@ def start_read_ahead(loader: DataLoader, asked: bool | None) -> threading.Thread
     if total <= budget:
         if asked is None and not is_first:
             return None
-        follower = _Blocks(flow.order, flow.windows, once=True)
+        follower = _Blocks(loader, once=True)
     elif flow.order.shuffle == "global":
         if not is_linux():
             return None
@@ -78,14 +82,23 @@ def start_read_ahead(loader: DataLoader, asked: bool | None) -> threading.Thread
         follower = _Rows()
     else:
         _warn_of_large_windows(flow.order, flow.windows, budget)
-        follower = _Blocks(flow.order, flow.windows, once=False, reads=is_first or asked is True)
+        follower = _Blocks(loader, once=False, reads=is_first or loader.plan.lanes is not None or asked is True)
     stop = threading.Event()
     weakref.finalize(loader, stop.set)
     thread = threading.Thread(
         target=_follow, args=(weakref.ref(loader), follower, stop), name=_THREAD_NAME, daemon=True
     )
     thread.start()
+    atexit.register(_end, weakref.ref(thread), stop)
     return thread
+
+
+def _end(thread: weakref.ref[threading.Thread], stop: threading.Event) -> None:
+    """At the end of the process: a thread that is taken down inside C++ (Arrow) takes the process down with it."""
+    stop.set()
+    running = thread()
+    if running is not None and running.is_alive():
+        running.join(timeout=_END_SECONDS)
 
 
 def _is_cached(streams: list[TokenStream]) -> bool:
@@ -192,8 +205,11 @@ def _stream(rows: WindowRows) -> TokenStream:
 class _Blocks:
     """Follows a cursor through stretches of rows, block by block."""
 
-    def __init__(self, order: Order, rows: list[WindowRows], *, once: bool, reads: bool = True) -> None:
-        self.order, self.once, self.reads = order, once, reads
+    def __init__(self, loader: DataLoader, *, once: bool, reads: bool = True) -> None:
+        rows = loader._flow.windows
+        self.order, self.once, self.reads = loader._flow.order, once, reads
+        self.views = self.order.views(loader.rank, loader.world_size)
+        """Lanes of this rank, or the one order of all."""
         self.row_bytes = [_row_bytes(r) for r in rows]
         self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
         self.position = -1
@@ -206,7 +222,13 @@ class _Blocks:
     def next(self, loader: DataLoader) -> _Work | None:
         """What to do next; None when nothing will ever be to do again."""
         position, end = loader._position, loader._end
-        counts = self.order.counts(position)
+        if self.order is not loader._flow.order:  # amended
+            self.order = loader._flow.order
+            self.views, self.sources = self.order.views(loader.rank, loader.world_size), []
+            rows = loader._flow.windows
+            self.row_bytes = [_row_bytes(r) for r in rows]
+            self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
+        counts = [count for view in self.views for count in view.counts(position)]
         if position < self.position or not self.sources:
             self._start_at(counts)
         self.position = position
@@ -225,7 +247,7 @@ class _Blocks:
         is_early = chosen.needed_at > position and not self.once
         if is_over or (is_early and self.held_bytes + unit.num_bytes > self._budget()):
             return work
-        self.held[unit.stretch.source].append(unit)
+        self.held[self.sources.index(chosen)].append(unit)
         self.held_bytes += unit.num_bytes
         if not self.once and self.order.shuffle == "pool":
             # A row that comes too late must not read what lies around it: that is mostly not of this window.
@@ -238,10 +260,12 @@ class _Blocks:
         return work
 
     def _start_at(self, counts: list[int]) -> None:
-        self.sources = [
-            _Source(self.order, source, count, self.unit_rows[source], self.row_bytes[source])
-            for source, count in enumerate(counts)
-        ]
+        num_sources = len(self.row_bytes)
+        self.sources = []
+        for number, count in enumerate(counts):
+            view, source = divmod(number, num_sources)
+            sizes = self.unit_rows[source], self.row_bytes[source]
+            self.sources.append(_Source(self.views[view], source, count, *sizes))
         self.held, self.held_bytes = [deque() for _ in counts], 0
 
     def _let_go(self, loader: DataLoader, counts: list[int], work: _Work) -> None:
@@ -279,7 +303,7 @@ class _Blocks:
 class _Source:
     """What one source gives next, unit by unit."""
 
-    def __init__(self, order: Order, source: int, count: int, unit_rows: int, row_bytes: int) -> None:
+    def __init__(self, order: Order | LaneView, source: int, count: int, unit_rows: int, row_bytes: int) -> None:
         self.order, self.source, self.unit_rows, self.row_bytes = order, source, unit_rows, row_bytes
         self.started_at = count
         self._open(count)

@@ -120,8 +120,9 @@ def _draw_in_parts(
 ) -> NDArray[Any] | None:
     """The same, a slot of every part at a time; None if some part did not begin with the rows that waited there."""
     num_sources, num_parts = len(counts), len(rows) // _PART_SLOTS
-    part, step = np.divmod(released - 1, np.int32(_PART_SLOTS))
-    by_step = np.argsort(step.astype(np.uint16), kind="stable")  # of 16 bits: NumPy's radix sort
+    part = (released - 1) >> np.int32(_PART_SLOTS.bit_length() - 1)  # a power of two: no division
+    step = ((released - 1) & np.int32(_PART_SLOTS - 1)).astype(np.uint16)
+    by_step = np.argsort(step, kind="stable")  # of 16 bits: NumPy's radix sort
     part *= num_sources
     part += np.repeat(np.arange(num_sources, dtype=np.int32), counts)
     place, row = part[by_step], rows[by_step]
@@ -135,7 +136,7 @@ def _draw_in_parts(
         inside = place[arrived] < waiting[1:].size
         _draw_slot(waiting[1:], place[arrived][inside], row[arrived][inside])
     begun = waiting.copy()
-    drawn = np.empty((_PART_SLOTS, num_parts), np.uint16)
+    drawn = np.empty((_PART_SLOTS, num_parts), source_dtype(num_sources))
     for number in range(_PART_SLOTS):
         arrived = slice(ends[number], ends[number + 1])
         taken = _draw_slot(waiting, place[arrived], row[arrived])
@@ -158,7 +159,7 @@ def _draw_slot(
     late = np.flatnonzero(earlier != _NOTHING)
     flat[place] = row
     flat[place[late]] = earlier[late]
-    taken = waiting.argmin(axis=1)
+    taken: NDArray[np.intp] = waiting.argmin(axis=1)
     flat[taken + np.arange(len(waiting)) * waiting.shape[1]] = _NOTHING
     if late.size:
         is_free = bool((flat[place[late]] == _NOTHING).all())

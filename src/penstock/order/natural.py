@@ -25,6 +25,10 @@ class Natural:
         self.sizes = sizes
         self.num_rows = sum(sizes)
         self._step = [_END // n if n else 0 for n in sizes]
+        self._live = np.flatnonzero(sizes)
+        self._size = np.array(sizes, np.int64)[self._live]
+        self._times = np.array(self._step, np.int64)[self._live]
+        self._rows_per_time = sum(0.5 / step for step in self._step if step)
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(source, how many rows of that source came before) of each position in [0, num_rows)."""
@@ -40,7 +44,7 @@ class Natural:
         for run in np.split(np.arange(len(ordered)), cuts):
             if len(run):
                 first, last = int(ordered[run[0]]), int(ordered[run[-1]])
-                merged_source, merged_ordinal = self._merge(first, last + 1)
+                merged_source, merged_ordinal = self._between(first, last + 1)
                 picked = ordered[run] - first
                 source[order[run]] = merged_source[picked]
                 ordinal[order[run]] = merged_ordinal[picked]
@@ -60,27 +64,41 @@ class Natural:
         """Rows of each source before a position in [0, num_rows]."""
         if len(self.sizes) == 1:
             return [position]
-        low, high = 0, 2 * _END  # the smallest time by which more than `position` rows have come
-        while low < high:
-            middle = (low + high) // 2
-            if sum(self._until(middle)) > position:
-                high = middle
-            else:
-                low = middle + 1
-        counts = self._until(low - 1)
-        for i, (now, then) in enumerate(zip(counts, self._until(low), strict=True)):
-            if sum(counts) < position and then > now:  # rows at exactly this time, in source order
-                counts[i] += 1
-        return counts
+        begun, source, _ = self._merge(position, position)
+        counts = np.zeros(len(self.sizes), np.int64)
+        counts[self._live] = begun
+        counts += np.bincount(source[: position - int(begun.sum())], minlength=len(counts))
+        found: list[int] = counts.tolist()
+        return found
 
-    def _until(self, time: int) -> list[int]:
-        return [min((time // step + 1) // 2, n) if step else 0 for step, n in zip(self._step, self.sizes, strict=True)]
+    def _between(self, first: int, last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(source, ordinal) of positions [first, last)."""
+        begun, source, ordinal = self._merge(first, last)
+        before = first - int(begun.sum())
+        return source[before : before + last - first], ordinal[before : before + last - first]
 
-    def _merge(self, first: int, last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        begins, ends = self.counts(first), self.counts(last)
-        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        source = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        ordinal = np.concatenate([np.arange(b, e, dtype=np.int64) for b, e in zip(begins, ends, strict=True)])
-        time = (2 * ordinal + 1) * np.array(self._step, np.int64)[source]
+    def _merge(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+        """Rows of each live source by a time before position `first`; then all rows from there to `last`, or past it.
+
+        By any time a source gave its share of the rows within one, so the times around a position are nearly known.
+        """
+        margin = len(self._live) + 1
+        while int((begins := self._until(first - margin)).sum()) > first:
+            margin *= 2
+        while int((ends := self._until(last + margin)).sum()) < last:
+            margin *= 2
+        lengths = ends - begins
+        which = np.repeat(np.arange(len(lengths)), lengths)
+        ordinal = np.arange(len(which)) + (begins - (np.cumsum(lengths) - lengths))[which]
+        time = (2 * ordinal + 1) * self._times[which]
         order = np.argsort(time, kind="stable")  # stable: equal times keep source order
-        return source[order], ordinal[order]
+        return begins, self._live[which[order]].astype(np.int32), ordinal[order]
+
+    def _until(self, position: int) -> NDArray[np.int64]:
+        """Rows of each live source by the time at which about `position` rows have come."""
+        if position <= 0:
+            return np.zeros_like(self._size)
+        if position >= self.num_rows:
+            return self._size
+        time = min(int(position / self._rows_per_time), 2 * _END - 1)
+        return np.minimum((time // self._times + 1) // 2, self._size)

@@ -82,6 +82,21 @@ class Pool:
         firsts = sorted(self._block_starts(window).tolist())
         return [(first, min(first + self.block_rows, self.n)) for first in firsts]
 
+    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows at some places of all permuted blocks laid end to end, before windows are shuffled."""
+        short_stop = (self._short_slot + 1) * self.block_rows - self._lacking
+        padded = places + self._lacking * (places >= short_stop)
+        slot = padded // self.block_rows
+        rows: NDArray[np.int64] = self._order.at(slot) * self.block_rows + padded - slot * self.block_rows
+        return rows
+
+    def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The inverse of `rows_at`."""
+        block = rows // self.block_rows
+        slot = self._order.inverse(block)
+        places: NDArray[np.int64] = slot * self.block_rows + rows - block * self.block_rows
+        return places - self._lacking * (slot > self._short_slot)
+
     def at(self, index: ArrayLike) -> NDArray[np.int64]:
         """The row at each position."""
         positions = np.asarray(index, dtype=np.int64)

@@ -235,7 +235,8 @@ class Order:
             elif self.pool is None:
                 first, last, rows = 0, size, [(0, size)]
             else:
-                windows = pool(size, *self.pool, self.seed, self.names[source], epoch)
+                windows = self._permutation(source, epoch)
+                assert not isinstance(windows, Permutation)
                 window = int(windows.window_of(np.array([within]))[0])
                 first, last = windows.window_start(window), windows.window_start(window + 1)
                 rows = windows.blocks(window)
@@ -257,10 +258,21 @@ class Order:
                 counts = [count - (b - a) for count, (a, b) in zip(counts, skipped, strict=True)]
         return counts
 
+    def first_epoch_ends_at(self, source: int) -> int:
+        """The position after which a source has given every row of its first epoch; beyond NEVER if it never has."""
+        return int(self.position_of(source, np.array([self.epoch_size(source, 0)[1] - 1]))[0]) + 1
+
+    def epochs_begun(self, source: int, position: int) -> int:
+        """Epochs of a source that have begun before a position."""
+        rows = self.counts(position)[source]
+        return 1 + int(self.epoch_of(source, np.array([rows - 1]))[0][0]) if rows else 0
+
     def exhausted_at(self, *, first: bool) -> int:
         """Rows after which the first (or the last) source with a weight has given its last row of its first epoch."""
-        ends = [
-            int(self.position_of(i, np.array([self.epoch_size(i, 0)[1] - 1]))[0]) + 1 for i in range(len(self.names))
-        ]
+        ends = [self.first_epoch_ends_at(source) for source in range(len(self.names))]
         ends = [end for end in ends if end <= NEVER]
         return min(ends) if first else max(ends)
+
+    def views(self, rank: int, world_size: int) -> list[Order]:
+        """The orders in which a rank meets its rows: one for all ranks, but for lanes."""
+        return [self]
