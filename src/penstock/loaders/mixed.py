@@ -196,10 +196,10 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
     if isinstance(weights, Mapping):
         weights = [(0, weights)]
     try:
-        handed = [(at, _flattened(_handed_down(dict(mapping), parts), temperature)) for at, mapping in weights]
+        handed = [(at, _handed_down(dict(mapping), parts)) for at, mapping in weights]
     except (TypeError, ValueError):
-        handed = weights  # not weights at all, which is said there
-    return segments_of(handed, names)
+        return segments_of(weights, names)  # not weights at all, which is said there
+    return segments_of([(at, _flattened(mapping, temperature)) for at, mapping in handed], names)
 
 
 def _handed_down(weights: dict[str, Any], parts: Parts) -> dict[str, Any]:

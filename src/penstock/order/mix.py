@@ -48,6 +48,7 @@ def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int,
             smallest = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
             raise SpecError(
                 f"the weight of {smallest[1]!r} is {smallest[0]:.3g} of the mixture, too small to be kept exactly",
+                parameter="weights",
                 source=smallest[1],
                 remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
             )
