@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_convert
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SpecError
 from penstock.types import TrainingBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
@@ -214,3 +214,29 @@ def test_leaving_a_pass_early_leaves_no_worker_behind(opened):
     assert len(set(multiprocessing.active_children()) - before) == 2
     del batches
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.fixture
+def two_ranks():
+    """Starts a process group in which this process is the first of two. Nothing is sent in it."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    yield lambda: torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_opened_before_the_ranks_were_known_is_refused_and_stays_where_it_is(opened, two_ranks, num_workers):
+    loader = opened()
+    two_ranks()
+    with pytest.raises(SpecError, match="as rank 0 of 1; now there are 2 ranks") as caught:
+        next(iter(loader.torch().loader(num_workers=num_workers)))
+    assert caught.value.where["parameter"] == "rank"
+    assert "train_dataloader()" in caught.value.remedy
+    assert loader.position == 0
+
+
+def test_a_loader_that_was_told_to_read_everything_on_every_rank_does(opened, two_ranks):
+    loader = opened(rank=0, world_size=1)
+    two_ranks()
+    assert len(next(iter(loader.torch().loader()))) == loader.batch_size

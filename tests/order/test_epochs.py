@@ -71,6 +71,8 @@ def test_the_number_of_an_epoch_and_its_end_are_what_a_walk_finds(stream):
     for number, epoch in enumerate(rows[:6]):
         for position in epoch:
             assert epochs.number(position) == number
+        if epoch:
+            assert epochs.begin_of(number) == epoch[0]
     ends = np.cumsum([len(epoch) for epoch in rows])
     assert [epochs.end_of(n) for n in range(1, 6)] == ends[:5].tolist()
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.deliver.ranks import Ranks
 from penstock.errors import MissingExtraError, SpecError
+from penstock.order.epochs import Epochs
 from penstock.order.split import position_of_step, step_of_position
 
 try:
@@ -178,6 +180,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[TrainingBatch]:
         info = get_worker_info()
         if info is None:
+            _check_ranks(self.source)
             if self.source.framework == "torch":
                 return self.source.get_iterator()
             return self.source._follow(_with_tensors(self.source).get_iterator())
@@ -200,20 +203,20 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             self.source.get_num_batches()
         except SpecError as error:
             raise TypeError(str(error)) from None  # what len() of an endless dataset raises in torch
-        plan = self.source.plan
-        assert plan.epoch_rows is not None
         cut = self.source._cut(self.source.batch_size)
-        return -(-plan.epoch_rows // self.source.batch_size) if cut.is_linear else cut.steps_per_epoch
+        return cut.most_steps_of_epoch(self.source.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
         source = self.source
-        rows = source.plan.epoch_rows
-        if rows is None or source._cut(source.batch_size).settle(source.position) // rows == epoch:
-            return
         steps, spec = source.plan.steps, source.plan.epoch_spec
-        step = step_of_position(steps, epoch * rows, **spec)
-        step += position_of_step(steps, step, **spec)[0] < epoch * rows  # begun in the epoch before, with `wrap`
+        epochs: Epochs = spec["epochs"]
+        here = source._cut(source.batch_size).settle(source.position)
+        begin = epochs.begin_of(epoch)
+        if begin is None or epochs.number(here) == epoch:
+            return
+        step = step_of_position(steps, begin, **spec)
+        step += position_of_step(steps, step, **spec)[0] < begin  # begun in the epoch before, with `wrap`
         source.seek(step=step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -253,6 +256,7 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         source = self.dataset.source
         if not self.num_workers:
             return super().__iter__()  # type: ignore[no-any-return]  # the loader's own iterator, and its cursor
+        _check_ranks(source)
         if source._next_start()[1]:
             return source.get_iterator()  # nothing, or the error that says so
         # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
@@ -268,6 +272,26 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.dataset.source.load_state_dict(state)
+
+
+def _check_ranks(loader: DataLoader) -> None:
+    """Refuse a loader that was opened before its process knew of other ranks: each would get every row.
+
+    Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
+    """
+    is_alone = loader._ranks == Ranks(0, 1, "nothing says otherwise")
+    distributed = torch.distributed
+    if not is_alone or not distributed.is_available() or not distributed.is_initialized():
+        return
+    ranks = distributed.get_world_size()
+    if ranks > 1:
+        raise SpecError(
+            f"this loader was opened before torch.distributed was initialised, as rank 0 of 1; now there are {ranks} "
+            "ranks, and each would get every row",
+            parameter="rank",
+            remedy="open it where the process group exists (Lightning: in train_dataloader()), start with torchrun, or "
+            "pass rank= and world_size= (0 and 1 if all ranks shall read the same)",
+        )
 
 
 def _with_tensors(loader: DataLoader, alone: bool = False) -> DataLoader:

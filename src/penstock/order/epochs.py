@@ -128,6 +128,15 @@ class Epochs:
                 return end if limit is None else min(end, limit)
         raise ValueError(f"{num_epochs} epochs are none")
 
+    def begin_of(self, number: int) -> int | None:
+        """The position at which an epoch begins; None where the stream has no epochs by then."""
+        for start, rows, first in reversed(self._live_eras):
+            if first <= number:
+                if rows is None:
+                    return self.skips.position(start) if number == first and number else None
+                return self.skips.position(start + (number - first) * rows)
+        return None
+
     @cached_property
     def _live_eras(self) -> list[tuple[int, int | None, int]]:
         """(first live row, live rows of each epoch, number of the first epoch) of each era, skipped rows left out."""

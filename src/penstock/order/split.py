@@ -73,6 +73,12 @@ class Cut:
         assert stop is not None
         return self._steps_in(stop - start)
 
+    def most_steps_of_epoch(self, position: int) -> int:
+        """The same, or one more where steps cross the ends of epochs: as many as may begin in it."""
+        _, start, stop = self.epochs.span(self.epochs.skips.live(position))
+        assert stop is not None
+        return -(-(stop - start) // self.rows_per_step) if self.is_linear else self._steps_in(stop - start)
+
     def _steps_in(self, rows: int) -> int:
         return rows // self.rows_per_step if self.epoch_end != "pad" else -(-rows // self.rows_per_step)
 
