@@ -36,7 +36,8 @@ def ours(store: Path, tokens: np.ndarray, row_tokens: int) -> Iterator[Any]:
     loader = ps.PretrainDataLoader(
         store, chunk_size=row_tokens, batch_size=ROWS, seed=7, framework="numpy", epochs=None
     )
-    return loader.get_iterator()
+    while True:  # an iterator ends with its epoch
+        yield from loader.get_iterator()
 
 
 def hand_written(store: Path, tokens: np.ndarray, row_tokens: int) -> Iterator[Any]:
@@ -107,11 +108,13 @@ def grain_dataset(store: Path, tokens: np.ndarray, row_tokens: int) -> Iterator[
 def consume(batches: Iterator[Any], num_batches: int) -> float:
     """Tokens per second."""
     next(batches)
-    total, began = 0, time.perf_counter()
+    total, delivered, began = 0, 0, time.perf_counter()
     for batch in itertools.islice(batches, num_batches):
         total += int(np.asarray(batch["input_ids"]).sum())
+        delivered += 1
     seconds = time.perf_counter() - began
     assert total > 0
+    assert delivered == num_batches, f"the data ended after {delivered} of {num_batches} batches"
     return num_batches * int(np.prod(batch["input_ids"].shape)) / seconds
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.peers --out tables.md            everything, about 20 minutes on two quiet cores
     python -m benchmarks.peers --quick                    one short round: noisy, shows that all of it runs
     python -m benchmarks.peers --only load_grain bake     the peers and parts whose file names begin so, and penstock
+    python -m benchmarks.peers --only mix                 mixtures of 4 sources
     python -m benchmarks.peers --only bake --large        baking of 200 MB instead of 24
 
 A peer that cannot be installed or fails stays in the table, and its row says why. A peer that is in no row, or penstock
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers import baking, loading
+from benchmarks.peers import baking, loading, mixing
 from benchmarks.peers.source import version_of
 from benchmarks.peers.table import Row, missing, spread
 
@@ -79,7 +80,7 @@ def _chosen(only: Sequence[str], module: str, name: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="load, bake, load_grain, bake_mosaic ...")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="load, mix, bake, load_grain ...")
     parser.add_argument("--quick", action="store_true", help="one short round: rows of 2048 tokens, and 6 MB to bake")
     parser.add_argument("--large", action="store_true", help="bake 200 MB instead of 24")
     parser.add_argument("--rounds", type=int, help="instead of 3 for loading and baking")
@@ -120,6 +121,15 @@ def main() -> int:
             show(loading.show_loading(rows))
             if claim := loading_claim(rows):
                 show(claim)
+    mixers = [mixer for mixer in mixing.MIXERS if _chosen(options.only, mixer.module, mixer.name)]
+    if not options.only or any(mixer.name != loading.OURS for mixer in mixers):
+        rows = mixing.measure_mixing(
+            mixers, row_tokens=2048, rounds=rounds, seconds=1 if options.quick else 2.5, say=say
+        )
+        wanted = [mixer.name for mixer in mixers]
+        absent += missing(wanted, rows, "mtok_s") + missing([wanted[0]], _with_numbers(rows), "mtok_s")
+        show(f"### Mixing: {mixing.NUM_SOURCES} sources of 50M tokens, shuffled 32 x 2048 windows, {_rounds(rounds)}")
+        show(mixing.show_mixing(rows))
     num_bytes = 200_000_000 if options.large else 6_000_000 if options.quick else 24_000_000
     for kind, what in baking.KINDS.items():
         bakers = [baker for baker in baking.bakers_of(kind) if _chosen(options.only, baker.module, baker.name)]

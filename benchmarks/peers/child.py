@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.documents import document_hashes
-from benchmarks.peers.source import ROWS, Source, version_of
+from benchmarks.peers.source import ROWS, Source, cut, version_of
 
 _WARM_BATCHES = 10
 _CHECKED_BATCHES = 20
+_MIXED_BATCHES = 50
 
 
 def _consume(batches: Any, *, seconds: float) -> tuple[int, float]:
@@ -84,6 +85,36 @@ def _reads_the_bare_array(source: Source) -> None:
     """Nothing to convert."""
 
 
+def mix(peer: Any, sources: list[Source], task: dict[str, Any]) -> dict[str, Any]:
+    """Open, take the first batch, look whether the shares are those that were asked for, then measure."""
+    batches = peer.open_mixture(sources, task["weights"])
+    first = np.asarray(next(batches))
+    first_seconds = time.monotonic() - task["spawned"]
+    assert first.shape == (ROWS, sources[0].row_tokens), first.shape
+    assert first.dtype == np.int64, first.dtype
+    shares, strangers = shares_of(itertools.islice(batches, _MIXED_BATCHES), sources)
+    if getattr(peer, "CUTS_AT_MULTIPLES", True):
+        assert not strangers, f"{strangers} rows are not of any source"
+        assert np.abs(shares - task["weights"]).max() < 0.06, shares
+    tokens, seconds = _consume(batches, seconds=task["seconds"])
+    return {"first_s": first_seconds, "mtok_s": tokens / seconds / 1e6}
+
+
+def shares_of(batches: Any, sources: list[Source]) -> tuple[np.ndarray, int]:
+    """(the share of rows that each source has, how many rows are of none), where every row is a row of some source."""
+    known: dict[bytes, int] = {}
+    for number, source in enumerate(sources):
+        for row in cut(source.tokens(), source.row_tokens):
+            known[hashlib.blake2b(row[:-1].tobytes(), digest_size=8).digest()] = number
+    found = [
+        known.get(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), len(sources))
+        for batch in batches
+        for row in np.asarray(batch).astype(np.uint16)
+    ]
+    counts = np.bincount(found, minlength=len(sources) + 1)
+    return counts[:-1] / max(counts[:-1].sum(), 1), int(counts[-1])
+
+
 def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
     if task["do"] == "bake":
         began = time.perf_counter()
@@ -91,6 +122,13 @@ def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": seconds or time.perf_counter() - began}  # an encoder alone says how long it encoded
     if task["do"] == "read_back":
         return {"hashes": document_hashes(peer.read_back(Path(task["folder"])))}
+    if "sources" in task:
+        sources = [Source(*(Path(path) for path in paths), task["row_tokens"]) for paths in task["sources"]]
+        if task["do"] == "convert":
+            for source in sources:
+                getattr(peer, "convert", _reads_the_bare_array)(source)
+            return {}
+        return mix(peer, sources, task)
     source = Source(Path(task["store"]), Path(task["token_file"]), Path(task["folder"]), task["row_tokens"])
     if task["do"] == "convert":
         getattr(peer, "convert", _reads_the_bare_array)(source)

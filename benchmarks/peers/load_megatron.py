@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,26 @@ def convert(source: Source) -> None:
 
 
 def _dataset(source: Source) -> Any:
+    return dataset_of(
+        ([str(source.folder / "data")], None), source.num_rows, source.row_tokens, source.folder / "cache"
+    )
+
+
+def dataset_of(blend: tuple[list[str], list[float] | None], num_rows: int, row_tokens: int, cache: Path) -> Any:
     tokenizer = types.SimpleNamespace(eod=256, pad=0, unique_identifiers={"tokenizer": "bytes"}, vocab_size=257)
     config = GPTDatasetConfig(
         random_seed=SEED,
-        sequence_length=source.row_tokens,
-        blend=([str(source.folder / "data")], None),
+        sequence_length=row_tokens,
+        blend=blend,
         split="1,0,0",
-        path_to_cache=str(source.folder / "cache"),
+        path_to_cache=str(cache),
         tokenizer=tokenizer,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    return BlendedMegatronDatasetBuilder(GPTDataset, [source.num_rows, 0, 0], lambda: True, config).build()[0]
+    return BlendedMegatronDatasetBuilder(GPTDataset, [num_rows, 0, 0], lambda: True, config).build()[0]
 
 
 def open_batches(source: Source, workers: int, state: Any) -> tuple[Iterator[Any], Callable[[], Any]]:

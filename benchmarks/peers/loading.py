@@ -13,7 +13,7 @@ from benchmarks.peers.processes import run_child
 from benchmarks.peers.source import bench_home
 from benchmarks.peers.table import Row, markdown, spread
 
-__all__ = ["OURS", "PEERS", "Peer", "measure_loading", "ratios", "show_loading"]
+__all__ = ["OURS", "PEERS", "Peer", "measure_loading", "ratios", "show_loading", "warm"]
 
 OURS = "penstock"
 
@@ -75,7 +75,7 @@ def measure_loading(
     for number in range(rounds):
         for name, task in tasks.items():
             if rows[name].why_not is None:
-                _warm([Path(task["folder"])] if Path(task["folder"]).exists() else [token_file, store])
+                warm([Path(task["folder"])] if Path(task["folder"]).exists() else [token_file, store])
                 # Ours once more right before each peer: on a busy machine only neighbours can be compared.
                 beside = {} if task["peer"] == ours["peer"] else run_child({**ours, "do": "speed", "seconds": 1})
                 found = run_child({**task, "do": "speed", "seconds": seconds}, limit_seconds=120)
@@ -133,7 +133,7 @@ def _converted(
     return folder, found.get("error")
 
 
-def _warm(paths: Sequence[Path]) -> None:
+def warm(paths: Sequence[Path]) -> None:
     """Read everything once, so that it is in the page cache."""
     for file in (file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))):
         if file.is_file():
