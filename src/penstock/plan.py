@@ -81,7 +81,11 @@ class Amendment:
         if self.weights:
             said.append(_in_words(self.weights))
         said += [f"add {source.name} ({source.num_rows:,} rows)" for source in self.add]
-        said += [f"skip {first:,}-{last:,}" if first < last else f"skip {first:,}" for first, last in self.skip]
+        skips = [f"skip {first:,}-{last:,}" if first < last else f"skip {first:,}" for first, last in self.skip]
+        if len(skips) > 4:
+            count = sum(last - first + 1 for first, last in self.skip)
+            skips = [f"skip {count:,} positions between {self.skip[0][0]:,} and {self.skip[-1][1]:,}"]
+        said += skips
         said += [f"at most {epochs} epoch{'s' * (epochs != 1)} of {name}" for name, epochs in self.max_epochs]
         said += [] if self.num_rows is None else [f"end at row {self.num_rows:,}"]
         return f"from position {self.at:,}: {', '.join(said)}"

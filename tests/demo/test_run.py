@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.demo import run
+from penstock.demo import run, runs, screen
 from penstock.demo.model import Adam
 from penstock.demo.train import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
 from penstock.errors import WorkerError
@@ -136,23 +136,23 @@ def test_run_again_it_bakes_nothing_and_finds_a_wrong_resume(demo, capsys, monke
 
 
 def test_a_resumed_run_that_stops_short_is_not_equal(capsys):
-    whole = run._Run(Path(), Path(), 4, 2, losses={0: "a", 1: "b", 2: "c", 3: "d"}, weights="w")
-    short = run._Run(Path(), Path(), 4, 2, losses={2: "c"}, weights="w")
+    whole = runs.Run(Path(), Path(), 4, 2, losses={0: "a", 1: "b", 2: "c", 3: "d"}, weights="w")
+    short = runs.Run(Path(), Path(), 4, 2, losses={2: "c"}, weights="w")
     checkpoint = Checkpoint({}, Adam(num_updates=2), {})
     assert not run._compare(whole, {0: "a", 1: "b", 2: "c"}, short, 2, checkpoint)
     assert "the resumed run never came to step 3" in capsys.readouterr().out
 
 
 def test_a_kill_that_did_not_happen_is_an_error(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr(run.os, "kill", lambda *_: None)
-    unharmed = run._Run(demo[1] / "corpus.store", tmp_path, 24, 2)
+    monkeypatch.setattr(runs.os, "kill", lambda *_: None)
+    unharmed = runs.Run(demo[1] / "corpus.store", tmp_path, 24, 2)
     with pytest.raises(WorkerError, match="ended before it was killed"):
         unharmed.watch(kill_after=5)
 
 
 def test_a_training_process_that_fails_is_reported_with_what_it_said(tmp_path):
     with pytest.raises(WorkerError, match="ended too early") as caught:
-        run._Run(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
+        runs.Run(tmp_path / "no.store", tmp_path / "run", 24, 2).watch()
     assert "no.store" in str(caught.value.where["output"])
 
 
@@ -217,7 +217,7 @@ def test_a_random_kill_lies_past_a_checkpoint_in_the_middle_third():
 
 def test_on_a_terminal_the_line_is_rewritten_in_place():
     stream = _Terminal()
-    with run._LiveLine(stream) as line:
+    with screen.LiveLine(stream) as line:
         line.show("step 1")
         line.keep("step 2")
     assert "".join(stream.written) == "\rstep 1\x1b[K\rstep 2\x1b[K\n"

@@ -1,4 +1,7 @@
-"""See it work in under a minute: bake real text, train a tiny model, kill it, resume it exactly, trace a step."""
+"""See it work in under a minute: bake real text, train a tiny model, kill it, resume it exactly, trace a step.
+
+`penstock demo spike` is another story: the loss jumps, the document that did it is found and skipped.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ SUMMARY = "bake, train, kill, resume and trace, on text that every machine has"
 EXAMPLES = """\
 examples:
   penstock demo
+  penstock demo spike
 """
 
 
@@ -21,4 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["spike"]:
+        return int(import_module("penstock.demo.spike").main(list(argv[1:])))
     return int(import_module("penstock.demo.run").main(list(argv)) or 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Adam", "Weights", "loss_and_gradients", "new_weights"]
+__all__ = ["Adam", "Weights", "loss_and_gradients", "new_weights", "row_losses_and_gradients"]
 
 Weights = dict[str, NDArray[Any]]
 
@@ -38,6 +38,14 @@ def new_weights(vocab_size: int, *, embedding: int = 32, hidden: int = 128, seed
 
 def loss_and_gradients(weights: Weights, input_ids: NDArray[Any], labels: NDArray[Any]) -> tuple[float, Weights]:
     """Mean cross-entropy of labels [rows, tokens] in nats, and its gradient by every weight."""
+    losses, gradients = row_losses_and_gradients(weights, input_ids, labels)
+    return float(losses.mean()), gradients
+
+
+def row_losses_and_gradients(
+    weights: Weights, input_ids: NDArray[Any], labels: NDArray[Any]
+) -> tuple[NDArray[Any], Weights]:
+    """Mean cross-entropy of each row, and the gradient of the mean over all rows."""
     B, T = input_ids.shape  # rows, tokens
     E = weights["embedding"].shape[1]
     vocab_size = len(weights["output_bias"])
@@ -54,7 +62,7 @@ def loss_and_gradients(weights: Weights, input_ids: NDArray[Any], labels: NDArra
     probabilities = np.exp(logits)
     total = probabilities.sum(axis=1, keepdims=True)
     each, right = np.arange(B * T), labels.ravel()
-    loss = float((np.log(total[:, 0]) - logits[each, right]).sum(dtype=np.float64)) / (B * T)
+    losses = (np.log(total[:, 0]) - logits[each, right]).reshape(B, T).mean(axis=1, dtype=np.float64)
 
     by_logits = probabilities / total
     by_logits[each, right] -= 1
@@ -66,7 +74,7 @@ def loss_and_gradients(weights: Weights, input_ids: NDArray[Any], labels: NDArra
     for c in range(CONTEXT_TOKENS):
         by_embedded[:, c : c + T] += by_seen[:, :, c]
     one_hot = np.eye(vocab_size, dtype=embedded.dtype)[ids.ravel()]
-    return loss, {
+    return losses, {
         "embedding": one_hot.T @ by_embedded.reshape(-1, E),
         "hidden": seen.T @ by_hidden,
         "hidden_bias": by_hidden.sum(axis=0),

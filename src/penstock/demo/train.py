@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from penstock.demo.model import Adam, Weights, loss_and_gradients, new_weights
+from penstock.demo.model import Adam, Weights, new_weights, row_losses_and_gradients
 from penstock.files import write_whole
 from penstock.machine import die_with_parent
 
-__all__ = ["Checkpoint", "main", "read_checkpoint", "train", "write_checkpoint"]
+__all__ = ["Checkpoint", "kept_checkpoint", "main", "read_checkpoint", "train", "write_checkpoint"]
 
 CHECKPOINT = "checkpoint.npz"
 BATCH_ROWS = 8
@@ -68,17 +68,30 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(parts["weights"], Adam(numbers["num_updates"], parts["mean"], parts["square"]), numbers["loader"])
 
 
-def train(store: Path, folder: Path, *, num_steps: int, checkpoint_steps: int) -> None:
-    """Train from the checkpoint in `folder`, or from nothing, to step `num_steps`; write a line for each step."""
+def kept_checkpoint(folder: Path, num_steps: int) -> Path:
+    """Where the checkpoint after so many steps is kept, of a run that keeps all of them."""
+    return folder / f"after-{num_steps:06d}.npz"
+
+
+def train(
+    store: Path,
+    folder: Path,
+    *,
+    num_steps: int,
+    checkpoint_steps: int,
+    keep_all: bool = False,
+    plan: str | None = None,
+    row_tokens: int = ROW_TOKENS,
+    batch_rows: int = BATCH_ROWS,
+    seed: int = 7,
+) -> None:
+    """Train from the checkpoint in `folder`, or from nothing, to step `num_steps`; write a line for each step.
+
+    `plan`, a fingerprint, stands for `row_tokens` and `seed`.
+    """
+    which: dict[str, Any] = {"chunk_size": row_tokens, "seed": seed} if plan is None else {"plan": plan}
     loader = ps.PretrainDataLoader(
-        store,
-        chunk_size=ROW_TOKENS,
-        batch_size=BATCH_ROWS,
-        seed=7,
-        epochs=None,
-        framework="numpy",
-        rank=0,
-        world_size=1,
+        store, **which, batch_size=batch_rows, epochs=None, framework="numpy", rank=0, world_size=1
     )
     path = folder / CHECKPOINT
     if path.exists():
@@ -90,14 +103,18 @@ def train(store: Path, folder: Path, *, num_steps: int, checkpoint_steps: int) -
     started, first_step = time.perf_counter(), adam.num_updates
     for step in range(first_step, num_steps):
         batch = loader.get_batch()
-        loss, gradients = loss_and_gradients(weights, batch.input_ids, batch.labels)
+        losses, gradients = row_losses_and_gradients(weights, batch.input_ids, batch.labels)
         adam.update(weights, gradients, rate=_learning_rate(step, num_steps))
         if (step + 1) % checkpoint_steps == 0 or step + 1 == num_steps:
-            write_checkpoint(path, Checkpoint(weights, adam, loader.state_dict()))
+            checkpoint = Checkpoint(weights, adam, loader.state_dict())
+            write_checkpoint(path, checkpoint)
+            if keep_all:
+                write_checkpoint(kept_checkpoint(folder, step + 1), checkpoint)
         _say(
             step=step,
-            loss=loss.hex(),
-            tokens_per_second=(step + 1 - first_step) * BATCH_ROWS * ROW_TOKENS / (time.perf_counter() - started),
+            loss=float(losses.mean()).hex(),
+            row_losses=losses.round(4).tolist(),
+            tokens_per_second=(step + 1 - first_step) * batch.input_ids.size / (time.perf_counter() - started),
             data_wait_percent=loader.stats()["data_wait_percent"],
         )
     _say(weights=_digest(weights))
@@ -125,9 +142,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where the checkpoint is written, and read if there is one")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--checkpoint-steps", type=int, default=50)
-    asked = parser.parse_args(argv)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    train(asked.store, asked.folder, num_steps=asked.steps, checkpoint_steps=asked.checkpoint_steps)
+    parser.add_argument("--keep-all", action="store_true", help="keep every checkpoint, not only the last")
+    parser.add_argument("--plan", help="a plan that is kept with the store, instead of --row-tokens and --seed")
+    parser.add_argument("--row-tokens", type=int, default=ROW_TOKENS)
+    parser.add_argument("--batch-rows", type=int, default=BATCH_ROWS)
+    parser.add_argument("--seed", type=int, default=7)
+    asked = vars(parser.parse_args(argv))
+    asked["folder"].mkdir(parents=True, exist_ok=True)
+    train(num_steps=asked.pop("steps"), **asked)
     return 0
 
 

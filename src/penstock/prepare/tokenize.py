@@ -271,7 +271,7 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
         f"append_eos: cannot tell which token of {tokenizer.name} ends a document",
         parameter="eos",
         special=_listed(special) or "none",
-        remedy="eos= with one of these tokens, or an id",
+        remedy=f"eos= with {'one of these tokens, or ' * bool(special)}an id of the vocabulary, or append_eos=False",
     )
 
 

@@ -1,0 +1,296 @@
+"""`penstock demo spike` finds what it planted, goes past it, changes nothing before it, and notices when it did not."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.demo import spike
+from penstock.demo.model import loss_and_gradients, new_weights, row_losses_and_gradients
+from penstock.demo.runs import Run
+from penstock.demo.screen import LiveLine
+from penstock.demo.train import kept_checkpoint, read_checkpoint
+from penstock.errors import SpecError
+from penstock.plans import list_plans
+
+STEPS = 160
+
+# Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
+SITE = {
+    "torch.py": "raise AssertionError('the demo imported torch')",
+    "sitecustomize.py": """
+import socket
+def refuse(*_):
+    raise AssertionError('the demo used the network')
+socket.socket.connect = socket.getaddrinfo = refuse
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One whole run of the demo in an empty folder: (what it printed, the folder)."""
+    here, site = tmp_path_factory.mktemp("spike"), tmp_path_factory.mktemp("site")
+    for name, text in SITE.items():
+        (site / name).write_text(text)
+    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "demo", "spike", "--steps", str(STEPS)],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout, here / ".demo"
+
+
+@pytest.fixture(scope="module")
+def plans(demo):
+    """(the plan as it began, the amended one), from the store that the demo left."""
+    kept = {len(plan.amendments): plan for plan in list_plans(demo[1] / "spike.store")}
+    assert sorted(kept) == [0, 1]
+    return kept[0], kept[1]
+
+
+def _jump(printed: str) -> int:
+    return int(re.search(r"^step +(\d+) +loss [\d.]+   A JUMP: ", printed, re.MULTILINE)[1])
+
+
+def test_the_loss_jumps_on_screen_in_the_third_quarter(demo):
+    step, loss, rise = re.search(
+        r"^step +(\d+) +loss ([\d.]+)   A JUMP: ([\d.]+) above", demo[0], re.MULTILINE
+    ).groups()
+    assert STEPS // 2 <= int(step) < 3 * STEPS // 4
+    assert float(rise) > spike.JUMP_NATS
+    drawn = {int(s): len(bar) for s, bar in re.findall(r"^  step +(\d+) +[\d.]+  (#+)$", demo[0], re.MULTILINE)}
+    assert max(drawn, key=drawn.get) == int(step)
+    assert drawn[int(step)] == round(8 * float(loss))
+
+
+def test_the_jump_is_traced_to_the_planted_file_and_to_lines_of_noise(demo):
+    file, first, last = re.search(r"Most of it is (\S+), lines (\d+)-(\d+)\.", demo[0]).groups()
+    assert file == ".demo/planted/mangled.py"
+    lines = (demo[1] / "planted" / "mangled.py").read_text("utf-8").split("\n")
+    assert all(not line.isascii() for line in lines[int(first) - 1 : int(last)])
+    assert all(line.isascii() for line in lines[:12])
+    assert "noise was planted there, in lines 13-52" in demo[0]
+    assert len(lines) == 53
+
+
+def test_the_row_of_noise_has_by_far_the_largest_loss(demo):
+    rows = re.findall(r"^row \d  loss +([\d.]+)  (\S+\.py) +lines \d+-\d+ ", demo[0], re.MULTILINE)
+    noise = {float(loss) for loss, file in rows if file.endswith("mangled.py")}
+    real = {float(loss) for loss, file in rows if not file.endswith("mangled.py")}
+    assert min(noise) > 2 * max(real)
+
+
+def test_every_use_of_the_file_is_skipped_and_nothing_else(demo, plans):
+    began, amended = plans
+    uses = ps.find(demo[1] / "spike.store", began, file="mangled.py")
+    positions = sorted({use.position for use in uses})
+    assert [first for first, last in amended.skips if first == last] == positions
+    assert len(amended.skips) == len(positions)
+    assert f"{len(positions)} rows of the epoch hold some of it" in demo[0]
+
+
+def test_the_run_goes_back_to_a_checkpoint_before_the_jump_and_on_to_the_end(demo, plans):
+    resumed = int(re.search(rf"Process \d+ went on from step (\d+) to step {STEPS - 1}", demo[0])[1])
+    assert 0 < resumed <= _jump(demo[0]) < resumed + STEPS // 16
+    state = read_checkpoint(kept_checkpoint(demo[1] / "runs" / "first", resumed)).loader
+    assert state["plan"] == plans[0].fingerprint
+    assert plans[1].amendments[0].at == state["position"] == resumed * 2
+    assert "the amended run does not jump at all" in demo[0]
+
+
+def test_every_step_before_is_equal_bit_for_bit_and_a_run_from_the_start_agrees(demo):
+    jump = _jump(demo[0])
+    resumed = int(re.search(r"went on from step (\d+)", demo[0])[1])
+    text = "The {} run's losses, steps {} to {}, equal the {} run's bit for bit: {n} of {n}."
+    if resumed < jump:
+        assert text.format("resumed", resumed, jump - 1, "first", n=jump - resumed) in demo[0]
+    assert text.format("new", 0, jump - 1, "first", n=jump) in demo[0]
+    assert text.format("new", jump, STEPS - 1, "resumed", n=STEPS - jump) in demo[0]
+    assert "So do the weights" in demo[0]
+
+
+def test_the_history_is_shown_and_skipped_rows_are_marked(demo, plans):
+    began, amended = plans
+    printed = " ".join(demo[0].partition("$ penstock plan")[2].split())
+    for text in (began.fingerprint, amended.fingerprint, *(f"skip {first:,}" for first, _ in amended.skips)):
+        assert text in printed
+    assert f"position={amended.skips[0][0]}) marks that row as skipped" in demo[0]
+
+
+def test_the_output_is_clean_and_fits_100_columns(demo):
+    assert [line for line in demo[0].splitlines() if len(line) > 100] == []
+    assert not re.search(r"Traceback|EXPECTED|DIFFERENT|[\r\x1b]", demo[0])
+    assert demo[0].endswith("Everything was as promised.\n")
+
+
+@pytest.mark.parametrize(
+    ("which", "step", "said"),
+    [
+        (None, None, "So do the weights"),
+        (
+            "amended",
+            "resumed",
+            "DIFFERENT: the resumed run's loss at step STEP is 0x1.0{12}1p",
+        ),
+        ("whole", 0, "DIFFERENT: the new run's loss at step 0 is 0x1.0{12}1p"),
+        ("whole", -1, "DIFFERENT: the new run's loss at step 159 is 0x1.80{11}1p"),
+        ("weights", None, "DIFFERENT: the weights at the end: other here, same in the resumed run"),
+    ],
+    ids=["equal", "resumed run", "before", "after", "weights"],
+)
+def test_a_difference_in_one_bit_is_named(demo, plans, monkeypatch, capsys, which, step, said):
+    uses = ps.find(demo[1] / "spike.store", plans[0], file="mangled.py")
+    resumed_from, parted_at = plans[1].amendments[0].at // 2 - 1, min(use.step for use in uses)
+    losses = {s: (2.0 if s < parted_at else 3.0).hex() for s in range(STEPS)}
+    settings = (demo[1] / "spike.store", demo[1] / "runs" / "first", STEPS, 10)
+    first = Run(*settings, losses={s: (5.0 if s == parted_at else 2.0).hex() for s in range(STEPS)})
+    amended = Run(*settings, losses={s: loss for s, loss in losses.items() if s >= resumed_from}, weights="same")
+
+    def watch(whole):
+        whole.losses, whole.weights = dict(losses), "other" if which == "weights" else "same"
+        if which == "whole":
+            _change_one_bit(whole.losses, range(STEPS)[step])
+
+    if which == "amended":
+        _change_one_bit(amended.losses, resumed_from)
+    monkeypatch.setattr(Run, "watch", watch)
+    assert spike._prove(settings[0], first, amended, plans[1], resumed_from, uses) == (which is None)
+    assert re.search(said.replace("STEP", str(resumed_from)), capsys.readouterr().out)
+
+
+def _change_one_bit(losses: dict[int, str], step: int) -> None:
+    losses[step] = math.nextafter(float.fromhex(losses[step]), math.inf).hex()
+
+
+@pytest.mark.parametrize("end", ["a promise that did not hold", "a story that cannot go on"])
+def test_what_is_not_as_promised_ends_with_exit_code_1(tmp_path, monkeypatch, capsys, end):
+    def tell(*_):
+        if end == "a promise that did not hold":
+            return False
+        raise spike._NotAsExpected("no jump")
+
+    monkeypatch.setattr(spike, "_tell", tell)
+    assert spike.main(["--folder", str(tmp_path / "new")]) == 1
+    assert capsys.readouterr().out.endswith("NOT everything was as promised: see above.\n")
+
+
+def test_blame_that_falls_on_real_text_is_not_hidden(demo, monkeypatch):
+    monkeypatch.chdir(demo[1].parent)
+    first = Run(Path(".demo/spike.store"), Path(".demo/runs/first"), STEPS, STEPS // 16)
+    planted = spike._Planted(Path(".demo/planted/mangled.py"), (13, 52))
+    jump = _jump(demo[0])
+    records = ps.trace(first.store, first.checkpoint().loader, step=jump)
+    noise = next(r.row_in_batch for r in records if r.file.endswith("mangled.py"))
+    first.row_losses[jump] = [9.0 if row == noise else 2.0 for row in range(2)]
+    assert {use.file for use in spike._trace_the_jump(first.store, first, jump, planted)} == {str(planted.file)}
+    first.row_losses[jump].reverse()
+    with pytest.raises(spike._NotAsExpected, match=r"the noise is in .*mangled\.py, lines 13-52"):
+        spike._trace_the_jump(first.store, first, jump, planted)
+
+
+def test_a_jump_that_stays_is_not_hidden(capsys):
+    losses = {step: (5.0 if step == 40 else 2.0).hex() for step in range(50)}
+    first, amended = (Run(Path(), Path(), 50, 10, losses=losses) for _ in range(2))
+    assert not spike._says_no_jump(first, amended, resumed_from=30)
+    assert "NOT AS EXPECTED: the loss jumps again, at step 40" in capsys.readouterr().out
+
+
+def test_a_run_without_a_jump_is_not_as_expected():
+    calm = Run(Path(), Path(), 50, 10, losses={step: (2.0).hex() for step in range(50)})
+    with pytest.raises(spike._NotAsExpected, match=r"no step's loss is 1\.8 above"):
+        spike._first_jump(calm)
+
+
+def test_a_skip_that_this_run_never_comes_to_is_not_as_expected(demo, plans):
+    run = Run(demo[1] / "spike.store", demo[1] / "runs" / "first", num_steps=10, checkpoint_steps=5)
+    uses = ps.find(run.store, plans[0], file="mangled.py")
+    with pytest.raises(spike._NotAsExpected, match="none of the rows that were skipped lies in this run"):
+        spike._prove(run.store, run, run, plans[1], 5, uses)
+
+
+def test_a_history_that_is_not_shown_is_not_hidden(demo, plans, monkeypatch, capsys):
+    monkeypatch.setattr(spike, "penstock", lambda _: print(f"plan {plans[1].fingerprint}, and no more") or 0)
+    assert not spike._shows_the_history(demo[1] / "spike.store", plans[1])
+    assert "NOT AS EXPECTED: it does not show the amendment" in capsys.readouterr().out
+
+
+def test_rows_that_are_not_marked_are_not_hidden(demo, plans, capsys):
+    skipped = {first for first, _ in plans[1].skips}
+    assert not spike._says_trace_marks_them(demo[1] / "spike.store", plans[0], "mangled.py", skipped)
+    assert f"NOT AS EXPECTED: of {len(skipped)} rows that were skipped, 0 are marked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("losses", "jumps"),
+    [
+        ([5.5, *[2.0] * 30], []),
+        ([5.5 - 0.1 * step for step in range(40)], []),
+        ([2.0] * 30 + [3.7] + [2.0] * 9, []),
+        ([2.0] * 30 + [3.9] + [2.0] * 9, [30]),
+        ([2.0] * 19 + [9.0] + [2.0] * 5 + [9.0], [25]),  # before step 20 there is too little to compare with
+    ],
+    ids=["start", "falling", "odd text", "jump", "early"],
+)
+def test_a_jump_is_a_loss_far_above_the_median_of_the_steps_before(losses, jumps):
+    assert spike.find_jumps(losses) == jumps
+
+
+def test_the_loss_of_a_row_is_that_of_the_row_alone():
+    weights = new_weights(vocab_size=7, embedding=3, hidden=5, seed=1)
+    draw = np.random.default_rng(2)
+    ids, labels = draw.integers(0, 7, (3, 6)), draw.integers(0, 7, (3, 6))
+    losses, _ = row_losses_and_gradients(weights, ids, labels)
+    alone = [loss_and_gradients(weights, ids[row : row + 1], labels[row : row + 1])[0] for row in range(3)]
+    np.testing.assert_allclose(losses, alone, rtol=1e-6)
+    assert len(set(alone)) == 3
+
+
+def test_too_few_steps_are_refused_before_anything_is_written(tmp_path, capsys):
+    assert spike.main(["--folder", str(tmp_path / "new"), "--steps", "100"]) == 2
+    assert "after half of --steps 100 the model has learned too little" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_more_steps_than_an_epoch_has_are_refused(demo):
+    planted = spike._Planted(Path("mangled.py"), (13, 52))
+    with pytest.raises(SpecError, match="--steps 1000000 is more than one epoch") as caught:
+        spike._seed_for_late_noise(demo[1] / "spike.store", planted, 1_000_000)
+    assert re.fullmatch(r"--steps \d+ or less", caught.value.remedy)
+
+
+def test_a_note_stays_on_a_terminal_and_the_line_goes_on_below():
+    stream = _Terminal()
+    with LiveLine(stream) as line:
+        line.show("step 1")
+        line.note("a jump")
+        line.keep("step 2")
+    assert "".join(stream.written) == "\rstep 1\x1b[K\ra jump\x1b[K\n\rstep 2\x1b[K\n"
+
+
+class _Terminal:
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        self.written.append(text)
+
+    def flush(self) -> None:
+        pass
