@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.flow import Flow, Task
 from penstock.loaders.planning import open_flow
-from penstock.order.split import Cut, position_of_step
+from penstock.order.split import Cut, position_of_step, step_of_position
 from penstock.plan import Plan
 from penstock.plans import find_plan, streams_for_plan
 from penstock.store.reader import Store
 
-__all__ = ["StepDigest", "combine", "digest_of", "digest_steps", "row_hashes"]
+__all__ = ["StepDigest", "check_steps", "combine", "digest_of", "digest_steps", "row_hashes"]
 
 _TOKENS_AT_ONCE = 1 << 20
 
@@ -58,7 +58,7 @@ def digest_steps(
     `plan` is a plan, its fingerprint or file, a state, or a loader.
     """
     found = find_plan(store, plan, batch_size=batch_size)
-    _check_steps(found, first_step, last_step)
+    check_steps(found, first_step, last_step)
     flow = open_flow(streams_for_plan(store, found), found)
     return _hash_tasks(flow, _tasks(found, first_step, last_step), first_step)
 
@@ -90,10 +90,18 @@ def combine(parts: Iterable[NDArray[np.uint64]]) -> str:
     return digest.hexdigest()
 
 
-def _check_steps(plan: Plan, first_step: int, last_step: int) -> None:
+def check_steps(plan: Plan, first_step: int, last_step: int) -> None:
+    """Refuse steps that do not exist."""
     if last_step < first_step:
         raise PlanError(f"steps {first_step}-{last_step} run backwards", remedy=f"{last_step}-{first_step}")
-    position_of_step(plan.steps, first_step, **plan.epoch_spec)  # refuses a step that does not exist
+    position_of_step(plan.steps, first_step, **plan.epoch_spec)  # refuses a step below 0
+    limit = plan.epoch_spec["epochs"].limit
+    num_steps = None if limit is None else step_of_position(plan.steps, limit, **plan.epoch_spec)
+    if num_steps is not None and last_step >= num_steps:
+        raise PlanError(
+            f"step {last_step:,} does not exist: the stream of plan {plan.fingerprint} ends at position {limit:,}",
+            remedy=f"steps below {num_steps:,}",
+        )
 
 
 def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:

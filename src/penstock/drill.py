@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.deliver.ranks import Ranks
-from penstock.digest import combine, row_hashes
+from penstock.digest import check_steps, combine, row_hashes
 from penstock.errors import PenstockError, WorkerError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.planning import open_flow
@@ -185,6 +185,7 @@ def run_drill(
     at_least(len(legs), steps=steps)
     at_least(0, first_step=first_step)
     at_least(1, checkpoint_every=checkpoint_every)
+    check_steps(found.cut_as([[0, 0, rows]]), first_step, first_step + steps - 1)
     if kill_seed is None:
         kill_seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(kill_seed)

@@ -122,3 +122,26 @@ def plan(store: Path) -> str:
     """The fingerprint of the plan that is kept."""
     (file,) = (store / "plans").glob("*.json")
     return file.stem
+
+
+def _baked(path: Path, texts: list[str], *, shuffle: bool = True) -> None:
+    recipe = ps.DatasetRecipe(seed=3).add_ingredient(texts, name="text").prepare_step(ps.tokenize("bytes"))
+    ps.bake(recipe, to=path, workers=0, shuffle=shuffle, show_progress=False)
+
+
+@pytest.fixture(scope="session")
+def _mixed_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed")
+    _baked(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(90)])
+    _baked(folder / "code.store", [f"def f{n}(): return {n}\n" * (1 + n % 5) for n in range(30)])
+    _baked(folder / "math.store", [f"{n} + {n} = {2 * n}. " * 3 for n in range(40)])
+    notes = [f"note {n}." + " More." * (n % 5) for n in range(70)]
+    _baked(folder / "notes.store", notes[:40], shuffle=False)
+    _baked(folder / "more.store", notes, shuffle=False)
+    return folder
+
+
+@pytest.fixture
+def mixed_stores(_mixed_stores: Path, tmp_path: Path) -> Path:
+    """A folder with web.store, code.store and math.store; notes.store, and more.store, which it has grown to."""
+    return Path(shutil.copytree(_mixed_stores, tmp_path / "stores"))

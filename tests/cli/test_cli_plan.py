@@ -126,7 +126,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
     store = ps.open_store(small_store)
     ends = {} if weights is None else {"num_rows": 333}
     plan = make_plan(store, 16, seed=1, epoch_end=epoch_end, weights=weights, **ends)
-    summary = summarize(plan, batch_rows=32, epochs=epochs)
+    summary = summarize(plan.cut_as([[0, 0, 32]]), epochs=epochs)
     loader = ps.PretrainDataLoader(store, plan=plan, batch_size=32, epochs=epochs, framework="numpy")
     steps, read = 0, dict.fromkeys(plan.order.names, 0)
     for _ in range(epochs):
@@ -142,7 +142,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
 
 def test_the_step_by_which_a_source_was_read_once_is_the_one_that_reads_its_last_row(small_store):
     plan = make_plan(ps.open_store(small_store), 16, weights={"web": 0.6, "code": 0.4})
-    summary, order = summarize(plan, batch_rows=8), plan.order
+    summary, order = summarize(plan.cut_as([[0, 0, 8]])), plan.order
     for number, source in enumerate(summary.sources):
         step = source.first_epoch_ends_at_step
         before, after = order.counts(8 * step)[number], order.counts(8 * (step + 1))[number]

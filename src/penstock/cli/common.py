@@ -84,6 +84,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     shuffle.add_argument("--shuffle", choices=("global", "pool", "none"), help="among which rows (global)")
     shuffle.add_argument("--no-shuffle", action="store_true", help="rows in the order of the store: --shuffle none")
     group.add_argument("--pool-rows", type=whole_number, metavar="ROWS", help="rows of a window of --shuffle pool")
+    group.add_argument("--lanes", type=whole_number, metavar="N", help="parallel lanes of windows, for ranks to share")
     group.add_argument("--no-recut", action="store_true", help="cut later epochs where the first one was cut")
     group.add_argument(
         "--epoch-end", choices=("drop", "pad", "wrap"), help="what becomes of an epoch's last, partial batch (drop)"
@@ -114,7 +115,7 @@ _OF_MIXTURES = ("by", "temperature", "max_epochs", "exhausted")
 
 def settings_given(arguments: argparse.Namespace) -> list[str]:
     """The loader settings that fix a plan and were given, as they were written."""
-    names = ("chunk_size", "weights", "ramp", *_PLAN_SETTINGS, *_OF_MIXTURES)
+    names = ("chunk_size", "weights", "ramp", "lanes", *_PLAN_SETTINGS, *_OF_MIXTURES)
     given = [name for name in names if getattr(arguments, name) is not None]
     given += [name for name in ("no_shuffle", "no_recut") if getattr(arguments, name)]
     return [f"--{name.replace('_', '-')}" for name in given]
@@ -127,6 +128,7 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
     MixedDataLoader.
     """
     from penstock.loaders.mixed import plan_mixture
+    from penstock.loaders.planning import DEFAULT_BATCH, lanes_of
     from penstock.loaders.pretrain import make_plan
     from penstock.order.split import Cut
     from penstock.plans import with_places
@@ -138,12 +140,13 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
     if arguments.no_shuffle:
         chosen["shuffle"] = "none"
     chosen |= {"weights": schedule_of(arguments.weights, arguments.ramp), "recut": not arguments.no_recut}
+    chosen["lanes"] = lanes_of(arguments.lanes, arguments.batch_size)
     if isinstance(sources, Mapping) or chosen.keys() & set(_OF_MIXTURES):
         plan, streams = plan_mixture(sources, chunk_size=arguments.chunk_size, **chosen)
         plan = with_places(plan, streams)
     else:
         plan = make_plan(sources, arguments.chunk_size, **chosen)
-    rows = 8 if arguments.batch_size is None else arguments.batch_size
+    rows = DEFAULT_BATCH if arguments.batch_size is None else arguments.batch_size
     Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])
 

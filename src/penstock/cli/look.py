@@ -156,6 +156,7 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
     records = trace(where, plan, step=step)
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
     shown = rows[: arguments.count]
+    skipped_before = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
     ids = _ids(where, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
     if arguments.json:
         print_json(
@@ -163,6 +164,7 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
                 "store": str(store.path),
                 "plan": plan.fingerprint,
                 "step": step,
+                "skipped": [skipped_before[row[0].position] for row in shown if row[0].position in skipped_before],
                 "rows": [
                     {
                         "position": row[0].position,
@@ -181,12 +183,10 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
         f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
         "more for the last label"
     )
-    last = None
     for row in shown:
         first = row[0]
-        if last is not None and first.position > last + 1:
-            out.border(f"skipped: {_positions(last + 1, first.position - 1)}")
-        last = first.position
+        if first.position in skipped_before:
+            out.border(f"skipped: {_positions(*skipped_before[first.position])}")
         out.heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
         for piece in row:
             out.border(_border(piece))

@@ -75,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         at_least(1, epochs=arguments.epochs)
     given = settings_given(arguments)
     sources = _named(arguments.target)
-    store, kept = (arguments.target[0], arguments.target[1:]) if sources is None else (None, [])
-    if kept:
+    store, *kept = arguments.target
+    if kept and sources is None:
         if given:
             raise SpecError(f"{given[0]} makes a new plan, and {kept[0]} is one", remedy="give one of the two")
         plan = find_plan(store, plan_argument(kept[0]), batch_size=arguments.batch_size)

@@ -7,7 +7,7 @@ amended, capped, skipped and growing too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ __all__ = [
 
 _FEWEST_OF_A_RAMP = 8
 _SOURCES_SHOWN = 6
+_STRETCHES_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +126,25 @@ class _Summary:
     """A plan, the run that is looked at, and where that run ends."""
 
     def __init__(self, plan: Plan, epochs: int | None) -> None:
+        from penstock.order.epochs import Epochs, Skips
+
         self.plan, self.order = plan, plan.order
-        self.all_epochs = plan.epoch_spec["epochs"]
+        self.all_epochs: Epochs = plan.epoch_spec["epochs"]
         self.skips = self.all_epochs.skips
         self.sources = plan.all_sources
         self.row_tokens = [source.row_tokens or plan.row_tokens for source in self.sources]
         self.steps = plan.steps if len(plan.runs) == 1 else None
         self.epochs = epochs or self._epochs_to_the_last_change()
         self.end_live: int | None = self.all_epochs.end_of(self.epochs)
-        self.end = self.end_live and self.skips.position(self.end_live - 1) + 1
+        self.end: int | None = replace(self.all_epochs, skips=Skips()).end_of(self.epochs)
 
     def _epochs_to_the_last_change(self) -> int:
         if not self.plan.amendments:
             return 1
-        changed = max(self.plan.amendments[-1].at, self.order.legs[-1].start)
-        return 1 + int(self.all_epochs.number(changed))
+        changed = self.plan.amendments[-1].at
+        if self.plan.weights is None:  # what joins or grows waits for the next epoch
+            changed = max(changed, self.order.legs[-1].start)
+        return 1 + self.all_epochs.number(changed)
 
     def made(self) -> PlanSummary:
         plan, has_end = self.plan, self.end_live is not None
@@ -199,7 +204,8 @@ class _Summary:
             return None, []
         if self.steps is None:
             return None, list(self._positions(0, self.end_live))
-        num_steps, spans = 0, []
+        num_steps = 0
+        spans: list[tuple[int, int]] = []
         ends = [min(self.skips.live(triple[1]), self.end_live) for triple in self.steps[1:]]
         for (_, position, rows), end in zip(self.steps, [*ends, self.end_live], strict=True):
             cut = Cut(rows_per_step=rows, **self.plan.epoch_spec)
@@ -236,12 +242,9 @@ class _Summary:
         return size.first_epoch + (rows - size.first_row) / max(size.num_rows, 1)
 
     def _read_once_by(self, source: int) -> int | None:
-        import numpy as np
-
         if self.plan.weights is None or not self.order.growth[source][0].num_rows:
             return None
-        last_row = np.array([self.order.epoch_size(source, 0)[1] - 1])
-        position = int(self.order.position_of(source, last_row)[0])
+        position = self.order.first_epoch_ends_at(source) - 1
         return self._step(position) if self._is_in_the_run(position) else None
 
     # Shares
@@ -253,7 +256,7 @@ class _Summary:
                 from_position=leg.start,
                 from_step=self._step(leg.start),
                 asked=self._asked(leg),
-                effective=(effective := _shares(leg, self.order.names)),
+                effective=(effective := self._effective(leg)),
                 effective_tokens=_normalised(
                     {name: share * self.row_tokens[self._number(name)] for name, share in effective.items()}
                 ),
@@ -265,13 +268,21 @@ class _Summary:
 
     def _asked(self, leg: Leg) -> dict[str, float]:
         _, weights = max((s for s in self.plan.schedule if s[0] <= leg.start), key=lambda s: s[0])
-        return _shares(leg, self.order.names) if weights is None else _normalised(dict(weights))
+        return self._effective(leg) if weights is None else _normalised(dict(weights))
+
+    def _effective(self, leg: Leg) -> dict[str, float]:
+        """What share of rows each source has in a leg."""
+        from penstock.order.mix import Pattern
+
+        counts = leg.mix.counts_per_cycle.tolist() if isinstance(leg.mix, Pattern) else leg.mix.sizes
+        shares = self.order.shares if len(self.order.legs) == 1 else counts
+        return _normalised(dict(zip(self.order.names, shares, strict=False)))  # whoever joins later has none yet
 
     def _over_the_run(self, stretches: list[StretchSummary], what: str, source: str) -> float:
         """The mean of a share over all rows of the run; where it has no end, the share in the end."""
-        shares = [getattr(stretch, what).get(source, 0.0) for stretch in stretches]
+        shares: list[float] = [getattr(stretch, what).get(source, 0.0) for stretch in stretches]
         if self.end is None or len(stretches) == 1:
-            return float(shares[-1])
+            return shares[-1]
         starts = [stretch.from_position for stretch in stretches]
         lengths = [stop - start for start, stop in pairwise([*starts, self.end])]
         return sum(share * length for share, length in zip(shares, lengths, strict=True)) / sum(lengths)
@@ -329,14 +340,6 @@ def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
         live = stop
 
 
-def _shares(leg: Leg, names: tuple[str, ...]) -> dict[str, float]:
-    """What share of rows each source has in a leg."""
-    from penstock.order.mix import Pattern
-
-    counts = leg.mix.counts_per_cycle.tolist() if isinstance(leg.mix, Pattern) else leg.mix.sizes
-    return _normalised(dict(zip(names, counts, strict=False)))  # whoever joins later has no count yet
-
-
 def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items() if weight}
@@ -364,7 +367,8 @@ def _inside_ramps(starts: list[int]) -> list[tuple[int, int]]:
 
 
 def render(plan: Plan, summary: PlanSummary) -> str:
-    windows = "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows)"
+    lanes = "" if plan.lanes is None else f" in {counted(plan.lanes[0], 'lane')}"
+    windows = "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows{lanes})"
     lines = [
         f"plan {summary.fingerprint}",
         f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}{windows}, seed {plan.seed}",
@@ -421,7 +425,7 @@ def _source_lines(plan: Plan, summary: PlanSummary) -> list[str]:
 
 
 def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
-    """One line for each mix: of a ramp, only the first and the last."""
+    """One line for each mix: of a ramp, only the first and the last; of very many, the first and the last few."""
     both = _says_both(plan, summary)
     header = [
         "from step",
@@ -430,6 +434,8 @@ def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
         *(["effective (rows)", "effective (tokens)"] if both else ["effective"]),
     ]
     shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
+    if len(shown) > _STRETCHES_SHOWN:
+        shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
     rows = [
         [
             "" if stretch.from_step is None else f"{stretch.from_step:,}",
@@ -442,7 +448,7 @@ def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
     ]
     lines = table(header, rows, left=header[2:]).split("\n")
     hidden = len(summary.stretches) - len(shown)
-    return [*lines, *([f"and {hidden} more inside ramps: --json has them"] if hidden else [])]
+    return [*lines, *([f"and {hidden:,} more in between: --json has them"] if hidden else [])]
 
 
 def _says_both(plan: Plan, summary: PlanSummary) -> bool:
@@ -475,9 +481,8 @@ def _batch(plan: Plan, summary: PlanSummary) -> str:
     if summary.batch_rows is None:
         return "not said: runs cut this plan differently, or none did yet (--batch-size)"
     earlier = [f", {rows:,} before step {step:,}" for (_, _, rows), (step, _, _) in pairwise(plan.steps)]
-    return (
-        f"{counted(summary.batch_rows, 'row')}, {summary.batch_rows * summary.row_tokens:,} tokens a step"
-        + "".join(reversed(earlier))
+    return f"{counted(summary.batch_rows, 'row')}, {summary.batch_rows * summary.row_tokens:,} tokens a step" + "".join(
+        reversed(earlier)
     )
 
 

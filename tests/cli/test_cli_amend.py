@@ -1,0 +1,210 @@
+"""`penstock amend`: a plan is changed from a position on, kept with its stores, and a run goes on with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import penstock as ps
+
+WEIGHTS = {"web": 3, "code": 1}
+
+
+@pytest.fixture
+def loader(mixed_stores):
+    """Over web.store and code.store, 8 rows of 16 tokens a step; its plan is kept with both."""
+    sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
+    return ps.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=8, num_rows=600, framework="numpy")
+
+
+@pytest.fixture
+def stores(loader, mixed_stores):
+    return mixed_stores
+
+
+@pytest.fixture
+def plan(loader):
+    return loader.plan.fingerprint
+
+
+def kept_in(stores):
+    return sorted(str(path) for path in stores.glob("*/plans/*.json"))
+
+
+def rows_of(batch):
+    return list(zip(batch.metadata["position"].tolist(), batch.input_ids.tolist(), strict=True))
+
+
+# What it makes
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        ("--skip 82-83", {"skip": (82, 83)}),
+        ("--at 80 --skip 82-83 --skip 90", {"at": 80, "skip": [(82, 83), 90]}),
+        ("--step 10 --weights web=1,code=1", {"at": 80, "weights": {"web": 1, "code": 1}}),
+        (
+            "--at 80 --weights web=1 --weights 120:code=1",
+            {"at": 80, "weights": [(80, {"web": 1}), (120, {"code": 1})]},
+        ),
+        (
+            "--at 80 --ramp 100-200:code=1",
+            {"at": 80, "weights": ps.ramp({"web": 3, "code": 1}, {"code": 1}, first=100, last=200)},
+        ),
+        ("--at 80 --max-epochs code=2 --num-rows 900", {"at": 80, "max_epochs": {"code": 2}, "num_rows": 900}),
+        ("--at 80 --num-tokens 8k", {"at": 80, "num_tokens": 8000}),
+        (
+            "--at 80 --add math=math.store --weights web=2,math=1",
+            {"at": 80, "add": {"math": "math.store"}, "weights": {"web": 2, "math": 1}},
+        ),
+    ],
+    ids=["skip", "skips", "step", "weights", "ramp", "caps", "end", "add"],
+)
+def test_the_amended_plan_is_the_one_that_python_makes_and_is_kept_with_all_its_stores(
+    flags, change, loader, stores, plan, succeeds, monkeypatch
+):
+    monkeypatch.chdir(stores)
+    made = succeeds("amend", "code.store", plan[:6], *flags.split(), "--json").json
+    amended = loader.plan.amend(**change)
+    assert made["fingerprint"] == amended.fingerprint
+    assert made["parent"] == plan
+    names = [*WEIGHTS, *change.get("add", {})]
+    for name in names:
+        assert ps.Plan.load(stores / f"{name}.store" / "plans" / f"{amended.fingerprint}.json") == amended
+    assert len(made["kept_in"]) == len(names)
+
+
+def test_a_source_that_grew_is_taken_in(mixed_stores, succeeds):
+    loader = ps.PretrainDataLoader(mixed_stores / "notes.store", chunk_size=16, framework="numpy")
+    command = ["amend", mixed_stores / "notes.store", loader.plan.fingerprint, "--at", "10"]
+    facts = succeeds(*command, "--add", f"text={mixed_stores / 'more.store'}", "--json").json
+    assert facts["fingerprint"] == loader.plan.amend(at=10, add={"text": mixed_stores / "more.store"}).fingerprint
+    assert facts["epochs"] == 2
+    first, second = (stretch["from_position"] for stretch in facts["stretches"])
+    assert (first, second) == (0, loader.plan.epoch_rows)
+
+
+def test_a_state_says_from_where_and_of_which_plan(loader, stores, plan, tmp_path, succeeds):
+    for _ in range(10):
+        loader.get_batch()
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    command = ["amend", stores / "web.store", "--state", tmp_path / "state.json", "--weights", "web=1,code=1"]
+    made = succeeds(*command, "--json").json
+    assert made["amendments"][0]["from_position"] == 80
+    assert made["fingerprint"] == loader.plan.amend(at=80, weights={"web": 1, "code": 1}).fingerprint
+
+
+def test_an_amendment_is_amended_again(stores, plan, succeeds):
+    once = succeeds("amend", stores / "web.store", plan, "--skip", "82-83", "--json").json["fingerprint"]
+    twice = succeeds("amend", stores / "code.store", once, "--at", "200", "--weights", "web=1", "--json").json
+    assert [(a["parent"], a["from_position"]) for a in twice["amendments"]] == [(plan, 82), (once, 200)]
+
+
+def test_a_ramp_begins_with_the_weights_of_the_amendment_before(loader, stores, plan, succeeds):
+    once = loader.plan.amend(at=80, weights={"web": 1, "code": 1})
+    succeeds("amend", stores / "web.store", plan, "--at", "80", "--weights", "web=1,code=1")
+    command = ["amend", stores / "web.store", once.fingerprint, "--at", "200", "--ramp", "200-300:code=1"]
+    ramp = ps.ramp({"web": 1, "code": 1}, {"code": 1}, first=200, last=300)
+    assert succeeds(*command, "--json").json["fingerprint"] == once.amend(at=200, weights=ramp).fingerprint
+
+
+def test_a_store_that_joined_is_found_from_any_other(stores, plan, succeeds):
+    command = ["amend", stores / "web.store", plan, "--at", "80", "--weights", "math=1"]
+    made = succeeds(*command, "--add", f"math={stores / 'math.store'}", "--json").json["fingerprint"]
+    digests = [succeeds("digest", stores / f"{n}.store", made, "--steps", "0-20").out for n in (*WEIGHTS, "math")]
+    assert len(set(digests)) == 1
+
+
+# What a run does with it
+
+
+def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(loader, stores, plan, succeeds):
+    batches = [loader.get_batch() for _ in range(10)]
+    state = batches[4].metadata["state"]
+    text = succeeds("amend", stores / "web.store", plan, "--skip", "82-83").out
+    assert "a run goes on with it from any state at position 82 or before:" in text
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  loader = ps.MixedDataLoader("))
+    names = {"ps": ps, "state": json.loads(json.dumps(state))}
+    exec("\n".join(line.strip() for line in lines[first : first + 2]), names)
+    again = [names["loader"].get_batch() for _ in range(6)]
+    for one, two in zip(batches[5:10], again[:5], strict=True):
+        assert rows_of(one) == rows_of(two)
+    assert [position for position, _ in rows_of(again[5])] == [80, 81, 84, 85, 86, 87, 88, 89]
+
+
+def test_the_printed_lines_of_one_store_open_a_pretrain_loader(own_store, succeeds):
+    loader = ps.PretrainDataLoader(own_store, chunk_size=16, framework="numpy")
+    text = succeeds("amend", own_store, loader.plan.fingerprint, "--skip", "8-15").out
+    (line,) = (line.strip() for line in text.splitlines() if line.startswith("  loader = "))
+    names = {"ps": ps}
+    exec(line, names)
+    assert isinstance(names["loader"], ps.PretrainDataLoader)
+    assert names["loader"].plan.skips == ((8, 15),)
+
+
+def test_the_answer_ends_with_what_plan_says(stores, plan, succeeds):
+    text = succeeds("amend", stores / "web.store", plan, "--step", "10", "--skip", "82-83").out
+    made = text.split()[1]
+    assert text.startswith(f"plan {made} amends {plan} from position 80: skip 82-83\n")
+    assert f"  kept in {stores / 'code.store' / 'plans' / made}.json\n" in text
+    assert text.endswith("\n\n" + succeeds("plan", stores / "web.store", made).out)
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("flags", "said", "remedy"),
+    [
+        ("PLAN --weights web=1", "from which position on?", "--at P, --step S, --state FILE, or --skip"),
+        ("--at 80 --weights web=1", "which plan?", "--state"),
+        ("PLAN --at 80", "an amendment that changes nothing", "weights="),
+        ("PLAN --at -1 --weights web=1", "at must be at least 0", ""),
+        ("PLAN --step -1 --weights web=1", "step -1 does not exist", "a step of 0 or more"),
+        ("PLAN --at 80 --step 10 --weights web=1", "not allowed with argument", "--help"),
+        ("PLAN --at 80 --weights wbe=1", "weights name a source 'wbe'", "perhaps 'web'"),
+        ("PLAN --at 80 --weights web=-1", "is not NAME=WEIGHT", "--help"),
+        ("PLAN --at 80 --weights web=0", "all weights are 0", "a weight for"),
+        ("PLAN --at 80 --weights 40:web=1", "weights from position 40", "a first position of 80"),
+        ("PLAN --at 80 --skip 70", "lies before 80", "amend there"),
+        ("PLAN --skip 9-4", "runs backwards", "skip=(4, 9)"),
+        ("PLAN --skip x", "is not a range of positions", "--help"),
+        ("PLAN --at 80 --add math.store --weights web=1", "math.store has no name", "--add NAME=math.store"),
+        ("PLAN --at 80 --add math=math.store", "joins a mixture without a weight", "weights="),
+        ("PLAN --at 80 --add web=math.store --weights web=1", "source 'web' was replaced", "another name"),
+        ("PLAN --at 590 --max-epochs code=1", "cannot be capped at 1", "or more"),
+        ("PLAN --at 80 --num-rows 60", "the stream cannot end at row 60", "num_rows=81"),
+        ("PLAN --state other.json --weights web=1", "is a state of plan dead", "a state that was saved with"),
+        ("PLAN --state no.json --weights web=1", "neither a plan's fingerprint nor a file", ""),
+        ("PLAN --state plan.json --weights web=1", "is not a loader's state", "what state_dict() returned"),
+        ("AMENDED --at 90 --weights web=1", "has an amendment already", "a later position"),
+        ("AMENDED --at 40 --weights web=1", "lies before the last amendment", "at=91"),
+    ],
+)
+def test_an_amendment_that_cannot_be_is_refused_and_nothing_is_kept(
+    flags, said, remedy, loader, stores, plan, refuses, monkeypatch
+):
+    monkeypatch.chdir(stores)
+    if "AMENDED" in flags:
+        amended = loader.amend(at=90, skip=95).fingerprint
+        flags = flags.replace("AMENDED", amended)
+    (stores / "other.json").write_text(json.dumps({"position": 8, "plan": "deadbeefdeadbeef", "steps": [[0, 0, 8]]}))
+    loader.plan.save(stores / "plan.json")
+    before = kept_in(stores)
+    message = refuses("amend", "web.store", *flags.replace("PLAN", plan).split())
+    assert said in message
+    assert remedy in message
+    assert kept_in(stores) == before
+
+
+def test_a_step_needs_to_know_how_batches_are_cut(mixed_stores, tmp_path, succeeds, refuses):
+    sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
+    for batch_size in (8, 4):
+        made = ps.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=batch_size, framework="numpy").plan
+    command = ["amend", mixed_stores / "web.store", made.fingerprint, "--step", "10", "--weights", "web=1"]
+    assert "batch_size=" in refuses(*command)
+    facts = succeeds(*command, "--batch-size", "4", "--json").json
+    assert facts["amendments"][0]["from_position"] == 40
