@@ -127,7 +127,7 @@ def test_every_step_before_is_equal_bit_for_bit_and_a_run_from_the_start_agrees(
 def test_the_history_is_shown_and_skipped_rows_are_marked(demo, plans):
     began, amended = plans
     printed = " ".join(demo[0].partition("$ penstock plan")[2].split())
-    for text in (began.fingerprint, amended.fingerprint, *(f"skip {first:,}" for first, _ in amended.skips)):
+    for text in (began.fingerprint, amended.fingerprint, f"skip {len(amended.skips)} positions between"):
         assert text in printed
     assert f"position={amended.skips[0][0]}) marks that row as skipped" in demo[0]
 

@@ -122,7 +122,7 @@ def test_without_an_answer_the_error_lists_the_candidates(make_tokenizer, save):
     with pytest.raises(ps.TokenizerError, match="cannot tell which token of tiny ends a document") as caught:
         ps.tokenize(save(make_tokenizer("<one>", "<two>")), append_eos=True)
     assert caught.value.where == {"parameter": "eos", "special": "<one> (6), <two> (7)"}
-    assert caught.value.remedy == "eos= with one of these tokens, or an id"
+    assert caught.value.remedy == "eos= with one of these tokens, or an id of the vocabulary, or append_eos=False"
 
 
 def test_an_eos_that_is_no_token_lists_the_candidates(make_tokenizer, save):

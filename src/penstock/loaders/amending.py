@@ -10,13 +10,15 @@ import numpy as np
 
 from penstock.assemble.window import WindowRows
 from penstock.errors import PlanError, SpecError
-from penstock.loaders.planning import Member, check_caps, rows_of_mixture, segments_of, source_of
+from penstock.flow import Flow
+from penstock.loaders.planning import Member, check_caps, open_flow, rows_of_mixture, segments_of, source_of
 from penstock.loaders.sources import flatten, refuse_other_tokenizer
 from penstock.plan import Amendment, Plan, PlanSource
 from penstock.spec import at_least, whole_number
 from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
 
-__all__ = ["amend_plan", "members_to_add"]
+__all__ = ["amend_flow", "amend_plan", "members_to_add"]
 
 
 def amend_plan(
@@ -63,6 +65,24 @@ def amend_plan(
     amended = replace(plan, amendments=(*plan.amendments, amendment))
     _ = amended.order  # refuses weights that no mixture can have
     return amended
+
+
+def amend_flow(plan: Plan, flow: Flow, cursor: int, *, at: int | None, add: Any, **asked: Any) -> tuple[Plan, Flow]:
+    """A plan and the rows that it means, amended from a loader's cursor on, or from a later position."""
+    at = cursor if at is None else whole_number(at=at)
+    if at < cursor:
+        raise SpecError(
+            f"position {at:,} is past: the cursor is at {cursor:,}",
+            parameter="at",
+            remedy=f"at={cursor} or more, or load an earlier state first",
+        )
+    streams = {rows.name: rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)}
+    if len(streams) < len(flow.rows):
+        raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
+    members = members_to_add(add, plan, next(iter(streams.values())).store)
+    amended = amend_plan(plan, at=at, add=members, **asked)
+    streams.update((member.name, member.stream) for member in members)
+    return amended, open_flow(streams, amended, flow.fields)
 
 
 def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | None = None) -> list[Member]:

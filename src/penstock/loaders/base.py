@@ -11,7 +11,6 @@ import logging
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, TypeVar
@@ -21,14 +20,14 @@ from penstock.deliver.ranks import Ranks
 from penstock.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
 from penstock.errors import EndOfRun, PlanError, SpecError
 from penstock.flow import Flow
-from penstock.loaders.planning import open_flow
 from penstock.loaders.stream import BatchStream, NumpyBlocks
+from penstock.loaders.verdict import refuse_state
 from penstock.order.epochs import Epochs
 from penstock.order.sharding import Share, sharding_of
 from penstock.order.split import Cut, position_of_step, step_of_position
 from penstock.plan import Plan, State
-from penstock.plans import find_plan, keep_plan
-from penstock.spec import at_least, one_of, whole_number
+from penstock.plans import find_plan, keep_plan, with_places
+from penstock.spec import at_least, one_of
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 from penstock.types import TrainingBatch
@@ -285,38 +284,11 @@ class DataLoader:
                 "this is not a loader's state", got=_shortened(state), remedy="what state_dict() returned"
             ) from None
         if plan != self._plan.fingerprint:
-            self._refuse_state_unless_amended_later(plan, position)
+            refuse_state(self._plan, plan, position, self._known_plan, self._of_another_plan)
         if steps[-1][2] != self.batch_size:
             steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, steps)
         self._handed_any = False
-
-    def _refuse_state_unless_amended_later(self, fingerprint: str, position: int) -> None:
-        """A state of a plan that was amended since goes on, if every amendment since begins where it is, or later."""
-        mine = self._plan
-        if fingerprint in mine.lineage:
-            for number, amendment in enumerate(mine.amendments[mine.lineage.index(fingerprint) :]):
-                if amendment.at < position:
-                    number += mine.lineage.index(fingerprint) + 1
-                    raise PlanError(
-                        f"this state is at position {position:,}, after amendment {number} of this plan began",
-                        segment=str(amendment),
-                        remedy=f"a state from position {amendment.at:,} or before, or the plan that it was saved with: "
-                        f"plan={fingerprint!r}",
-                    )
-            return
-        other = self._known_plan(fingerprint)
-        if other is None:
-            differs = "that plan is not kept here, so what differs is not known"
-        else:
-            differs = mine.difference(other) or ""
-        seen = {} if other is None or other.row_tokens == mine.row_tokens else {"seen": _share_seen(other, position)}
-        raise PlanError(
-            f"this state belongs to plan {fingerprint}, and this loader runs plan {mine.fingerprint}",
-            differs=differs,
-            **seen,
-            remedy=self._of_another_plan,
-        )
 
     def _known_plan(self, fingerprint: str) -> Plan | None:
         """A plan by its name, where plans are kept."""
@@ -332,11 +304,9 @@ class DataLoader:
 
     def _keep_plan(self) -> None:
         """Write the plan beside its stores: what a run did can be found out from them alone."""
-        stores = self._stores()
-        if len(stores) > 1:
-            places = [(r.name, r.stream.store) for r in self._flow.windows if isinstance(r.stream, TokenStream)]
-            self._plan = replace(self._plan, places=tuple((name, str(store.path.absolute())) for name, store in places))
-        for store in stores:
+        streams = {r.name: r.stream for r in self._flow.windows if isinstance(r.stream, TokenStream)}
+        self._plan = with_places(self._plan, streams)
+        for store in self._stores():
             keep_plan(store.path, self.plan)
 
     def amend(
@@ -355,32 +325,11 @@ class DataLoader:
         Nothing before changes, every source goes on where it is, and states that were saved before still load. An
         iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
         """
-        from penstock.loaders.amending import amend_plan, members_to_add
+        from penstock.loaders.amending import amend_flow
 
-        at = self._position if at is None else whole_number(at=at)
-        if at < self._position:
-            raise SpecError(
-                f"position {at:,} is past: the cursor is at {self._position:,}",
-                parameter="at",
-                remedy=f"at={self._position} or more, or load an earlier state first",
-            )
-        streams = {rows.name: _store_stream(rows.stream) for rows in self._flow.windows}
-        if len(streams) < len(self._flow.rows):
-            raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
-        members = members_to_add(add, self._plan, next(iter(streams.values())).store)
-        plan = amend_plan(
-            self._plan,
-            at=at,
-            weights=weights,
-            add=members,
-            skip=skip,
-            max_epochs=max_epochs,
-            num_rows=num_rows,
-            num_tokens=num_tokens,
-        )
-        streams.update((member.name, member.stream) for member in members)
-        self._flow = open_flow(streams, plan, self._flow.fields)
-        self._plan = plan
+        asked = {"weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
+        asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
+        self._plan, self._flow = amend_flow(self._plan, self._flow, self._position, at=at, **asked)
         self._close_stream()
         self._keep_plan()
         return self.plan
@@ -575,20 +524,6 @@ def _adapter(framework: str) -> Any:
 
         return MlxBlocks()
     return NumpyBlocks()
-
-
-def _store_stream(stream: Any) -> TokenStream:
-    assert isinstance(stream, TokenStream)
-    return stream
-
-
-def _share_seen(plan: Plan, position: int) -> str:
-    """How much of each source was read before a position, in words."""
-    seen = [
-        f"{source.name} {100 * count * (source.row_tokens or plan.row_tokens) / source.num_tokens:.1f} %"
-        for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
-    ]
-    return f"rows of another length cannot go on there; of its tokens that run had read {', '.join(seen)}"
 
 
 def _shortened(value: Any) -> str:
