@@ -69,7 +69,7 @@ def small_parts(monkeypatch):
 
 def drawn_in_turn(counts: tuple[int, ...]) -> list[int]:
     live = [i for i, count in enumerate(counts) if count]
-    return np.array(live)[draw._draw_in_turn(len(live), *draw._rows(counts, live))].tolist()
+    return np.array(live)[draw._draw_in_turn(sum(counts), len(live), *draw._rows(counts, live, sum(counts)))].tolist()
 
 
 @pytest.mark.parametrize("weights", ["equal", "zipf", "dirichlet", "one rare", "some zero"])
@@ -102,3 +102,9 @@ def test_a_wrong_guess_is_noticed(small_parts, monkeypatch):
     monkeypatch.setattr(draw, "_guess_waiting", lambda *arguments: guess(*arguments)[:, ::-1].copy())
     assert draw_slots(counts).tolist() == drawn_in_turn(counts)
     assert small_parts == [False]
+
+
+@given(st.lists(st.integers(0, 400), min_size=2, max_size=8).filter(any), st.integers(1, 700))
+def test_the_first_slots_alone_are_those_of_the_whole(counts, num_slots):
+    whole = draw_slots(tuple(counts))
+    assert draw_slots(tuple(counts), num_slots).tolist() == whole[:num_slots].tolist()

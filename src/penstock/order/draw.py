@@ -32,22 +32,29 @@ _MOST_AT_ONCE = 512
 """Sources up to which that is faster than the queue: each slot looks at all of them."""
 
 
-def draw_slots(counts: tuple[int, ...]) -> NDArray[Any]:
-    """The source that each of sum(counts) slots draws; source i is in counts[i] of them.
+def draw_slots(counts: tuple[int, ...], num_slots: int | None = None) -> NDArray[Any]:
+    """The source that each of sum(counts) slots draws; source i is in counts[i] of them. Or only the first of them.
 
-    >>> draw_slots((3, 1)).tolist()
-    [0, 0, 1, 0]
+    >>> draw_slots((3, 1)).tolist(), draw_slots((3, 1), 2).tolist()
+    ([0, 0, 1, 0], [0, 0])
     """
-    slots, dtype = sum(counts), source_dtype(len(counts))
+    dtype = source_dtype(len(counts))
+    slots = sum(counts) if num_slots is None else min(num_slots, sum(counts))
     live = [i for i, count in enumerate(counts) if count]
     if len(live) == 1:
         return np.full(slots, live[0], dtype)
-    released, rows = _rows(counts, live)
+    released, rows = _rows(counts, live, slots)
     drawn = None
-    if slots >= _LONG and slots % _PART_SLOTS == 0 and len(live) <= _MOST_AT_ONCE and rows.dtype != object:
+    if (
+        slots == sum(counts)
+        and slots >= _LONG
+        and slots % _PART_SLOTS == 0
+        and len(live) <= _MOST_AT_ONCE
+        and rows.dtype != object
+    ):
         drawn = _draw_in_parts(np.array([counts[i] for i in live]), released, rows)
     if drawn is None:
-        drawn = _draw_in_turn(len(live), released, rows)
+        drawn = _draw_in_turn(slots, len(live), released, rows)
     sources: NDArray[Any] = np.array(live, dtype)[drawn]
     return sources
 
@@ -57,8 +64,8 @@ def source_dtype(num_sources: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(num_sources - 1, 0))
 
 
-def _rows(counts: tuple[int, ...], live: list[int]) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """(slot from which it may be drawn, (due date, place in `live`) as one integer) of every row, source by source.
+def _rows(counts: tuple[int, ...], live: list[int], last: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """(slot from which it may be drawn, (due date, place in `live`) as one integer) of the rows up to a slot.
 
     With u = 2n - 2, row j (from 1) of source i is released at ceil(((j - 1) u + 1) L / (u k_i)) and due at
     (j u - 1) L / (u k_i): compared as (j u - 1) / k_i, in binary. Two of these that differ do so by 1 / (k_i k_j) or
@@ -68,12 +75,13 @@ def _rows(counts: tuple[int, ...], live: list[int]) -> tuple[NDArray[np.int32], 
     log_slots = (slots - 1).bit_length()
     bits = 2 * log_slots - 2
     fits = max(log_slots, unit.bit_length() + source_bits) + bits <= _WORD_BITS
-    released = np.empty(slots, np.int32)
-    rows = np.empty(slots, np.uint64 if fits else object)
+    needed = [min(counts[i], last * counts[i] // slots + 2) for i in live]  # a row more than its share, at most
+    released = np.empty(sum(needed), np.int32)
+    rows = np.empty(sum(needed), np.uint64 if fits else object)
     first = 0
     for place, i in enumerate(live):
         count = counts[i]
-        mine, number = slice(first, first + count), np.arange(count, dtype=np.int64)
+        mine, number = slice(first, first + needed[place]), np.arange(needed[place], dtype=np.int64)
         released[mine] = -((number * unit + 1) * slots // -(unit * count))
         due = (number + 1) * unit - 1
         if fits:
@@ -83,7 +91,7 @@ def _rows(counts: tuple[int, ...], live: list[int]) -> tuple[NDArray[np.int32], 
             rows[mine] = exact << np.uint64(source_bits) | np.uint64(place)
         else:  # Python's integers have as many bits as it takes
             rows[mine] = [((number << bits) // count) << source_bits | place for number in due.tolist()]
-        first += count
+        first += needed[place]
     return released, rows
 
 
@@ -91,9 +99,8 @@ def _source_bits(num_sources: int) -> int:
     return (num_sources - 1).bit_length()
 
 
-def _draw_in_turn(num_sources: int, released: NDArray[np.int32], rows: NDArray[Any]) -> NDArray[Any]:
+def _draw_in_turn(slots: int, num_sources: int, released: NDArray[np.int32], rows: NDArray[Any]) -> NDArray[Any]:
     """Slot after slot: of the rows that wait, the smallest is drawn."""
-    slots = len(rows)
     in_order = np.argsort(released, kind="stable")
     arrivals = np.bincount(released, minlength=slots + 1)
     ends = np.cumsum(arrivals)

@@ -122,8 +122,8 @@ class Pattern:
 
 
 @lru_cache(maxsize=128)
-def build_pattern(counts: tuple[int, ...]) -> Pattern:
-    """The pattern in which source i has counts[i] of sum(counts) slots.
+def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Pattern:
+    """The pattern in which source i has counts[i] of sum(counts) slots; `num_slots`: only so many will be looked at.
 
     >>> build_pattern((3, 1)).source_of_slot.tolist()
     [0, 0, 1, 0]
@@ -131,6 +131,8 @@ def build_pattern(counts: tuple[int, ...]) -> Pattern:
     common = gcd(*counts)  # shares with a common divisor repeat sooner, and in the same order
     counts = tuple(count // common for count in counts)
     dtype = source_dtype(len(counts))
+    if num_slots is not None and num_slots < sum(counts):
+        return Pattern(draw_slots(counts, num_slots), len(counts))
     if sum(counts) < _WORTH_KEEPING or max(counts) == sum(counts):
         return Pattern(draw_slots(counts), len(counts))
     return Pattern(kept_pattern(counts, dtype, draw_slots), len(counts))

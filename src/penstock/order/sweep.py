@@ -200,12 +200,12 @@ class _Run:
                 return
             counts = tuple(integer_shares(active, self.names)[1])
             self._refuse_empty(counts)
-            mix = build_pattern(counts)
+            mix = build_pattern(counts, None if following is None else max(following - position, 1))
             self.legs.append(Leg(position, tuple(before), mix, tuple(active)))
             last_rows = [
                 position + 1 + int(mix.position(i, np.array([end - before[i] - 1]))[0])
                 for i, end in enumerate(ends)
-                if end is not None and active[i]
+                if end is not None and active[i] and mix.counts_per_cycle[i]
             ]
             if not last_rows or (following is not None and min(last_rows) >= following):
                 return
