@@ -164,7 +164,15 @@ class Plan:
 
     @cached_property
     def order(self) -> Order:
-        """Which row of which source lies at each position. Needs no data."""
+        """Which row of which source lies at each position. Needs no data, and is the same for equal plans."""
+        if self.fingerprint not in _orders:
+            while len(_orders) >= _MOST_ORDERS:
+                _orders.pop(next(iter(_orders)), None)
+            _orders[self.fingerprint] = self._make_order()
+        made: Order = _orders[self.fingerprint]
+        return made
+
+    def _make_order(self) -> Order:
         from penstock.order.lanes import LanedOrder
         from penstock.order.schedule import Order
         from penstock.order.sweep import Change
@@ -177,7 +185,8 @@ class Plan:
                 weights=self._row_weights(self.schedule),
                 pool=self.pool,
                 lanes=self.lanes,
-                num_rows=next((a.num_rows for a in reversed(self.amendments) if a.num_rows), self.num_rows),
+                num_rows=self.num_rows,
+                changes=[Change(at=a.at, num_rows=a.num_rows) for a in self.amendments],
                 skips=[(first, last + 1) for first, last in self.skips],
             )
         return Order(
@@ -288,6 +297,8 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan, with the runs that are recorded in its file."""
         body = _read(Path(path))
+        if not isinstance(body.get("plan"), dict):
+            raise PlanError("this is not a plan", file=path, remedy=_REMOVE)
         plan = cls.from_spec(body["plan"], where=path)
         if plan.fingerprint != body.get("fingerprint"):
             raise PlanError(
@@ -295,8 +306,14 @@ class Plan:
                 file=path,
                 remedy="open a loader with the settings you want: it writes its own plan",
             )
-        runs = tuple(_run(run) for run in body.get("runs", []))
-        return replace(plan, runs=runs, places=tuple(body.get("places", {}).items()))
+        try:
+            runs = tuple(_run(run) for run in body.get("runs", []))
+            places = tuple((str(name), str(place)) for name, place in body.get("places", {}).items())
+        except (TypeError, ValueError, AttributeError) as error:
+            raise PlanError(
+                "the record of runs in this plan is damaged", file=path, reason=error, remedy=_REMOVE
+            ) from None
+        return replace(plan, runs=runs, places=places)
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
@@ -311,7 +328,7 @@ class Plan:
             given["max_epochs"] = tuple((str(n), int(e)) for n, e in given.get("max_epochs", ()))
             given["amendments"] = tuple(_amendment(a) for a in given.get("amendments", ()))
             plan = cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError("this is not a plan", file=where, reason=error) from None
         if plan.order_version != 1:
             raise PlanError(
@@ -412,6 +429,10 @@ class Plan:
 
         return f"step {step_of_position(self.steps, position, **self.epoch_spec):,} (position {position:,})"
 
+
+_orders: dict[str, Any] = {}
+"""By fingerprint: a plan is copied whenever something beside it changes, and some orders take seconds to work out."""
+_MOST_ORDERS = 16
 
 MANY_EPOCHS = 4
 """Text that is read more often than about four times was measured to teach little more (Muennighoff et al. 2023)."""

@@ -84,7 +84,9 @@ def find(
     # A mixture without an end has no epoch of its own: the first one of each source stands for it.
     first_epochs = until is None and found.epoch_rows is None
     if until is None:
-        until = max(found.epoch_rows or 0, _position_of(plan))
+        end = found.epoch_spec["epochs"].end_of(1)
+        end = 0 if end is None else found.epoch_spec["epochs"].skips.position(end)
+        until = max(end, _position_of(plan))
     numbers = _file_numbers([_stream(rows).store for rows in flow.windows], os.fspath(file))
     uses: set[tuple[int, int]] = set()
     for which, rows in enumerate(flow.windows):

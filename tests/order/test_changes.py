@@ -160,3 +160,12 @@ def test_a_row_that_is_never_given_has_no_position():
 def test_num_rows_can_move_the_end_of_the_run():
     order = Order({"a": 5}, seed=0, weights={"a": 1}, num_rows=20, changes=[Change(20, num_rows=30)])
     assert order.epochs.end_of(1) == 30
+
+
+def test_where_a_changed_pattern_goes_on_is_pinned():
+    """Saved positions of running jobs depend on it: a change here is a new order_version."""
+    schedule = ((0, {"web": 3, "code": 1}), (10, {"web": 2, "code": 1}), (20, {"web": 1, "code": 2}))
+    order = Order({"web": 200, "code": 50}, seed=0, weights=schedule, shuffle="none")
+    draw = order.at(np.arange(30))
+    assert "".join(map(str, draw.source.tolist())) == "001000100010010010011101101101"
+    assert draw.index[-6:].tolist() == [9, 15, 10, 11, 16, 12]

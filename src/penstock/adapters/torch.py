@@ -64,11 +64,13 @@ class TorchBlocks:
             self._masks[rows, tokens] = masks
         return masks
 
-    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
+    def same_alignment(self, inputs: Any, loss: Any, attention: Any = None) -> tuple[Any, Any]:
         """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
         shifted = torch.ones(inputs.shape, dtype=torch.float32, device=inputs.device)
         if loss is not None:
             shifted[:, 1:] = loss[:, :-1]
+        if attention is not None:
+            shifted *= attention  # what fills a row up is not learned, also right after its last token
         shifted[:, 0] = 0  # the first token is never predicted
         return torch.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 
@@ -183,7 +185,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             _check_ranks(self.source)
             if self.source.framework == "torch":
                 return self.source.get_iterator()
-            return self.source._follow(_with_tensors(self.source).get_iterator())
+            return self.source._follow(lambda: _with_tensors(self.source).get_iterator())
         if not self._passes:
             self.source = _with_tensors(self.source, alone=True)
         else:  # a worker that is kept for the next pass
@@ -260,11 +262,16 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         if source._next_start()[1]:
             return source.get_iterator()  # nothing, or the error that says so
         # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
+        return source._follow(self._begin)
+
+    def _begin(self) -> Iterator[Any]:
+        """A pass of the workers from the cursor on."""
+        source = self.dataset.source
         if self._iterator is not None and self._kept_workers_at != source.state_dict():
             self._iterator = None
         batches = super().__iter__()
         self._kept_workers_at = {**source.state_dict(), "position": _after_pass(source)}
-        return source._follow(batches)
+        return batches  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: after the last batch that this handed over, whatever the workers have made since."""
@@ -311,7 +318,8 @@ def _after_pass(loader: DataLoader) -> int:
     stop = loader._epoch_end(start)
     if stop is None or is_over:
         return start
-    steps = -(-(stop - start) // cut.rows_per_step)
+    live = cut.epochs.skips.live
+    steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
     if cut.is_linear and loader._end is not None:
-        steps = min(steps, (loader._end - start) // cut.rows_per_step)
+        steps = min(steps, (live(loader._end) - live(start)) // cut.rows_per_step)
     return cut.after(start, steps) if cut.is_linear else stop

@@ -77,6 +77,8 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     block.extra["attention_mask"] = is_real.astype(np.int64)
     block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
     block.extra["labels"] = np.where(is_real, labels, -100)
+    if "segment_ids" in block.extra:
+        block.extra["segment_ids"] = np.where(is_real, block.extra["segment_ids"], 0)
     block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a label, where input begins to pad
 
 

@@ -74,7 +74,8 @@ class WindowRows:
         num_tokens: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.stream = stream
-        self._grown = num_tokens if len(num_tokens) > 1 else ()
+        is_whole = len(num_tokens) < 2 and all(tokens == stream.num_tokens for _, tokens in num_tokens)
+        self._grown = () if is_whole else num_tokens
         self.row_tokens = at_least(1, chunk_size=row_tokens)
         self.seed, self.recut = seed, recut
         self.name, self.split = name or stream.name, stream.split

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.assemble.window import WindowRows
-from penstock.errors import PlanError, SpecError
+from penstock.errors import PlanError, SpecError, StoreError
 from penstock.flow import Flow
-from penstock.loaders.planning import Member, check_caps, open_flow, rows_of_mixture, segments_of, source_of
-from penstock.loaders.sources import flatten, refuse_other_tokenizer
+from penstock.loaders.base import DataLoader
+from penstock.loaders.planning import (
+    Member,
+    check_caps,
+    open_flow,
+    refuse_other_tokenizer,
+    rows_of_mixture,
+    segments_of,
+    source_of,
+)
+from penstock.loaders.sources import flatten
+from penstock.order.schedule import NEVER
 from penstock.plan import Amendment, Plan, PlanSource
 from penstock.spec import at_least, whole_number
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 
 __all__ = ["amend_flow", "amend_plan", "members_to_add"]
+
+_MOST_SKIPPED_EPOCHS = 1000
 
 
 def amend_plan(
@@ -41,30 +54,20 @@ def amend_plan(
         )
     members = members_to_add(add, plan) if add is None or isinstance(add, Mapping) else list(add)
     _check_skips(plan, at, skips)
-    if plan.lanes is not None and (members or max_epochs):
-        raise SpecError(
-            "a plan with lanes takes weights, skip and an end, but no new sources and no caps",
-            parameter="add" if members else "max_epochs",
-            remedy="a new plan without lanes=",
-        )
+    _check_lanes(plan, add=members, max_epochs=max_epochs, weights=weights if plan.weights is None else None)
     added = tuple(_added(plan, member) for member in members)
     names = list(dict.fromkeys([*(s.name for s in plan.all_sources), *(s.name for s in added)]))
     is_mixture = plan.weights is not None or weights is not None
     segments = () if weights is None else segments_of(weights, names, at=at)
     caps = _check_caps(plan, at, max_epochs or {}, names, is_mixture)
     _check_that_new_sources_have_weights(plan, added, segments)
-    amendment = Amendment(
-        at=at,
-        parent=plan.fingerprint,
-        weights=segments,
-        add=added,
-        skip=skips,
-        max_epochs=caps,
-        num_rows=_end(plan, at, is_mixture, num_rows, num_tokens),
-    )
+    amendment = Amendment(at=at, parent=plan.fingerprint, weights=segments, add=added, skip=skips, max_epochs=caps)
     amended = replace(plan, amendments=(*plan.amendments, amendment))
     _ = amended.order  # refuses weights that no mixture can have
-    return amended
+    ends_at = _end(amended, at, is_mixture, num_rows, num_tokens)
+    if ends_at is None:
+        return amended
+    return replace(plan, amendments=(*plan.amendments, replace(amendment, num_rows=ends_at)))
 
 
 def amend_flow(plan: Plan, flow: Flow, cursor: int, *, at: int | None, add: Any, **asked: Any) -> tuple[Plan, Flow]:
@@ -89,19 +92,44 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
     """What `add` names, opened. `store` is one of the plan's: all must have its tokenizer."""
     if not add:
         return []
-    members, _ = flatten(add, chunk_size=plan.row_tokens, split=plan.sources[0].split)
+    known = {source.name: source.row_tokens or plan.row_tokens for source in plan.all_sources}
+    members: list[Member] = []
+    for name, source in add.items():
+        length = None if isinstance(source, DataLoader) else known.get(name, plan.row_tokens)
+        members += flatten({name: source}, chunk_size=length, split=plan.sources[0].split)[0]
     for member in members:
-        if member.row_tokens != plan.row_tokens and plan.pad is None:
+        asked = known.get(member.name, plan.row_tokens)
+        is_shorter = member.name not in known and plan.pad is not None and member.row_tokens <= asked
+        if member.row_tokens != asked and not is_shorter:
             raise SpecError(
-                f"rows of {member.name!r} have {member.row_tokens:,} tokens, those of the plan {plan.row_tokens:,}",
+                f"rows of {member.name!r} have {member.row_tokens:,} tokens, those of the plan {asked:,}",
                 parameter="add",
                 source=member.name,
-                remedy=f"chunk_size={plan.row_tokens}",
+                remedy=f"chunk_size={asked}",
             )
+    store = store or _store_of(plan)
     if store is not None:
         for member in members:
             refuse_other_tokenizer(plan.sources[0].name, store, member.name, member.stream.store)
     return members
+
+
+def _store_of(plan: Plan) -> Store | None:
+    """A store of the plan, where it is still in its place."""
+    for _, path in plan.places:
+        with suppress(StoreError):
+            return Store(path)
+    return None
+
+
+def _check_lanes(plan: Plan, **refused: Any) -> None:
+    for name, asked in refused.items():
+        if plan.lanes is not None and asked:
+            raise SpecError(
+                "a plan with lanes takes skip, and with weights other weights and another end; no more than that",
+                parameter=name,
+                remedy="a new plan without lanes=",
+            )
 
 
 def _position(plan: Plan, at: int | None, skips: tuple[tuple[int, int], ...]) -> int:
@@ -110,6 +138,8 @@ def _position(plan: Plan, at: int | None, skips: tuple[tuple[int, int], ...]) ->
             raise SpecError("from which position on?", parameter="at", remedy="at=, or loader.amend() at its cursor")
         at = min(first for first, _ in skips)
     at = at_least(0, at=at)
+    if at > NEVER:
+        raise SpecError(f"position {at} is outside any run", parameter="at", remedy="a position below 2^62")
     last = plan.amendments[-1] if plan.amendments else None
     if last is not None and at == last.at:
         raise SpecError(
@@ -152,7 +182,14 @@ def _spans(skip: Any) -> tuple[tuple[int, int], ...]:
 
 def _check_skips(plan: Plan, at: int, skips: tuple[tuple[int, int], ...]) -> None:
     end = plan.epoch_spec["epochs"].limit
+    epoch_rows = plan.epoch_rows
     for first, last in skips:
+        if last > NEVER or (epoch_rows and (last - first) // epoch_rows > _MOST_SKIPPED_EPOCHS):
+            raise SpecError(
+                f"skip=({first}, {last}) passes over more than {_MOST_SKIPPED_EPOCHS:,} epochs",
+                parameter="skip",
+                remedy="loader.seek(position=...)",
+            )
         if first < at:
             raise SpecError(
                 f"position {first:,} cannot be skipped: it lies before {at:,}, from which on the plan is amended",
@@ -191,8 +228,9 @@ def _check_that_new_sources_have_weights(plan: Plan, added: tuple[PlanSource, ..
     if plan.weights is None and not segments:
         return  # they join when the next epoch begins
     asked = {name for _, weights in segments or plan.schedule for name, _ in weights or ()}
+    known = {source.name for source in plan.all_sources}
     for source in added:
-        if source.name not in asked:
+        if source.name not in asked and source.name not in known:
             raise SpecError(
                 f"source {source.name!r} joins a mixture without a weight",
                 parameter="weights",

@@ -10,7 +10,8 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, TypeVar
@@ -23,11 +24,12 @@ from penstock.flow import Flow
 from penstock.loaders.stream import BatchStream, NumpyBlocks
 from penstock.loaders.verdict import refuse_state
 from penstock.order.epochs import Epochs
+from penstock.order.schedule import NEVER
 from penstock.order.sharding import Share, sharding_of
 from penstock.order.split import Cut, position_of_step, step_of_position
 from penstock.plan import Plan, State
 from penstock.plans import find_plan, keep_plan, with_places
-from penstock.spec import at_least, one_of
+from penstock.spec import at_least, one_of, whole_number
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 from penstock.types import TrainingBatch
@@ -135,7 +137,8 @@ class DataLoader:
                 "a mixture by weights has no end, so no number of batches",
                 remedy="num_rows=, num_tokens=, or stop='first_exhausted' or 'all_exhausted' gives it one",
             )
-        return cut.steps_of_epoch(min(self._position, (self._end or self._position + 1) - 1))
+        live, end = self._epochs.skips.live(self._position), self._epochs.end_of(self.epochs)
+        return cut.steps_of_epoch(live if end is None else min(live, end - 1))
 
     def __len__(self) -> int:
         try:
@@ -179,13 +182,13 @@ class DataLoader:
         clock = time.perf_counter
         if self._started_seconds is None:
             self._started_seconds = clock()
-        stream, plan = None, self._plan
+        stream, plan = None, self._plan.fingerprint
         while True:
             began = clock()
             if generation != self._generation:
                 raise _ended_by_newer()
-            if plan is not self._plan:  # amended: this epoch may end elsewhere now
-                plan, end = self._plan, self._epoch_end(self._next_start()[0])
+            if plan != self._plan.fingerprint:  # amended: this epoch may end elsewhere now
+                plan, end = self._plan.fingerprint, self._epoch_end(self._next_start()[0])
             if end is not None and self._position >= end:
                 return
             if stream is None or stream is not self._stream:
@@ -247,14 +250,24 @@ class DataLoader:
         first = batches.cut.after(start, worker + taken * workers)
         return batches.turns(first, self._epoch_end(start), workers, self._record(self.batch_size))
 
-    def _follow(self, batches: Iterable[T]) -> Iterator[T]:
-        """Hand over batches that were made elsewhere: one for each step from the cursor on, which moves with them."""
+    def _follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Hand over batches that are made elsewhere: one for each step from the cursor on, which moves with them.
+
+        `begin` starts to make them from the cursor on; it is asked again where the plan is amended on the way.
+        """
         rows = self.batch_size
         cut, clock = self._cut(rows), time.perf_counter
         self._close_stream()
         self._generation += 1
-        generation, began = self._generation, clock()
-        for batch in batches:
+        generation, began, plan = self._generation, clock(), self._plan.fingerprint
+        batches = iter(begin())
+        while True:
+            if plan != self._plan.fingerprint:
+                plan, cut = self._plan.fingerprint, self._cut(rows)
+                batches = iter(begin())
+            batch = next(batches, None)
+            if batch is None:
+                return
             if generation != self._generation:
                 raise _ended_by_newer()
             self._steps = self._record(rows)
@@ -275,7 +288,7 @@ class DataLoader:
         try:
             position, plan = index(state["position"]), state["plan"]
             steps = [[index(number) for number in triple] for triple in state["steps"]]
-            if position < 0 or any(len(t) != 3 or t[2] < 1 for t in steps):
+            if not 0 <= position <= NEVER or any(len(t) != 3 or t[2] < 1 for t in steps):
                 raise ValueError
             if steps[0][:2] != [0, 0] or steps != sorted(steps):
                 raise ValueError
@@ -285,10 +298,24 @@ class DataLoader:
             ) from None
         if plan != self._plan.fingerprint:
             refuse_state(self._plan, plan, position, self._known_plan, self._of_another_plan)
+        if plan != self._plan.fingerprint:
+            older = replace(self._plan, amendments=self._plan.amendments[: self._plan.lineage.index(plan)])
+            step = step_of_position(steps, position, **older.epoch_spec)
+        else:
+            step = None
         if steps[-1][2] != self.batch_size:
             steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, steps)
+        if step is not None:
+            self._count_on(step)
         self._handed_any = False
+
+    def _count_on(self, step: int) -> None:
+        """After the plan was amended: the next batch is number `step`, also where epochs now end elsewhere."""
+        spec = self._plan.epoch_spec
+        if position_of_step(self._steps, step, **spec)[0] != self._position:
+            kept = [t for t in self._steps if t[0] < step] if step else []
+            self._steps = [*kept, [step, self._position, self._steps[-1][2]]]
 
     def _known_plan(self, fingerprint: str) -> Plan | None:
         """A plan by its name, where plans are kept."""
@@ -329,8 +356,10 @@ class DataLoader:
 
         asked = {"weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
         asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
+        step = self.step
         self._plan, self._flow = amend_flow(self._plan, self._flow, self._position, at=at, **asked)
         self._close_stream()
+        self._count_on(step)
         self._keep_plan()
         return self.plan
 
@@ -339,8 +368,10 @@ class DataLoader:
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if step is not None:
-            position, _ = position_of_step(self._steps, step, **self._plan.epoch_spec)
-        assert position is not None
+            position, _ = position_of_step(self._steps, whole_number(step=step), **self._plan.epoch_spec)
+        position = whole_number(position=position)
+        if position > NEVER:
+            raise PlanError(f"position {position} is outside any run", remedy="a position below 2^62")
         if position < 0 or (self._end is not None and position > self._end):
             raise PlanError(f"position {position} is outside this run", remedy=f"a position from 0 to {self._end}")
         kept = (
@@ -387,9 +418,12 @@ class DataLoader:
         return position, cut.is_over(position, self._end)
 
     def _end_of_run(self) -> EndOfRun:
+        epochs = "" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, "
         return EndOfRun(
-            f"the run is over: {self.epochs} epoch{'s' if self.epochs != 1 else ''}, {self._position:,} rows",
-            remedy=f"epochs={(self.epochs or 0) + 1} for more, epochs=None for no end, or reset() to start again",
+            f"the run is over: {epochs}{self._position:,} rows",
+            remedy=f"epochs={self.epochs + 1} for more, epochs=None for no end, or reset() to start again"
+            if self.epochs is not None
+            else "reset() to start again, or amend() with what gives the stream more rows",
         )
 
     def _cut(self, rows: int) -> Cut:

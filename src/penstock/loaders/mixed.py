@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from penstock.assemble.batch import Fields
 from penstock.deliver.ranks import find_ranks
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import DEFAULT_BATCH, Member, lanes_of, open_flow, plan_members, segments_of
+from penstock.loaders.planning import (
+    DEFAULT_BATCH,
+    Member,
+    is_weight,
+    lanes_of,
+    open_flow,
+    plan_members,
+    refuse_other_settings,
+    rounded_pool,
+    segments_of,
+    shuffle_of,
+)
 from penstock.loaders.read_ahead import start_read_ahead
 from penstock.loaders.sources import Parts, flatten
 from penstock.plan import Plan, Segments
@@ -81,21 +91,28 @@ class MixedDataLoader(DataLoader):
     ) -> None:
         one_of(("train", "val"), split=split)
         if plan is not None:
-            _refuse_settings_beside_a_plan(
-                weights=weights,
-                chunk_size=chunk_size,
-                temperature=temperature,
-                max_epochs=max_epochs,
-                num_rows=num_rows,
-                num_tokens=num_tokens,
-                stop=stop,
-                pad=pad,
-                shuffle=shuffle,
-                pool_rows=pool_rows,
-                lanes=lanes,
-                epoch_end=epoch_end,
-            )
             made, streams = _of_plan(sources, plan)
+            names = [source.name for source in made.all_sources]
+            refuse_other_settings(
+                made,
+                weights=(None if weights is None else segments_of(weights, names), None, made.schedule),
+                chunk_size=(chunk_size, None, made.row_tokens),
+                by=(by, "rows", made.by),
+                temperature=(temperature, None, None),
+                max_epochs=(None if max_epochs is None else dict(max_epochs), None, dict(made.max_epochs)),
+                exhausted=(exhausted, "repeat", made.exhausted),
+                num_rows=(num_rows, None, made.num_rows),
+                num_tokens=(num_tokens, None, None),
+                stop=(stop, None, None),
+                pad=(pad, None, made.pad),
+                seed=(seed, 0, made.seed),
+                shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
+                pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
+                lanes=(lanes, None, None if made.lanes is None else made.lanes[0]),
+                split=(split, "train", made.sources[0].split),
+                epoch_end=(epoch_end, None, made.epoch_end),
+                recut=(recut, True, made.recut),
+            )
             if batch_size is None and len(made.runs) == 1:
                 batch_size = made.steps[-1][2]
         else:
@@ -173,16 +190,6 @@ def _of_plan(sources: Any, plan: Any) -> tuple[Plan, Any]:
     return made, streams_for_plan(stores, made)
 
 
-def _refuse_settings_beside_a_plan(**settings: Any) -> None:
-    for name, value in settings.items():
-        if value is not None:
-            raise SpecError(
-                f"{name}={value!r} was asked for, and a plan fixes it",
-                parameter=name,
-                remedy=f"leave out {name}=, or plan=; plan.amend() changes what is to come",
-            )
-
-
 def _segments(members: list[Member], parts: Parts, weights: Any, temperature: float | None, by: str) -> Segments:
     """Weights as asked for entries, handed down to their single sources; flattened by a temperature."""
     names = [member.name for member in members]
@@ -206,25 +213,23 @@ def _handed_down(weights: dict[str, Any], parts: Parts) -> dict[str, Any]:
     handed: dict[str, Any] = {}
     for name, weight in weights.items():
         inner = {n: share for n, share in parts.items() if n.startswith(f"{name}/")} if name not in parts else {}
-        if inner and isinstance(weight, int | float):
+        if inner and is_weight(weight):
             handed.update((n, weight * (share or 0.0)) for n, share in inner.items())
         else:
             handed[name] = weight
     return handed
 
 
-def _flattened(weights: dict[str, Any], temperature: float | None) -> dict[str, Any]:
+def _flattened(weights: dict[str, Any], temperature: Any) -> dict[str, Any]:
     """Weights to the power 1 / temperature: above 1 they come nearer to each other."""
     if temperature is None:
         return weights
-    if not isinstance(temperature, int | float) or not isfinite(temperature) or temperature <= 0:
+    if not is_weight(temperature) or not temperature:
         raise SpecError(
             f"temperature is {temperature!r}", parameter="temperature", remedy="a number above 0; 1 changes nothing"
         )
-    total = sum(w for w in weights.values() if isinstance(w, int | float) and w > 0) or 1.0
-    return {
-        n: (w / total) ** (1 / temperature) if isinstance(w, int | float) and w > 0 else w for n, w in weights.items()
-    }
+    total = sum(w for w in weights.values() if is_weight(w)) or 1.0
+    return {n: (w / total) ** (1 / temperature) if is_weight(w) and w else w for n, w in weights.items()}
 
 
 def _caps_of_parts(max_epochs: Mapping[str, int] | None, parts: Parts) -> dict[str, int] | None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from numbers import Real
 from typing import Any, NamedTuple
 
 from penstock.assemble.batch import Fields
@@ -16,16 +17,20 @@ from penstock.order.pool import blocks_for
 from penstock.order.schedule import ORDER_VERSION
 from penstock.plan import Plan, PlanSource, Segments
 from penstock.spec import at_least, one_of, suggest, whole_number
+from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 
 __all__ = [
     "DEFAULT_BATCH",
     "Member",
     "check_caps",
+    "is_weight",
     "lanes_of",
     "open_flow",
     "plan_members",
     "ramp",
+    "refuse_other_settings",
+    "refuse_other_tokenizer",
     "rounded_pool",
     "rows_of_mixture",
     "segments_of",
@@ -114,6 +119,9 @@ def source_of(rows: WindowRows, row_tokens: int) -> PlanSource:
 
 def open_flow(streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None) -> Flow:
     """The rows and the order that a plan means, over streams that have its content."""
+    first = plan.sources[0].name
+    for name, stream in streams.items():
+        refuse_other_tokenizer(first, streams[first].store, name, stream.store)
     rows = [
         WindowRows(
             streams[source.name],
@@ -126,6 +134,18 @@ def open_flow(streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | N
         for number, source in enumerate(plan.all_sources)
     ]
     return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad)
+
+
+def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
+    one, two = store.manifest.tokenizer, other.manifest.tokenizer
+    if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
+        raise SpecError(
+            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
+            parameter="sources",
+            source=other_name,
+            file=other.path,
+            remedy="bake both with one tokenizer",
+        )
 
 
 def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
@@ -212,7 +232,7 @@ def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
                 sources=", ".join(names),
                 remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
             )
-        if not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
+        if not is_weight(weight):
             raise SpecError(
                 f"the weight of {name!r} is {weight!r}",
                 parameter="weights",
@@ -225,6 +245,27 @@ def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
         )
 
 
+def is_weight(weight: Any) -> bool:
+    """Whether it is a number of 0 or more."""
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        return False
+    try:
+        return isfinite(weight) and float(weight) >= 0
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
+def refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None:
+    """A plan fixes these: (asked, default, what the plan has) of each must agree, or one of them would be ignored."""
+    for name, (asked, default, planned) in settings.items():
+        if asked != default and asked != planned:
+            raise SpecError(
+                f"{name}={asked!r} was asked for, and plan {plan.fingerprint} has {planned!r}",
+                parameter=name,
+                remedy=f"leave out {name}=, or leave out plan=; plan.amend() changes what is to come",
+            )
+
+
 def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, stop: str | None) -> int | None:
     """Rows after which a mixture ends; None for one that does not."""
     if num_tokens is not None:
@@ -232,7 +273,12 @@ def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None,
         if plan.pad is None:
             return num_tokens // plan.row_tokens
         widths = [source.row_tokens or plan.row_tokens for source in plan.all_sources]  # what fills rows up is no token
-        return int(num_tokens / sum(w * share for w, share in zip(widths, plan.order.shares, strict=True)))
+        low, high = 0, num_tokens // min(widths)
+        while low < high:
+            middle = (low + high + 1) // 2
+            tokens = sum(w * count for w, count in zip(widths, plan.order.given(middle), strict=True))
+            low, high = (middle, high) if tokens <= num_tokens else (low, middle - 1)
+        return low
     if stop is not None:
         first = one_of(("first_exhausted", "all_exhausted"), stop=stop) == "first_exhausted"
         return plan.order.exhausted_at(first=first)

@@ -18,6 +18,7 @@ from penstock.loaders.planning import (
     lanes_of,
     open_flow,
     plan_members,
+    refuse_other_settings,
     rounded_pool,
     segments_of,
     shuffle_of,
@@ -119,7 +120,7 @@ class PretrainDataLoader(DataLoader):
             store = next(iter(streams.values())).store
             if batch_size is None and len(made.runs) == 1:
                 batch_size = made.steps[-1][2]
-            _refuse_other_settings(
+            refuse_other_settings(
                 made,
                 chunk_size=(chunk_size, None, made.row_tokens),
                 seed=(seed, 0, made.seed),
@@ -231,17 +232,6 @@ def make_plan(
         streams = long_enough or streams
     members = [Member(stream.name, stream, chunk_size) for stream in streams]
     return plan_members(members, split=split, segments=segments, **settings)
-
-
-def _refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None:
-    """A plan fixes these: (asked, default, what the plan has) of each must agree, or one of them would be ignored."""
-    for name, (asked, default, planned) in settings.items():
-        if asked != default and asked != planned:
-            raise SpecError(
-                f"{name}={asked!r} was asked for, and plan {plan.fingerprint} has {planned!r}",
-                parameter=name,
-                remedy=f"leave out {name}=, or leave out plan=",
-            )
 
 
 def _check_tokenizer(store: Store, tokenizer: Any) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import Member
+from penstock.loaders.planning import Member, refuse_other_tokenizer
 from penstock.plan import Plan
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 
-__all__ = ["flatten", "refuse_other_tokenizer"]
+__all__ = ["flatten"]
 
 Parts = dict[str, float | None]
 """The share that each source has in the one it came from; None where it is that one."""
@@ -53,18 +53,6 @@ def flatten(
     for member in found[1:]:
         refuse_other_tokenizer(first.name, first.stream.store, member.name, member.stream.store)
     return found, parts
-
-
-def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
-    one, two = store.manifest.tokenizer, other.manifest.tokenizer
-    if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
-        raise SpecError(
-            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
-            parameter="sources",
-            source=other_name,
-            file=other.path,
-            remedy="bake both with one tokenizer",
-        )
 
 
 def _of(

@@ -191,7 +191,8 @@ class BatchStream:
         labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
         attention = own.pop("attention_mask", fields.attention)
         if self.alignment == "same":
-            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss)
+            shown = None if attention is fields.attention else attention
+            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss, shown)
             return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
         if labels is not None:
             return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
@@ -226,11 +227,13 @@ class NumpyBlocks:
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
 
-    def same_alignment(self, inputs: Any, loss: Any) -> tuple[Any, Any]:
+    def same_alignment(self, inputs: Any, loss: Any, attention: Any = None) -> tuple[Any, Any]:
         """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
         shifted = np.ones(inputs.shape, np.float32)
         if loss is not None:
             shifted[:, 1:] = loss[:, :-1]
+        if attention is not None:
+            shifted *= attention  # what fills a row up is not learned, also right after its last token
         shifted[:, 0] = 0  # the first token is never predicted
         return np.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 

@@ -93,6 +93,12 @@ class Epochs:
         """Live rows of the epochs that go on for ever; None where there are none."""
         return self._live_eras[-1][1]
 
+    @property
+    def most_rows(self) -> int | None:
+        """Live rows of the longest epochs; None where some have no end."""
+        rows = [rows for _, rows, _ in self._live_eras]
+        return None if None in rows else max(r for r in rows if r is not None)
+
     def number(self, position: int) -> int:
         """The number of the epoch that a position lies in."""
         return self.span(self.skips.live(position))[0]

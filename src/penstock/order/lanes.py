@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SpecError
-from penstock.order.epochs import Epochs, Skips
+from penstock.order.epochs import Skips
 from penstock.order.permute import Permutation, permutation
 from penstock.order.pool import Pool, pool
 from penstock.order.schedule import NEVER, Draw, Order, Stretch
-from penstock.order.sweep import Leg, Schedule, Size
+from penstock.order.sweep import Change, Leg, Schedule, Size
 
 __all__ = ["LaneView", "LanedOrder"]
 
@@ -137,6 +137,7 @@ class LanedOrder:
         lanes: tuple[int, int],
         num_rows: int | None,
         skips: Sequence[tuple[int, int]],
+        changes: Sequence[Change] = (),
     ) -> None:
         self.num_lanes, self.lane_rows = lanes
         self.names, self.sizes, self.seed = tuple(sizes), tuple(sizes.values()), seed
@@ -147,7 +148,8 @@ class LanedOrder:
         total = sum(self.sizes)
         self._epoch_rows = total if weights[0][1] is None else None
         """Rows after which lanes are dealt anew: an epoch, where every row comes once in it."""
-        self.epochs = Epochs(((0, total if self._epoch_rows else num_rows),), None, self.skips)
+        # Epochs are those of the same mixture without lanes.
+        self.epochs = Order(sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes).epochs
         self._refuse_small_sources()
         shares = [self._before(lane + 1, total) if self._epoch_rows else lane + 1 for lane in range(-1, self.num_lanes)]
         cuts = _table(self.sizes, shares, exact=self._epoch_rows is not None)

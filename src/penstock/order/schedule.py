@@ -131,8 +131,8 @@ class Order:
 
     def _at_leg(self, leg: Leg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """(source, how many rows of that source came before) of positions of a leg."""
-        if leg.start:
-            positions = positions - leg.start
+        if leg.start != leg.phase:
+            positions = positions - (leg.start - leg.phase)
         if isinstance(leg.mix, Pattern):
             source, ordinal = leg.mix.at(positions)
         elif len(leg.mix.sizes) == 1:
@@ -142,7 +142,7 @@ class Order:
             source, ordinal = leg.mix.at(within)
             of_epochs: NDArray[np.int64] = epoch * np.array(leg.mix.sizes, np.int64)[source]
             ordinal = ordinal + of_epochs
-        return source, ordinal if not leg.start else ordinal + np.array(leg.before, np.int64)[source]
+        return source, ordinal if not leg.start else ordinal + np.array(leg.base, np.int64)[source]
 
     def _epoch_of(
         self, source: NDArray[np.int32], ordinal: NDArray[np.int64]
@@ -205,7 +205,8 @@ class Order:
         which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
         for number in np.unique(which).tolist():
             mine, leg = np.flatnonzero(which == number), self.legs[number]
-            positions[mine] = leg.start + self._position_in(leg, source, ordinals[mine] - leg.before[source])
+            found = self._position_in(leg, source, ordinals[mine] - leg.base[source])
+            positions[mine] = leg.start - leg.phase + found
         return np.minimum(positions, NEVER)
 
     def _position_in(self, leg: Leg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:

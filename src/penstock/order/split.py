@@ -44,7 +44,7 @@ class Cut:
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.rows_per_step)
         one_of(("drop", "pad", "wrap"), epoch_end=self.epoch_end)
-        rows = self.epoch_rows
+        rows = self.epochs.most_rows
         if self.epoch_end == "drop" and rows is not None and rows < self.rows_per_step:
             raise SpecError(
                 f"batch_size={self.rows_per_step} is more than an epoch, which has {rows} rows",
@@ -67,9 +67,9 @@ class Cut:
         assert self.epoch_rows is not None
         return self._steps_in(self.epoch_rows)
 
-    def steps_of_epoch(self, position: int) -> int:
-        """Steps of the epoch that a position lies in, from its beginning."""
-        _, start, stop = self.epochs.span(self.epochs.skips.live(position))
+    def steps_of_epoch(self, live: int) -> int:
+        """Steps of the epoch that a live row lies in, from its beginning."""
+        _, start, stop = self.epochs.span(live)
         assert stop is not None
         return self._steps_in(stop - start)
 
@@ -94,9 +94,14 @@ class Cut:
             return live
         while True:
             _, _, stop = self.epochs.span(live)
-            if stop is None or stop - live >= self.rows_per_step:
+            if stop is None or stop - live >= self.rows_per_step or self._is_too_small_for_ever(live):
                 return live
             live = stop
+
+    def _is_too_small_for_ever(self, live: int) -> bool:
+        """Whether no epoch from here on holds a batch, and what does not fill one is dropped."""
+        _, rows, following = self.epochs.era(live)
+        return self.epoch_end == "drop" and following is None and rows is not None and rows < self.rows_per_step
 
     def real_rows(self, position: int) -> int:
         """How many rows of the batch at a (settled) position are data; fewer than rows_per_step only with `pad`."""
@@ -130,7 +135,7 @@ class Cut:
         while True:
             _, _, stop = self.epochs.span(live)
             here = None if stop is None else self._steps_in(stop - live)
-            if here is None or stop is None or num_steps < here:
+            if here is None or stop is None or num_steps < here or (not here and self._is_too_small_for_ever(live)):
                 return live + num_steps * self.rows_per_step
             live, num_steps = stop, num_steps - here
             live, epochs = self._whole_epochs(live, None, num_steps)  # many epochs at once
@@ -143,7 +148,7 @@ class Cut:
     def _whole_epochs(self, live: int, until: int | None, most_steps: int | None) -> tuple[int, int]:
         """(row, steps) after the whole epochs of one era from the beginning of an epoch on, within these bounds."""
         start, rows, following = self.epochs.era(live)
-        if rows is None or not rows or (live - start) % rows:
+        if rows is None or not rows or (live - start) % rows or self._is_too_small_for_ever(live):
             return live, 0
         per_epoch = self._steps_in(rows)
         bounds = [] if following is None else [(following - live) // rows]
@@ -157,9 +162,14 @@ class Cut:
     def is_over(self, position: int, end: int | None) -> bool:
         """Whether a run that ends at a position (None: never) has no batch left at a (settled) position."""
         if end is None:
-            return False
+            return not self.is_linear and self._never_fits(self.epochs.skips.live(position))
         live, end = self.epochs.skips.live(position), self.epochs.skips.live(end)
-        return live >= end or (self.is_linear and live + self.rows_per_step > end)
+        is_short = self.is_linear and live + self.rows_per_step > end
+        return live >= end or is_short or (not self.is_linear and self._never_fits(live))
+
+    def _never_fits(self, live: int) -> bool:
+        _, _, stop = self.epochs.span(live)
+        return self._is_too_small_for_ever(live) and stop is not None and stop - live < self.rows_per_step
 
     def last_simple(self, position: int) -> float:
         """The last position of this epoch from which the next step simply begins rows_per_step further on."""

@@ -3,6 +3,9 @@
 A leg is a stretch of positions in which one pattern (or natural proportion) holds. Every leg knows how many rows each
 source gave before it, so that the next leg goes on where the last one stopped: nothing repeats, nothing is lost. Where
 a cap binds is a result, never an input.
+
+A leg does not begin with the first slot of its pattern, but with the one that its position has (modulo 65,536): weights
+that change often would otherwise be served from the beginnings of patterns only, where rare sources never come.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ from penstock.order.natural import Natural
 from penstock.spec import suggest
 
 __all__ = ["Binding", "Change", "Leg", "Schedule", "Size", "Sweep", "sweep"]
+
+_PHASES = 1 << 16
+"""Slots among which a leg may begin: those of the shortest patterns."""
+_MOST_EPOCHS = 1 << 20
+"""A cap above this never binds in any run that ends."""
 
 Schedule = tuple[tuple[int, Mapping[str, float] | None], ...]
 """((from position, weights), ...); weights None: every row once, in natural proportion."""
@@ -55,16 +63,33 @@ class Leg(NamedTuple):
     mix: Pattern | Natural
     weights: tuple[float, ...] | None
     """Asked for, of the sources that are still there; None: natural proportion."""
+    phase: int
+    """The slot of the pattern with which the leg begins."""
+    base: tuple[int, ...]
+    """What to add to how often the mix has drawn a source, to have the rows that it gave in all."""
+
+    @classmethod
+    def begin(
+        cls, start: int, before: Sequence[int], mix: Pattern | Natural, weights: Sequence[float] | None, phase: int = 0
+    ) -> Leg:
+        passed = mix.counts(phase) if phase else [0] * len(before)
+        base = tuple(b - p for b, p in zip(before, passed, strict=True))
+        return cls(start, tuple(before), mix, None if weights is None else tuple(weights), phase, base)
+
+    def among(self, num_sources: int) -> Leg:
+        """The same leg, among sources of which some joined later."""
+        later = (0,) * (num_sources - len(self.before))
+        return self._replace(before=self.before + later, base=self.base + later)
 
     def counts(self, position: int) -> list[int]:
         """Rows that each source gave before a position of this leg."""
         if isinstance(self.mix, Pattern):
-            given = self.mix.counts(position - self.start)
+            given = self.mix.counts(position - self.start + self.phase)
         else:
             epoch, within = divmod(position - self.start, self.mix.num_rows)
             given = [epoch * n + c for n, c in zip(self.mix.sizes, self.mix.counts(within), strict=True)]
         given += [0] * (len(self.before) - len(given))  # sources that joined later
-        return [b + g for b, g in zip(self.before, given, strict=True)]
+        return [b + g for b, g in zip(self.base, given, strict=True)]
 
 
 class Binding(NamedTuple):
@@ -111,8 +136,7 @@ def sweep(
         run.go(mark, following)
         if run.limit is not None:
             break
-    width = len(run.names)
-    legs = [leg._replace(before=(*leg.before, *[0] * (width - len(leg.before)))) for leg in run.legs]
+    legs = [leg.among(len(run.names)) for leg in run.legs]
     return Sweep(
         tuple(run.names),
         tuple(tuple(s) for s in run.sizes),
@@ -171,7 +195,7 @@ class _Run:
         self._admit(before)
         before += [0] * (len(self.names) - len(before))
         mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
-        self.legs.append(Leg(boundary, tuple(before), mix, None))
+        self.legs.append(Leg.begin(boundary, before, mix, None))
         self.eras.append((boundary, mix.num_rows))
         self.is_changed = False
 
@@ -200,12 +224,18 @@ class _Run:
                 return
             counts = tuple(integer_shares(active, self.names)[1])
             self._refuse_empty(counts)
-            mix = build_pattern(counts, None if following is None else max(following - position, 1))
-            self.legs.append(Leg(position, tuple(before), mix, tuple(active)))
+            left = {i: end - before[i] for i, end in enumerate(ends) if end is not None and active[i]}
+            phase = position % _PHASES
+            # No slot is drawn that will not be looked at: a row comes when it is due, at the latest.
+            stops = [following - position] if following is not None else []
+            stops += [(rows + 1) * sum(counts) // counts[i] + 1 for i, rows in left.items()]
+            mix = build_pattern(counts, phase + min(stops) if stops else None)
+            leg = Leg.begin(position, before, mix, active, phase)
+            self.legs.append(leg)
             last_rows = [
-                position + 1 + int(mix.position(i, np.array([end - before[i] - 1]))[0])
-                for i, end in enumerate(ends)
-                if end is not None and active[i] and mix.counts_per_cycle[i]
+                position - phase + 1 + int(mix.position(i, np.array([ends_at - leg.base[i] - 1]))[0])
+                for i, ends_at in ((i, before[i] + rows) for i, rows in left.items())
+                if mix.counts_per_cycle[i]
             ]
             if not last_rows or (following is not None and min(last_rows) >= following):
                 return
@@ -220,7 +250,7 @@ class _Run:
     def _rows_allowed(self, source: int) -> int | None:
         """Rows that a source may give in all, counted through its epochs; None: it starts over for ever."""
         epochs = self.caps.get(self.names[source], None if self.exhausted == "repeat" else 1)
-        if epochs is None:
+        if epochs is None or epochs > _MOST_EPOCHS:
             return None
         size = next(s for s in reversed(self.sizes[source]) if s.first_epoch < epochs or s.first_epoch == 0)
         return size.first_row + (epochs - size.first_epoch) * size.num_rows

@@ -7,7 +7,7 @@ was read, so the state says it: file, record, tokens to skip.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -321,8 +321,8 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         stream = self._batches(self.batch_size).batches(self._position, self._record(self.batch_size))
         return (batch for batch, _ in itertools.islice(stream, worker + taken * workers, None, workers))
 
-    def _follow(self, batches: Iterable[T]) -> Iterator[T]:
-        return super()._follow(self._noting(batches))
+    def _follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
+        return super()._follow(lambda: self._noting(begin()))
 
     def _noting(self, batches: Iterable[T]) -> Iterator[T]:
         """Batches that were made elsewhere: each says where it ended."""
