@@ -131,14 +131,14 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[ps.PenstockError], str, dict[s
     "a weight for a source that is not there": (
         lambda run: run.loader.amend(weights={"web": 1, "cod": 1}),
         ps.SpecError,
-        "weights name a source 'cod' that is not there",
+        "weights= names a source 'cod' that is not there",
         {"parameter": "weights", "source": "cod", "sources": "web, code"},
         "perhaps 'code'",
     ),
     "a cap for a source that is not there": (
         lambda run: run.open(WEIGHTS, max_epochs={"cod": 2}),
         ps.SpecError,
-        "max_epochs names a source 'cod' that is not there",
+        "max_epochs= names a source 'cod' that is not there",
         {"parameter": "max_epochs", "source": "cod"},
         "perhaps 'code'",
     ),
@@ -287,7 +287,7 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[ps.PenstockError], str, dict[s
         ps.SpecError,
         "a list cannot be a source of a mixture",
         {"parameter": "sources", "source": "web"},
-        "a store, its path, or a loader over one",
+        "stores, paths, or loaders over them, by name",
     ),
     "no sources": (
         lambda run: ps.MixedDataLoader({}, chunk_size=16),

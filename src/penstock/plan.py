@@ -79,7 +79,7 @@ class Amendment:
         """
         said = []
         if self.weights:
-            said.append(_in_words(self.weights))
+            said.append(_in_words(self.weights, self.at))
         said += [f"add {source.name} ({source.num_rows:,} rows)" for source in self.add]
         skips = [f"skip {first:,}-{last:,}" if first < last else f"skip {first:,}" for first, last in self.skip]
         if len(skips) > 4:
@@ -151,6 +151,16 @@ class Plan:
         latest = {source.name: source for source in self.sources}
         latest.update((source.name, source) for amendment in self.amendments for source in amendment.add)
         return tuple(latest.values())
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """How often each source may be read, after all amendments."""
+        return dict((*self.max_epochs, *(cap for amendment in self.amendments for cap in amendment.max_epochs)))
+
+    @property
+    def end_rows(self) -> int | None:
+        """Rows at which num_rows or the like end the stream, after all amendments."""
+        return next((a.num_rows for a in reversed(self.amendments) if a.num_rows is not None), self.num_rows)
 
     @property
     def skips(self) -> tuple[tuple[int, int], ...]:
@@ -392,7 +402,9 @@ class Plan:
         length = "endless" if rows is None else f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
         lines = [
             f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens, {length}, seed {self.seed}, "
-            f"shuffle {self.shuffle}" + (f" in windows of {self.pool_rows:,} rows" if self.pool else "")
+            f"shuffle {self.shuffle}"
+            + (f" in windows of {self.pool_rows:,} rows" if self.pool else "")
+            + (f" in {self.lanes[0]} lanes" if self.lanes else "")
         ]
         read = None if end is None else self.order.given(self.order.skips.position(end))
         for i, source in enumerate(sources):
@@ -401,8 +413,10 @@ class Plan:
                 share = f"{100 * source.num_rows / max(sum(s.num_rows for s in sources), 1):.1f} %"
             else:
                 asked = weights.get(source.name, 0.0) / sum(weights.values())
+                changes = " at the end" if len(self.schedule) > 1 else ""
                 got = self.order.shares[i] if read is None else read[i] / max(sum(read), 1)
-                share = f"{100 * asked:.1f} % of {self.by} asked, {100 * got:.2f} % of rows"
+                run = "" if read is None else " of the run"
+                share = f"{100 * asked:.1f} % of {self.by} asked{changes}, {100 * got:.2f} % of rows{run}"
             epochs = "" if read is None else f", {read[i] / source.num_rows:.2f} epochs"
             often = f" (over {MANY_EPOCHS})" if read is not None and read[i] > MANY_EPOCHS * source.num_rows else ""
             lines.append(
@@ -416,11 +430,17 @@ class Plan:
 
     def bindings_in_words(self) -> list[str]:
         """Where each cap binds: derived from weights and sizes, so known before the run starts."""
-        return [
-            f"{b.source} has given {b.epochs} epoch{'s' * (b.epochs != 1)} by {self._place_in_words(b.position)}, "
-            + ("the stream ends there" if b.position == self.order.epochs.limit else "the others share its place")
-            for b in self.order.bindings
-        ]
+        end = self._epochs.end_of(1)
+        last = None if end is None else self.order.skips.position(end)
+        return [self._binding_in_words(binding, last) for binding in self.order.bindings]
+
+    def _binding_in_words(self, binding: Any, last: int | None) -> str:
+        epochs = f"{binding.epochs} epoch{'s' * (binding.epochs != 1)}"
+        if last is not None and binding.position > last:
+            return f"{binding.source} would have given {epochs} by position {binding.position:,}, which is not reached"
+        is_end = binding.position == self.order.epochs.limit
+        then = "the stream ends there" if is_end else "the others share its place"
+        return f"{binding.source} has given {epochs} by {self._place_in_words(binding.position)}, {then}"
 
     def _place_in_words(self, position: int) -> str:
         if len(self.runs) != 1:
@@ -463,15 +483,16 @@ def _amendment(spec: Mapping[str, Any]) -> Amendment:
     return Amendment(**given)
 
 
-def _in_words(segments: Segments) -> str:
-    """Weights, the first and the last where there are many."""
+def _in_words(segments: Segments, at: int) -> str:
+    """Weights that were asked for at a position, the first and the last where there are many."""
     said = [
         "natural proportion" if weights is None else "weights " + ", ".join(f"{n}={w:.3g}" for n, w in weights)
         for _, weights in segments
     ]
+    first = f"from position {segments[0][0]:,} on " if segments[0][0] > at else ""
     if len(segments) == 1:
-        return said[0]
-    return f"{said[0]} ... {said[-1]} in {len(said)} segments up to position {segments[-1][0]:,}"
+        return first + said[0]
+    return f"{first}{said[0]} ... {said[-1]} in {len(said)} segments up to position {segments[-1][0]:,}"
 
 
 def _first_difference(what: str, mine: Sequence[Any], theirs: Sequence[Any]) -> str:
@@ -484,7 +505,7 @@ def _first_difference(what: str, mine: Sequence[Any], theirs: Sequence[Any]) -> 
 
 
 def _said(part: Any) -> str:
-    return str(part) if isinstance(part, Amendment) else f"from position {part[0]:,}: {_in_words((part,))}"
+    return str(part) if isinstance(part, Amendment) else f"from position {part[0]:,}: {_in_words((part,), part[0])}"
 
 
 def _run(steps: Sequence[Sequence[int]]) -> Run:

@@ -165,7 +165,7 @@ def test_the_answer_ends_with_what_plan_says(stores, plan, succeeds):
         ("PLAN --at -1 --weights web=1", "at must be at least 0", ""),
         ("PLAN --step -1 --weights web=1", "step -1 does not exist", "a step of 0 or more"),
         ("PLAN --at 80 --step 10 --weights web=1", "not allowed with argument", "--help"),
-        ("PLAN --at 80 --weights wbe=1", "weights name a source 'wbe'", "perhaps 'web'"),
+        ("PLAN --at 80 --weights wbe=1", "weights= names a source 'wbe'", "perhaps 'web'"),
         ("PLAN --at 80 --weights web=-1", "is not NAME=WEIGHT", "--help"),
         ("PLAN --at 80 --weights web=0", "all weights are 0", "a weight for"),
         ("PLAN --at 80 --weights 40:web=1", "weights from position 40", "a first position of 80"),

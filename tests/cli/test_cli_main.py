@@ -92,7 +92,7 @@ def test_help_of_bake_says_that_a_recipe_is_code(succeeds):
         (["info", "no.store"], "no.store"),
         (["trace", "STORE", "dead", "--step", "0"], "no plan dead is kept"),
         (["trace", "STORE", "PLAN", "--step", "-1"], "step -1 does not exist"),
-        (["plan", "STORE", "--chunk-size", "16", "--weights", "web=.7,cod=.3"], "weights name a source 'cod'"),
+        (["plan", "STORE", "--chunk-size", "16", "--weights", "web=.7,cod=.3"], "weights= names a source 'cod'"),
         (["plan", "STORE", "--chunk-size", "16", "--weights", "web"], "'web' is not NAME=WEIGHT"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

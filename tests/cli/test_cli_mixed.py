@@ -114,6 +114,7 @@ def test_a_store_whose_name_has_an_equals_sign_is_a_path(path, own_store, tmp_pa
         (["web=web.store", "code.store", "--chunk-size", "16"], "code.store has no name"),
         (["code.store", "web=web.store", "--chunk-size", "16"], "code.store has no name"),
         (["web.store", "code.store", "math.store"], "web.store has no name"),
+        (["web.store", "code.store", "--chunk-size", "16"], "web.store has no name"),
         (["web=web.store", "web=code.store", "--chunk-size", "16"], "two stores are called 'web'"),
         (["web=web.store", "code=code.store"], "--chunk-size 2048"),
         (["web=no.store", "--chunk-size", "16"], "no.store"),

@@ -92,7 +92,7 @@ def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, sa
 def test_new_sources_cannot_join_lanes(small_store, open_loader):
     loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=600, **SETTINGS)
     before = loader.plan
-    with pytest.raises(ps.SpecError, match="a plan with lanes takes skip, and with weights") as caught:
+    with pytest.raises(ps.SpecError, match="a plan with lanes can only be amended by skip=") as caught:
         loader.amend(max_epochs={"code": 3})
     assert caught.value.where["parameter"] == "max_epochs"
     assert loader.plan == before

@@ -259,7 +259,7 @@ def test_a_state_from_after_an_amendment_began_is_refused_by_the_plan_that_has_i
     before = other.state_dict()
     with pytest.raises(ps.PlanError, match="at position 80, after amendment 1 of this plan began") as caught:
         other.load_state_dict(state)
-    assert "from position 40: weights web=1" in caught.value.where["segment"]
+    assert "from position 40: weights web=1" in caught.value.where["amendment"]
     assert "position 40 or before" in caught.value.remedy
     assert other.state_dict() == before
 
@@ -282,7 +282,7 @@ def test_another_chunk_size_cannot_go_on_and_says_what_was_read(mixed):
         mixed({"web": 1, "code": 1}, num_rows=80, chunk_size=8).load_state_dict(loader.state_dict())
     assert caught.value.where["differs"] == "chunk_size: 8 here, 16 there"
     code = loader.plan.sources[1]
-    assert f"code {100 * 20 * 16 / code.num_tokens:.1f} %" in caught.value.where["seen"]
+    assert f"{100 * 20 * 16 / code.num_tokens:.1f} % of code" in caught.value.where["seen"]
 
 
 def test_another_batch_size_goes_on_at_the_same_row(mixed):

@@ -214,3 +214,52 @@ def test_many_capped_sources_open_at_once(stores):
     assert max(leg.mix.num_slots for leg in loader.plan.order.legs) < 200_000
     assert loader.plan.order.epochs.limit == sum(source.num_rows for source in loader.plan.sources)
     assert len(loader.plan.order.bindings) == 60
+
+
+def test_names_of_entries_with_several_sources_stand_for_them_also_in_amendments(stores, small_store):
+    loader = ps.MixedDataLoader(
+        {"small": small_store, "code": stores["code"]}, {"small": 1, "code": 1}, chunk_size=16, framework="numpy"
+    )
+    loader.amend(weights={"small": 3, "code": 1}, max_epochs={"small": 2})
+    inner = {name: weight for name, weight in loader.plan.weights.items() if name.startswith("small/")}
+    assert sum(inner.values()) == pytest.approx(3)
+    assert loader.plan.caps == dict.fromkeys(inner, 2)
+
+
+def test_one_number_caps_every_source(mixed):
+    assert mixed({"web": 1, "code": 1}, max_epochs=2).plan.caps == {"web": 2, "code": 2}
+
+
+def test_a_cap_that_is_not_reached_is_said_to_be_so(mixed):
+    text = repr(mixed({"web": 1, "code": 1}, max_epochs={"code": 9}, num_rows=80).plan)
+    assert "code would have given 9 epochs by position" in text
+    assert "which is not reached" in text
+
+
+def test_an_amendment_says_from_where_its_weights_hold(mixed):
+    plan = mixed({"web": 1, "code": 1}, num_rows=800).plan.amend(at=100, weights=[(500, {"web": 1})])
+    assert str(plan.amendments[-1]) == "from position 100: from position 500 on weights web=1"
+
+
+def test_a_source_cannot_join_a_run_that_has_no_next_epoch(mixed, stores):
+    loader = mixed(None)
+    with pytest.raises(ps.SpecError, match="this run has only one") as caught:
+        loader.amend(add={"more": stores["code"]})
+    assert caught.value.where["parameter"] == "add"
+
+
+@pytest.mark.parametrize(
+    ("skip", "skipped"),
+    [((5, 8), [5, 6, 7, 8]), ([5, 8], [5, 8]), (range(5, 8), [5, 6, 7]), (np.array([[5, 6], [8, 9]]), [5, 6, 8, 9])],
+)
+def test_what_can_be_skipped(mixed, skip, skipped):
+    plan = mixed({"web": 1, "code": 1}, num_rows=80).plan.amend(at=0, skip=skip)
+    assert [p for p in range(80) if p in plan.order.skips] == skipped
+
+
+def test_more_ranks_than_lanes_share_them(stores):
+    settings = {"shuffle": "pool", "pool_rows": 32, "lanes": 2, "batch_size": 16, "chunk_size": 16}
+    plan = ps.MixedDataLoader(stores, {"web": 1, "code": 1}, framework="numpy", **settings).plan
+    lanes = [[view.lane for view in plan.order.views(rank, 8)] for rank in range(8)]
+    assert lanes == [[0]] * 4 + [[1]] * 4
+    assert [[view.lane for view in plan.order.views(rank, 3)] for rank in range(3)] == [[0], [0, 1], [1]]

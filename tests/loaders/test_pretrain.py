@@ -165,7 +165,7 @@ def test_a_weight_of_0_leaves_a_source_out(small_store, open_loader):
 
 
 def test_a_weight_for_an_unknown_source_is_refused_with_the_nearest_name(small_store, open_loader):
-    with pytest.raises(SpecError, match="weights name a source 'note'") as caught:
+    with pytest.raises(SpecError, match="weights= names a source 'note'") as caught:
         open_loader(small_store, weights={"web": 0.5, "note": 0.5})
     assert "notes" in caught.value.remedy
 

@@ -96,7 +96,7 @@ def test_a_source_without_weight_is_never_drawn():
 
 
 def test_a_weight_for_a_source_that_is_not_there_is_refused_with_the_nearest_name():
-    with pytest.raises(SpecError, match="weights name a source 'wep'") as caught:
+    with pytest.raises(SpecError, match="weights= names a source 'wep'") as caught:
         Order({"web": 5, "code": 5}, seed=0, weights={"wep": 1.0})
     assert "'web'" in caught.value.remedy
 

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan,
         at=at,
         weights=schedule_of(arguments.weights, arguments.ramp, at=at or 0, before=_weights_at(plan, at or 0)),
-        add=members,
+        opened=members,
         skip=arguments.skip,
         max_epochs=arguments.max_epochs,
         num_rows=arguments.num_rows,

@@ -95,7 +95,9 @@ def _named(target: list[str]) -> dict[str, str] | None:
     """NAME=STORE ... as a mapping; None for STORE [PLAN]."""
     named = [named_store(text) for text in target]
     if named[0] is None:
-        if len(target) > 2 or any(pair is not None for pair in named):
+        from penstock.store.layout import is_store
+
+        if len(target) > 2 or any(pair is not None for pair in named) or any(is_store(Path(t)) for t in target[1:]):
             raise SpecError(
                 f"{target[0]} has no name, and a mixture of stores needs one for each",
                 parameter="STORE",

@@ -22,7 +22,7 @@ from penstock.loaders.planning import (
     segments_of,
     source_of,
 )
-from penstock.loaders.sources import flatten
+from penstock.loaders.sources import caps_of_entries, flatten, hand_down, parts_of
 from penstock.order.schedule import NEVER
 from penstock.plan import Amendment, Plan, PlanSource
 from penstock.spec import at_least, whole_number
@@ -39,27 +39,29 @@ def amend_plan(
     *,
     at: int | None = None,
     weights: Any = None,
-    add: Mapping[str, Any] | Sequence[Member] | None = None,
+    add: Mapping[str, Any] | None = None,
     skip: Any = None,
-    max_epochs: Mapping[str, int] | None = None,
+    max_epochs: Any = None,
     num_rows: int | None = None,
     num_tokens: int | None = None,
+    opened: list[Member] | None = None,
 ) -> Plan:
-    """The plan with one amendment more. As `Plan.amend`; `add` may be opened already."""
+    """The plan with one amendment more. As `Plan.amend`; `opened` is what `add` names, where that is done already."""
     skips = _spans(skip)
     at = _position(plan, at, skips)
-    if all(not asked for asked in (weights, add, skips, max_epochs)) and num_rows is None and num_tokens is None:
+    if weights is None and num_rows is None and num_tokens is None and not (add or opened or skips or max_epochs):
         raise SpecError(
             "an amendment that changes nothing", parameter="weights", remedy="weights=, add=, skip=, or another change"
         )
-    members = members_to_add(add, plan) if add is None or isinstance(add, Mapping) else list(add)
+    members = members_to_add(add, plan) if opened is None else opened
     _check_skips(plan, at, skips)
     _check_lanes(plan, add=members, max_epochs=max_epochs, weights=weights if plan.weights is None else None)
     added = tuple(_added(plan, member) for member in members)
     names = list(dict.fromkeys([*(s.name for s in plan.all_sources), *(s.name for s in added)]))
     is_mixture = plan.weights is not None or weights is not None
-    segments = () if weights is None else segments_of(weights, names, at=at)
-    caps = _check_caps(plan, at, max_epochs or {}, names, is_mixture)
+    segments = () if weights is None else segments_of(hand_down(weights, parts_of(plan, added)), names, at=at)
+    asked_caps = {} if max_epochs is None else caps_of_entries(max_epochs, names)
+    caps = _check_caps(plan, at, asked_caps, names, is_mixture)
     _check_that_new_sources_have_weights(plan, added, segments)
     amendment = Amendment(at=at, parent=plan.fingerprint, weights=segments, add=added, skip=skips, max_epochs=caps)
     amended = replace(plan, amendments=(*plan.amendments, amendment))
@@ -70,7 +72,9 @@ def amend_plan(
     return replace(plan, amendments=(*plan.amendments, replace(amendment, num_rows=ends_at)))
 
 
-def amend_flow(plan: Plan, flow: Flow, cursor: int, *, at: int | None, add: Any, **asked: Any) -> tuple[Plan, Flow]:
+def amend_flow(
+    plan: Plan, flow: Flow, cursor: int, epochs: int | None, *, at: int | None, add: Any, **asked: Any
+) -> tuple[Plan, Flow]:
     """A plan and the rows that it means, amended from a loader's cursor on, or from a later position."""
     at = cursor if at is None else whole_number(at=at)
     if at < cursor:
@@ -83,7 +87,13 @@ def amend_flow(plan: Plan, flow: Flow, cursor: int, *, at: int | None, add: Any,
     if len(streams) < len(flow.rows):
         raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
     members = members_to_add(add, plan, next(iter(streams.values())).store)
-    amended = amend_plan(plan, at=at, add=members, **asked)
+    if members and plan.weights is None and not asked.get("weights") and epochs == 1:
+        raise SpecError(
+            "without weights a source joins when the next epoch begins, and this run has only one",
+            parameter="add",
+            remedy="epochs=2 or more when opening the loader, or weights= too",
+        )
+    amended = amend_plan(plan, at=at, add=add, opened=members, **asked)
     streams.update((member.name, member.stream) for member in members)
     return amended, open_flow(streams, amended, flow.fields)
 
@@ -92,6 +102,10 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
     """What `add` names, opened. `store` is one of the plan's: all must have its tokenizer."""
     if not add:
         return []
+    if not isinstance(add, Mapping):
+        raise SpecError(
+            f"add= is a {type(add).__name__}, not sources by name", parameter="add", remedy="add={'math': 'math.store'}"
+        )
     known = {source.name: source.row_tokens or plan.row_tokens for source in plan.all_sources}
     members: list[Member] = []
     for name, source in add.items():
@@ -126,7 +140,7 @@ def _check_lanes(plan: Plan, **refused: Any) -> None:
     for name, asked in refused.items():
         if plan.lanes is not None and asked:
             raise SpecError(
-                "a plan with lanes takes skip, and with weights other weights and another end; no more than that",
+                "a plan with lanes can only be amended by skip=, and if it has weights by weights= or another end",
                 parameter=name,
                 remedy="a new plan without lanes=",
             )
@@ -165,10 +179,10 @@ def _spans(skip: Any) -> tuple[tuple[int, int], ...]:
     """(first, last) of what is to be skipped: one position, a pair, or a list of these."""
     if skip is None:
         return ()
-    parts = skip if isinstance(skip, list | set | np.ndarray) else [skip]
+    parts = list(skip) if isinstance(skip, list | set | range | np.ndarray) else [skip]
     spans = []
     for part in parts:
-        pair = part if isinstance(part, tuple | list) else (part, part)
+        pair = part if isinstance(part, tuple | list | np.ndarray) else (part, part)
         if len(pair) != 2:
             raise SpecError(f"skip={part!r} is not (first, last)", parameter="skip", remedy="skip=(first, last)")
         first, last = (whole_number(skip=number) for number in pair)

@@ -296,13 +296,11 @@ class DataLoader:
             raise PlanError(
                 "this is not a loader's state", got=_shortened(state), remedy="what state_dict() returned"
             ) from None
+        step = None
         if plan != self._plan.fingerprint:
             refuse_state(self._plan, plan, position, self._known_plan, self._of_another_plan)
-        if plan != self._plan.fingerprint:
             older = replace(self._plan, amendments=self._plan.amendments[: self._plan.lineage.index(plan)])
             step = step_of_position(steps, position, **older.epoch_spec)
-        else:
-            step = None
         if steps[-1][2] != self.batch_size:
             steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
         self._go_to(position, steps)
@@ -349,6 +347,10 @@ class DataLoader:
     ) -> Plan:
         """Change the plan from the cursor on (or from a later position `at`), and go on with it. Returns the new plan.
 
+        `weights` as when opening, from `at` on. `add` has sources that join or have grown, by name. `skip` is (first,
+        last), a position, or a list of these. `max_epochs` sets caps anew, `num_rows` or `num_tokens` where the stream
+        ends, counted from its beginning. docs/mixing.md has a table.
+
         Nothing before changes, every source goes on where it is, and states that were saved before still load. An
         iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
         """
@@ -357,7 +359,7 @@ class DataLoader:
         asked = {"weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
         asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
         step = self.step
-        self._plan, self._flow = amend_flow(self._plan, self._flow, self._position, at=at, **asked)
+        self._plan, self._flow = amend_flow(self._plan, self._flow, self._position, self.epochs, at=at, **asked)
         self._close_stream()
         self._count_on(step)
         self._keep_plan()
@@ -421,9 +423,9 @@ class DataLoader:
         epochs = "" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}, "
         return EndOfRun(
             f"the run is over: {epochs}{self._position:,} rows",
-            remedy=f"epochs={self.epochs + 1} for more, epochs=None for no end, or reset() to start again"
-            if self.epochs is not None
-            else "reset() to start again, or amend() with what gives the stream more rows",
+            remedy="reset() to start again; its sources have given what they may: amend(max_epochs=...) allows more"
+            if self.epochs is None or self._epochs.limit is not None
+            else f"epochs={self.epochs + 1} for more, epochs=None for no end, or reset() to start again",
         )
 
     def _cut(self, rows: int) -> Cut:

@@ -22,7 +22,7 @@ from penstock.loaders.planning import (
     shuffle_of,
 )
 from penstock.loaders.read_ahead import start_read_ahead
-from penstock.loaders.sources import Parts, flatten
+from penstock.loaders.sources import Parts, caps_of_entries, flatten, hand_down
 from penstock.plan import Plan, Segments
 from penstock.plans import find_plan, streams_for_plan
 from penstock.spec import at_least, one_of
@@ -43,10 +43,10 @@ class MixedDataLoader(DataLoader):
     Of a loader only its rows are used: not its cursor, order or seed. A mixture inside is flattened: its sources are
     called outer/inner, and share their entry's weight. `by` says what weights are shares of: "rows" or "tokens".
 
-    Where a source has given its epochs (`max_epochs`, without a number no end), `exhausted` decides: "repeat" lets
-    sources without a cap start over, shuffled anew, and capped ones leave; "renormalise" lets every source leave after
-    its epochs (one, without a number), and the others share its place; "stop" ends the stream where the first has
-    given them. `num_rows`, `num_tokens` or `stop` ("first_exhausted", "all_exhausted") end it anywhere else.
+    `max_epochs` caps how often a source is read: by name, or one number for all. `exhausted` says what happens when a
+    source has given its rows. "repeat": without a cap it starts over, shuffled anew; at its cap it leaves, and the
+    others share its place. "renormalise": it leaves at its cap, or after one epoch. "stop": the stream ends there.
+    `num_rows`, `num_tokens` or `stop` ("first_exhausted", "all_exhausted") end it anywhere else.
 
     Without weights, temperature or caps an epoch is every row of every source once, in natural proportion.
     """
@@ -98,12 +98,12 @@ class MixedDataLoader(DataLoader):
                 weights=(None if weights is None else segments_of(weights, names), None, made.schedule),
                 chunk_size=(chunk_size, None, made.row_tokens),
                 by=(by, "rows", made.by),
-                temperature=(temperature, None, None),
-                max_epochs=(None if max_epochs is None else dict(max_epochs), None, dict(made.max_epochs)),
+                temperature=(temperature, None, "no record of what it was made from"),
+                max_epochs=(None if max_epochs is None else caps_of_entries(max_epochs, names), None, made.caps),
                 exhausted=(exhausted, "repeat", made.exhausted),
-                num_rows=(num_rows, None, made.num_rows),
-                num_tokens=(num_tokens, None, None),
-                stop=(stop, None, None),
+                num_rows=(num_rows, None, made.end_rows),
+                num_tokens=(num_tokens, None, "no record of what it was made from"),
+                stop=(stop, None, "no record of what it was made from"),
                 pad=(pad, None, made.pad),
                 seed=(seed, 0, made.seed),
                 shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
@@ -175,7 +175,7 @@ def plan_mixture(
         split=split,
         segments=_segments(members, parts, weights, temperature, by),
         by=by,
-        max_epochs=_caps_of_parts(max_epochs, parts),
+        max_epochs=None if max_epochs is None else caps_of_entries(max_epochs, list(parts)),
         **settings,
     )
     return plan, {member.name: member.stream for member in members}
@@ -199,45 +199,20 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
         sizes = {m.name: float(m.stream.num_tokens) for m in members}
         if by == "rows":
             sizes = {m.name: sizes[m.name] // m.row_tokens for m in members}
-        return segments_of(_flattened(sizes, temperature), names)
-    if isinstance(weights, Mapping):
-        weights = [(0, weights)]
-    try:
-        handed = [(at, _handed_down(dict(mapping), parts)) for at, mapping in weights]
-    except (TypeError, ValueError):
-        return segments_of(weights, names)  # not weights at all, which is said there
-    return segments_of([(at, _flattened(mapping, temperature)) for at, mapping in handed], names)
+        return segments_of(_tempered(sizes, temperature), names)
+    handed = hand_down(weights, parts)
+    if temperature is not None and isinstance(handed, Mapping):
+        handed = _tempered(handed, temperature)
+    elif temperature is not None:
+        handed = [(at, _tempered(mapping, temperature)) for at, mapping in handed]
+    return segments_of(handed, names)
 
 
-def _handed_down(weights: dict[str, Any], parts: Parts) -> dict[str, Any]:
-    handed: dict[str, Any] = {}
-    for name, weight in weights.items():
-        inner = {n: share for n, share in parts.items() if n.startswith(f"{name}/")} if name not in parts else {}
-        if inner and is_weight(weight):
-            handed.update((n, weight * (share or 0.0)) for n, share in inner.items())
-        else:
-            handed[name] = weight
-    return handed
-
-
-def _flattened(weights: dict[str, Any], temperature: Any) -> dict[str, Any]:
+def _tempered(weights: Mapping[str, Any], temperature: Any) -> dict[str, Any]:
     """Weights to the power 1 / temperature: above 1 they come nearer to each other."""
-    if temperature is None:
-        return weights
     if not is_weight(temperature) or not temperature:
         raise SpecError(
             f"temperature is {temperature!r}", parameter="temperature", remedy="a number above 0; 1 changes nothing"
         )
     total = sum(w for w in weights.values() if is_weight(w)) or 1.0
     return {n: (w / total) ** (1 / temperature) if is_weight(w) and w else w for n, w in weights.items()}
-
-
-def _caps_of_parts(max_epochs: Mapping[str, int] | None, parts: Parts) -> dict[str, int] | None:
-    """Caps of entries as caps of their single sources."""
-    if not max_epochs:
-        return None
-    caps: dict[str, int] = {}
-    for name, epochs in max_epochs.items():
-        inner = [n for n in parts if n.startswith(f"{name}/")] if name not in parts else [name]
-        caps.update(dict.fromkeys(inner or [name], epochs))
-    return caps

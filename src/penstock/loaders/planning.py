@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -38,10 +37,8 @@ __all__ = [
     "source_of",
 ]
 
-log = logging.getLogger("penstock")
-
 _POOL_BYTES = 1 << 30
-"""Tokens of the windows of all sources together, where shuffle="pool" is not given pool_rows."""
+"""Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
 _RAMP_SEGMENTS = 64
 DEFAULT_BATCH = 8
 """Rows of a batch, over all ranks together, where nothing is said."""
@@ -82,7 +79,9 @@ def plan_members(
     if lanes is not None and (shuffle != "pool" or caps or exhausted != "repeat"):
         what = f"shuffle={shuffle!r}" if shuffle != "pool" else "capped sources"
         raise SpecError(
-            f"lanes= is for shuffle='pool' without caps; this has {what}", parameter="lanes", remedy="leave out lanes="
+            f"lanes= is for shuffle='pool' without caps; this has {what}",
+            parameter="lanes",
+            remedy="shuffle='pool'" if shuffle != "pool" else "leave out lanes=, or the caps",
         )
     row_tokens = _row_tokens(members, pad)
     rows = [WindowRows(m.stream, m.row_tokens, seed=seed, recut=recut, name=m.name) for m in members]
@@ -208,7 +207,9 @@ def segments_of(weights: Any, names: Sequence[str], *, at: int = 0) -> Segments:
             raise SpecError(
                 f"weights from position {position} come after those from position {found[-1][0] if found else at}",
                 parameter="weights",
-                remedy="positions that rise" if found else f"a first position of {at} or more",
+                remedy="positions that rise; a ramp from there on needs no entry before it"
+                if found
+                else f"a first position of {at} or more",
             )
         _check_weights(mapping, names)
         found.append((position, tuple((name, float(mapping[name])) for name in names if mapping.get(name, 0.0))))
@@ -222,16 +223,8 @@ def segments_of(weights: Any, names: Sequence[str], *, at: int = 0) -> Segments:
 
 
 def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
+    _refuse_unknown_sources(names, weights=weights)
     for name, weight in weights.items():
-        if name not in names:
-            near = suggest(str(name), names)
-            raise SpecError(
-                f"weights name a source {name!r} that is not there",
-                parameter="weights",
-                source=name,
-                sources=", ".join(names),
-                remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
-            )
         if not is_weight(weight):
             raise SpecError(
                 f"the weight of {name!r} is {weight!r}",
@@ -243,6 +236,20 @@ def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
         raise SpecError(
             "all weights are 0", parameter="weights", remedy=f"a weight for one of {', '.join(map(repr, names))}"
         )
+
+
+def _refuse_unknown_sources(names: Sequence[str], **given: Mapping[str, Any]) -> None:
+    ((parameter, mapping),) = given.items()
+    for name in mapping:
+        if name not in names:
+            near = suggest(str(name), names)
+            raise SpecError(
+                f"{parameter}= names a source {name!r} that is not there",
+                parameter=parameter,
+                source=name,
+                sources=", ".join(names),
+                remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
+            )
 
 
 def is_weight(weight: Any) -> bool:
@@ -309,16 +316,7 @@ def _caps(
 
 def check_caps(max_epochs: Mapping[str, int], names: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """Caps in the order of the names."""
-    for name in max_epochs:
-        if name not in names:
-            near = suggest(str(name), names)
-            raise SpecError(
-                f"max_epochs names a source {name!r} that is not there",
-                parameter="max_epochs",
-                source=name,
-                sources=", ".join(names),
-                remedy=f"perhaps {near!r}" if near else f"one of {', '.join(map(repr, names))}",
-            )
+    _refuse_unknown_sources(names, max_epochs=max_epochs)
     return tuple((name, at_least(1, max_epochs=max_epochs[name])) for name in names if name in max_epochs)
 
 
@@ -370,7 +368,7 @@ def lanes_of(lanes: int | None, batch_size: int | None) -> tuple[int, int] | Non
         raise SpecError(
             f"batch_size={rows} does not divide by lanes={lanes}",
             parameter="lanes",
-            remedy="as many lanes as there will ever be ranks, and a batch_size that is a multiple of them",
+            remedy="as many lanes as there will be machines (or ranks), and a batch_size that is a multiple",
         )
     return lanes, rows // lanes
 

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -208,7 +208,7 @@ class _Blocks:
     def __init__(self, loader: DataLoader, *, once: bool, reads: bool = True) -> None:
         rows = loader._flow.windows
         self.order, self.once, self.reads = loader._flow.order, once, reads
-        self.views = self.order.views(loader.rank, loader.world_size)
+        self.views = self._views_of(loader)
         """Lanes of this rank, or the one order of all."""
         self.row_bytes = [_row_bytes(r) for r in rows]
         self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
@@ -219,12 +219,17 @@ class _Blocks:
         self.held_bytes = 0
         self.budget, self.measured = 0, float("-inf")
 
+    def _views_of(self, loader: DataLoader) -> Sequence[Order | LaneView]:
+        """What this rank reads: other shares than contiguous ones have rows of every lane."""
+        is_contiguous = isinstance(loader._share(loader.batch_size), range) and loader._sharding.name == "contiguous"
+        return self.order.views(*((loader.rank, loader.world_size) if is_contiguous else (0, 1)))
+
     def next(self, loader: DataLoader) -> _Work | None:
         """What to do next; None when nothing will ever be to do again."""
         position, end = loader._position, loader._end
         if self.order is not loader._flow.order:  # amended
             self.order = loader._flow.order
-            self.views, self.sources = self.order.views(loader.rank, loader.world_size), []
+            self.views, self.sources = self._views_of(loader), []
             rows = loader._flow.windows
             self.row_bytes = [_row_bytes(r) for r in rows]
             self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]

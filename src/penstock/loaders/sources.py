@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import Member, refuse_other_tokenizer
-from penstock.plan import Plan
+from penstock.loaders.planning import Member, is_weight, refuse_other_tokenizer
+from penstock.plan import Plan, PlanSource
+from penstock.spec import at_least
 from penstock.store.reader import Store
 from penstock.store.stream import TokenStream
 
-__all__ = ["flatten"]
+__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of"]
+
+log = logging.getLogger("penstock")
 
 Parts = dict[str, float | None]
 """The share that each source has in the one it came from; None where it is that one."""
@@ -33,11 +37,9 @@ def flatten(
         return members, dict.fromkeys(m.name for m in members)
     if not sources:
         raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
+    asked = chunk_size
     if chunk_size is None:  # stores beside loaders have rows as long as theirs
         chunk_size = next((s.plan.row_tokens for s in sources.values() if isinstance(s, DataLoader)), None)
-        asked = None
-    else:
-        asked = chunk_size
     found: list[Member] = []
     parts: Parts = {}
     for name, source in sources.items():
@@ -55,6 +57,51 @@ def flatten(
     return found, parts
 
 
+def hand_down(weights: Any, parts: Parts) -> Any:
+    """Weights in which entries with several sources stand for them: each of these has its share of the weight.
+
+    >>> hand_down({"web": 1.0, "code": 2.0}, {"web": None, "code/py": 0.75, "code/js": 0.25})
+    {'web': 1.0, 'code/py': 1.5, 'code/js': 0.5}
+    """
+    if not isinstance(weights, Mapping):
+        try:
+            return [(at, hand_down(dict(mapping), parts)) for at, mapping in weights]
+        except (TypeError, ValueError):
+            return weights  # not weights at all, which `segments_of` says
+    handed: dict[str, Any] = {}
+    for name, weight in weights.items():
+        inner = {n: share or 0.0 for n, share in parts.items() if n.startswith(f"{name}/") and name not in parts}
+        if inner and is_weight(weight):
+            handed.update((n, weight * share) for n, share in inner.items())
+        else:
+            handed[name] = weight
+    return handed
+
+
+def parts_of(plan: Plan, added: Sequence[PlanSource] = ()) -> Parts:
+    """The share that each source of a plan has in its entry: as its weights are now, else by its rows."""
+    sources, weights = (*plan.all_sources, *added), plan.weights or {}
+    parts: Parts = {}
+    for source in sources:
+        entry, slash, _ = source.name.partition("/")
+        mine = [s for s in sources if s.name.startswith(f"{entry}/")]
+        weighted = {s.name: weights.get(s.name, 0.0) for s in mine}
+        sizes = weighted if any(weighted.values()) else {s.name: float(s.num_rows) for s in mine}
+        parts[source.name] = sizes[source.name] / sum(sizes.values()) if slash else None
+    return parts
+
+
+def caps_of_entries(max_epochs: Any, names: Sequence[str]) -> dict[str, int]:
+    """Caps by single source: an entry with several stands for them, and one number for all."""
+    if not isinstance(max_epochs, Mapping):
+        return dict.fromkeys(names, at_least(1, max_epochs=max_epochs))
+    caps: dict[str, int] = {}
+    for name, epochs in max_epochs.items():
+        inner = [n for n in names if n.startswith(f"{name}/")] if name not in names else [name]
+        caps.update(dict.fromkeys(inner or [name], epochs))
+    return caps
+
+
 def _of(
     name: str | None, source: Any, chunk_size: int | None, split: str, has_weights: bool
 ) -> tuple[list[Member], Parts]:
@@ -65,13 +112,18 @@ def _of(
             f"a {type(source).__name__} cannot be a source of a mixture",
             parameter="sources",
             source=name,
-            remedy="a store, its path, or a loader over one",
+            remedy="sources={'web': 'web.store', ...}: stores, paths, or loaders over them, by name",
         )
     if chunk_size is None:
         raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
     store = source if isinstance(source, Store) else Store(source)
     streams = [store.stream(stream, split) for stream in store.names]
     long_enough = [s for s in streams if s.num_tokens > chunk_size] or streams[:1]
+    for short in [s for s in streams if s not in long_enough]:
+        log.warning(
+            "source %r (%s) is left out: its %d tokens are too few for one row of %d",
+            *(short.name, split, short.num_tokens, chunk_size),
+        )
     return _named(name, [Member(s.name, s, chunk_size) for s in long_enough], None)
 
 

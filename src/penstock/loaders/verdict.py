@@ -37,7 +37,7 @@ def _refuse_state_after_an_amendment(mine: Plan, fingerprint: str, position: int
         if amendment.at < position:
             raise PlanError(
                 f"this state is at position {position:,}, after amendment {number} of this plan began",
-                segment=str(amendment),
+                amendment=str(amendment),
                 remedy=f"a state from position {amendment.at:,} or before, or the plan that it was saved with: "
                 f"plan={fingerprint!r}",
             )
@@ -46,7 +46,7 @@ def _refuse_state_after_an_amendment(mine: Plan, fingerprint: str, position: int
 def _share_seen(plan: Plan, position: int) -> str:
     """How much of each source was read before a position, in words."""
     seen = [
-        f"{source.name} {100 * count * (source.row_tokens or plan.row_tokens) / source.num_tokens:.1f} %"
+        f"{100 * count * (source.row_tokens or plan.row_tokens) / source.num_tokens:.1f} % of {source.name}"
         for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
     ]
-    return f"rows of another length cannot go on there; of its tokens that run had read {', '.join(seen)}"
+    return f"a state cannot be used with another chunk_size; that run had read {', '.join(seen)}"

@@ -9,7 +9,7 @@ belongs does not depend on ranks: ranks that divide the lanes read whole lanes, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -212,7 +212,7 @@ class LanedOrder:
         here = self._before(lane + 1, within) - self._before(lane, within)
         return epoch * int(self._lane_epochs[lane]) + here
 
-    @property
+    @cached_property
     def _lane_epochs(self) -> NDArray[np.int64]:
         """Rows of an epoch that each lane has, where an epoch is every row once."""
         assert self._epoch_rows is not None
@@ -287,11 +287,9 @@ class LanedOrder:
         return min(ends) if first else max(ends)
 
     def views(self, rank: int, world_size: int) -> list[LaneView]:
-        """The lanes of a rank: its own, where ranks divide them; else all."""
-        if self.num_lanes % world_size:
-            return [LaneView(self, lane) for lane in range(self.num_lanes)]
-        per_rank = self.num_lanes // world_size
-        return [LaneView(self, lane) for lane in range(rank * per_rank, (rank + 1) * per_rank)]
+        """The lanes that a rank's contiguous share of a batch lies in: more than its own, where they do not divide."""
+        first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
+        return [LaneView(self, lane) for lane in range(first, last)]
 
 
 class LaneView:

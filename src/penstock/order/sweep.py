@@ -305,7 +305,7 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
     for name in weights:
         if name not in names:
             raise SpecError(
-                f"weights name a source {name!r} that is not there",
+                f"weights= names a source {name!r} that is not there",
                 source=name,
                 sources=", ".join(names),
                 remedy=f"{suggest(name, names) or names[0]!r}",
