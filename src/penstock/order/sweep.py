@@ -81,6 +81,14 @@ class Leg(NamedTuple):
         later = (0,) * (num_sources - len(self.before))
         return self._replace(before=self.before + later, base=self.base + later)
 
+    def after_row(self, source: int, ordinal: int) -> int:
+        """The position after a row of a source, counted through its epochs; beyond the leg if it comes later."""
+        assert isinstance(self.mix, Pattern)
+        if not self.mix.counts_per_cycle[source]:  # only the beginning of the pattern was drawn
+            return self.start - self.phase + self.mix.num_slots
+        slot = int(self.mix.position(source, np.array([ordinal - self.base[source]]))[0])
+        return self.start - self.phase + slot + 1
+
     def counts(self, position: int) -> list[int]:
         """Rows that each source gave before a position of this leg."""
         if isinstance(self.mix, Pattern):
@@ -190,62 +198,59 @@ class _Run:
             assert isinstance(leg.mix, Natural)
             boundary = leg.start + -(-(mark - leg.start) // leg.mix.num_rows) * leg.mix.num_rows
             if following is not None and boundary >= following:
-                return
-        before = self._counts(boundary)
-        self._admit(before)
-        before += [0] * (len(self.names) - len(before))
+                return  # still to be done, at the next mark
+        before = self._admit_at(boundary)
         mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
         self.legs.append(Leg.begin(boundary, before, mix, None))
         self.eras.append((boundary, mix.num_rows))
         self.is_changed = False
 
     def _go_by_weights(self, mark: int, following: int | None, weights: Mapping[str, float]) -> None:
-        before = self._counts(mark)
-        self._admit(before)
-        before += [0] * (len(self.names) - len(before))
+        position, before = mark, self._admit_at(mark)
         if not self.eras:
             self.eras.append((0, self.num_rows))
         elif self.legs[-1].weights is None:
-            start = self._epoch_start(mark)
-            self._begin_era(start, self.num_rows)
+            self._begin_era(self._epoch_start(mark), self.num_rows)
         self.is_changed = False
         check_weights(weights, self.names)
         asked = [weights.get(name, 0.0) for name in self.names]
         integer_shares(asked, self.names)  # refuses what no mixture can have, also of a source that has left
-        position = mark
+        ends = [self._rows_allowed(i) for i in range(len(self.names))]
         while True:
-            ends = [self._rows_allowed(i) for i in range(len(self.names))]
-            for i, end in enumerate(ends):
-                if asked[i] and end is not None and before[i] >= end:
-                    self._bind(position, i)
             active = [w if e is None or b < e else 0.0 for w, e, b in zip(asked, ends, before, strict=True)]
+            self._bind(position, [i for i, weight in enumerate(asked) if weight and not active[i]])
             if not any(active) or (self.exhausted == "stop" and active != asked):
                 self.limit = position
                 return
-            counts = tuple(integer_shares(active, self.names)[1])
-            self._refuse_empty(counts)
-            left = {i: end - before[i] for i, end in enumerate(ends) if end is not None and active[i]}
-            phase = position % _PHASES
-            # No slot is drawn that will not be looked at: a row comes when it is due, at the latest.
-            stops = [following - position] if following is not None else []
-            stops += [(rows + 1) * sum(counts) // counts[i] + 1 for i, rows in left.items()]
-            mix = build_pattern(counts, phase + min(stops) if stops else None)
-            leg = Leg.begin(position, before, mix, active, phase)
-            self.legs.append(leg)
-            last_rows = [
-                position - phase + 1 + int(mix.position(i, np.array([ends_at - leg.base[i] - 1]))[0])
-                for i, ends_at in ((i, before[i] + rows) for i, rows in left.items())
-                if mix.counts_per_cycle[i]
-            ]
-            if not last_rows or (following is not None and min(last_rows) >= following):
+            last_rows = {i: end for i, end in enumerate(ends) if end is not None and active[i]}
+            leg = self._begin_leg(position, before, active, last_rows, following)
+            leaves_at = min((leg.after_row(i, end - 1) for i, end in last_rows.items()), default=None)
+            if leaves_at is None or (following is not None and leaves_at >= following):
                 return
-            position = min(last_rows)
-            before = self.legs[-1].counts(position)
+            position, before = leaves_at, leg.counts(leaves_at)
 
-    def _bind(self, position: int, source: int) -> None:
-        if not any(b.source == self.names[source] for b in self.bindings):
-            epochs = self.caps.get(self.names[source], 1)
-            self.bindings.append(Binding(position, self.names[source], epochs))
+    def _begin_leg(
+        self, position: int, before: list[int], active: list[float], ends: Mapping[int, int], following: int | None
+    ) -> Leg:
+        """A leg with these weights. No slot of its pattern is drawn that will not be looked at.
+
+        A leg ends at the next mark, or where the first source has given its last row: when that is due, at the latest.
+        """
+        counts = tuple(integer_shares(active, self.names)[1])
+        self._refuse_empty(counts)
+        phase = position % _PHASES
+        lengths = [following - position] if following is not None else []
+        lengths += [(end - before[i] + 1) * sum(counts) // counts[i] + 1 for i, end in ends.items()]
+        mix = build_pattern(counts, phase + min(lengths) if lengths else None)
+        self.legs.append(Leg.begin(position, before, mix, active, phase))
+        return self.legs[-1]
+
+    def _bind(self, position: int, sources: list[int]) -> None:
+        """Note which sources have given what they may."""
+        known = {binding.source for binding in self.bindings}
+        for name in (self.names[source] for source in sources):
+            if name not in known:
+                self.bindings.append(Binding(position, name, self.caps.get(name, 1)))
 
     def _rows_allowed(self, source: int) -> int | None:
         """Rows that a source may give in all, counted through its epochs; None: it starts over for ever."""
@@ -261,8 +266,12 @@ class _Run:
         counts = next(leg for leg in reversed(self.legs) if leg.start <= position).counts(position)
         return counts + [0] * (len(self.names) - len(counts))
 
-    def _admit(self, given: list[int]) -> None:
-        """Let new sources join, and let those that grew have their new rows after the epoch that they are in."""
+    def _admit_at(self, position: int) -> list[int]:
+        """Let new sources join, and let those that grew have their new rows after the epoch that they are in.
+
+        Returns the rows that each source has given by then.
+        """
+        given = self._counts(position)
         for name, num_rows in self.joining.items():
             if name not in self.names:
                 self.names.append(name)
@@ -275,6 +284,7 @@ class _Run:
                 grown = Size(last.first_row + epochs * last.num_rows, last.first_epoch + epochs, num_rows)
                 self.sizes[source] = [*(self.sizes[source] if epochs else self.sizes[source][:-1]), grown]
         self.joining = {}
+        return given + [0] * (len(self.names) - len(given))
 
     def _refuse_empty(self, counts: tuple[int, ...]) -> None:
         for name, sizes, count in zip(self.names, self.sizes, counts, strict=True):
