@@ -5,6 +5,7 @@ Until then they are NumPy arrays over memory that will be used again: a framewor
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +21,7 @@ __all__ = ["ConvertedBlocks"]
 _MOST_MASKS = 64
 
 
-class ConvertedBlocks(NumpyBlocks):
+class ConvertedBlocks(NumpyBlocks, ABC):
     """Blocks stay NumPy arrays; what a batch takes of them is copied into a framework's arrays."""
 
     def __init__(self) -> None:
@@ -41,13 +42,13 @@ class ConvertedBlocks(NumpyBlocks):
             for batch, position in batches:
                 yield self._converted(batch), position
 
+    @abstractmethod
     def copies(self, arrays: list[NDArray[Any]]) -> list[Any]:
         """The framework's arrays with the content of these, and none of their memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ones(self, mask: NDArray[Any]) -> Any:
         """The framework's array for a constant mask. Its memory may be shared by batches, if no batch can change it."""
-        raise NotImplementedError
 
     def _converted(self, batch: TrainingBatch) -> TrainingBatch:
         fields = {name: value for name, value in vars(batch).items() if not name.startswith("_")}

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.assemble.batch import Fields
-from penstock.deliver.ranks import find_ranks
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
+from penstock.loaders.door import StoreDataLoader
 from penstock.loaders.planning import (
-    DEFAULT_BATCH,
     Member,
     is_weight,
     lanes_of,
-    open_flow,
     plan_members,
     refuse_other_settings,
     rounded_pool,
     segments_of,
     shuffle_of,
 )
-from penstock.loaders.read_ahead import start_read_ahead
 from penstock.loaders.sources import Parts, caps_of_entries, flatten, hand_down
 from penstock.plan import Plan, Segments
 from penstock.plans import find_plan, streams_for_plan
@@ -31,7 +27,7 @@ from penstock.store.stream import TokenStream
 __all__ = ["MixedDataLoader", "plan_mixture"]
 
 
-class MixedDataLoader(DataLoader):
+class MixedDataLoader(StoreDataLoader):
     """Rows of several stores (or loaders over stores) by weight.
 
     MixedDataLoader({"web": "web.store", "code": "code.store"}, {"web": 0.7, "code": 0.3}, chunk_size=2048)
@@ -113,8 +109,6 @@ class MixedDataLoader(DataLoader):
                 epoch_end=(epoch_end, None, made.epoch_end),
                 recut=(recut, True, made.recut),
             )
-            if batch_size is None and len(made.runs) == 1:
-                batch_size = made.steps[-1][2]
         else:
             made, streams = plan_mixture(
                 sources,
@@ -136,22 +130,25 @@ class MixedDataLoader(DataLoader):
                 recut=recut,
                 pad=pad,
             )
-        fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         super().__init__(
-            open_flow(streams, made, fields),
+            streams,
             made,
-            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
-            ranks=find_ranks(rank, world_size, mesh),
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            border_loss=border_loss,
+            read_ahead=read_ahead,
             epochs=epochs,
             framework=framework,
             uneven=uneven,
             sharding=sharding,
             alignment=alignment,
-            prefetch=prefetch or 0,
+            prefetch=prefetch,
             workers=workers,
         )
-        self._keep_plan()
-        start_read_ahead(self, read_ahead)
 
 
 def plan_mixture(

@@ -8,22 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.assemble.batch import Fields
-from penstock.deliver.ranks import find_ranks
 from penstock.errors import SpecError
-from penstock.loaders.base import DataLoader
+from penstock.loaders.door import StoreDataLoader
 from penstock.loaders.planning import (
-    DEFAULT_BATCH,
     Member,
     lanes_of,
-    open_flow,
     plan_members,
     refuse_other_settings,
     rounded_pool,
     segments_of,
     shuffle_of,
 )
-from penstock.loaders.read_ahead import start_read_ahead
 from penstock.plan import Plan
 from penstock.plans import find_plan, streams_for_plan
 from penstock.spec import at_least, one_of
@@ -35,7 +30,7 @@ __all__ = ["PretrainDataLoader", "make_plan"]
 log = logging.getLogger("penstock")
 
 
-class PretrainDataLoader(DataLoader):
+class PretrainDataLoader(StoreDataLoader):
     """Rows of `chunk_size` tokens from a store, or from raw files and a tokenizer.
 
     PretrainDataLoader("corpus.store", chunk_size=2048, batch_size=32, seed=7)
@@ -118,8 +113,6 @@ class PretrainDataLoader(DataLoader):
             made = find_plan(path, plan)
             streams = streams_for_plan(path, made)
             store = next(iter(streams.values())).store
-            if batch_size is None and len(made.runs) == 1:
-                batch_size = made.steps[-1][2]
             refuse_other_settings(
                 made,
                 chunk_size=(chunk_size, None, made.row_tokens),
@@ -158,22 +151,25 @@ class PretrainDataLoader(DataLoader):
         self.store = store
         if tokenizer is not None:
             _check_tokenizer(store, tokenizer)
-        fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         super().__init__(
-            open_flow(streams, made, fields),
+            streams,
             made,
-            batch_size=DEFAULT_BATCH if batch_size is None else batch_size,
-            ranks=find_ranks(rank, world_size, mesh),
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            border_loss=border_loss,
+            read_ahead=read_ahead,
             epochs=epochs,
             framework=framework,
             uneven=uneven,
             sharding=sharding,
             alignment=alignment,
-            prefetch=prefetch or 0,
+            prefetch=prefetch,
             workers=workers,
         )
-        self._keep_plan()
-        start_read_ahead(self, read_ahead)
 
 
 _OF_RAW_FILES = {
