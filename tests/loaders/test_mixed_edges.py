@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,13 +112,14 @@ def test_growth_by_less_than_a_row_leaves_old_rows_alone(tmp_path):
         ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=path, workers=0, show_progress=False, shuffle=False)
         return path
 
-    small = bake_with("a.jsonl", "the quick brown fox jumps over the lazy dog " * 12)
+    small = bake_with("a.jsonl", "the quick brown fox jumps over the lazy dog " * 12 + "again.")
     large = bake_with("b.jsonl", "x")
     plain = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     rows = plain.plan.epoch_rows
     expected = [plain.get_batch().input_ids.tolist() for _ in range(2 * rows)]
     loader = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     loader.amend(at=2 * rows, add={"text": large})
+    assert [source.num_rows for source in loader.plan.all_sources] == [rows], "a token more, and no row more"
     assert [loader.get_batch().input_ids.tolist() for _ in range(2 * rows)] == expected
 
 
@@ -139,11 +141,20 @@ def test_a_padded_source_grows_and_new_short_ones_may_join(stores, tmp_path):
     assert loader.get_batch().input_ids.tolist() == first
 
 
-def test_a_plan_amended_with_another_tokenizer_does_not_open(mixed, stores, tmp_path):
+def test_a_plan_amended_with_another_tokenizer_is_refused(mixed, stores, tmp_path):
     chars = baked(tmp_path / "chars.store", 60, "chars", tokenizer="chars")
-    loader = mixed({"web": 1, "code": 1}, num_rows=80)
+    plan = mixed({"web": 1, "code": 1}, num_rows=80).plan
+    change = {"at": 8, "add": {"chars": chars}, "weights": {"web": 1, "chars": 1}}
     with pytest.raises(ps.SpecError, match="'chars' was tokenized by"):
-        loader.plan.amend(at=8, add={"chars": chars}, weights={"web": 1, "chars": 1})
+        plan.amend(**change)
+    unknown = replace(plan, places=()).amend(**change)  # where its stores are is not known, so it cannot be compared
+    with pytest.raises(ps.SpecError, match="'chars' was tokenized by"):
+        mixed(None, plan=replace(unknown, places=(("chars", str(chars)),)), chunk_size=None)
+
+
+def test_a_plan_opens_with_the_batch_size_of_its_run(mixed):
+    plan = mixed({"web": 1, "code": 1}, num_rows=80, batch_size=5).plan
+    assert mixed(None, plan=plan, chunk_size=None, batch_size=None).batch_size == 5
 
 
 def test_num_tokens_of_padded_rows_counts_tokens_through_all_weights(stores):
