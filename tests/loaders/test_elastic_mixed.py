@@ -67,7 +67,8 @@ def three_lives(folder, sources, settings, amendments, last_amendment, chance):
     loader = open_mixture(sources, plan=second.state["plan"])
     loader.load_state_dict(second.state)
     last_handed = max(position for line in chain(*second.recorded) for position, _ in line["rows"])
-    last_amendment = {"at": last_handed + chance.randint(1, 60), **last_amendment}
+    unseen = max(last_handed + 1, loader.position)  # a state at the end of an epoch is past the rows that it left out
+    last_amendment = {"at": unseen + chance.randint(0, 59), **last_amendment}
     amended = loader.amend(**last_amendment)
 
     goes_on = {"plan": amended.fingerprint, "state": second.state, "world_size": 8}
