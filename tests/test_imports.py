@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 EXCEPTIONS = {
     ("store/reader.py", "penstock.prepare.tokenizers"): "a store decodes its own tokens",
     ("loaders/pretrain.py", "penstock.streaming"): "PretrainDataLoader over raw files",
+    ("loaders/conversation.py", "penstock.streaming"): "ConversationDataLoader over raw files",
     ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
     ("plan.py", "penstock.order.schedule"): "plan.order",
     ("plan.py", "penstock.order.sweep"): "plan.order",
@@ -66,6 +67,7 @@ FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
 
 PUBLIC = [
     "BusyError",
+    "ConversationDataLoader",
     "DataLoader",
     "DatasetRecipe",
     "EndOfRun",
@@ -88,6 +90,7 @@ PUBLIC = [
     "__version__",
     "adopt",
     "bake",
+    "chat",
     "export",
     "find",
     "open_store",

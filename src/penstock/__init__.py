@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 # Where each public name lives. Names are imported when first used, so that `import penstock` stays cheap.
 _HOME = {
     "BusyError": "errors",
+    "ConversationDataLoader": "loaders",
     "DataLoader": "loaders",
     "DatasetRecipe": "baking",
     "EndOfRun": "errors",
@@ -31,6 +32,7 @@ _HOME = {
     "WorkerError": "errors",
     "adopt": "adopting",
     "bake": "baking",
+    "chat": "prepare",
     "export": "exporting",
     "find": "tracing",
     "open_store": "store",

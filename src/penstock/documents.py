@@ -18,10 +18,11 @@ Document = tuple[int, int, str | Malformed | EndOfSpan, Row]
 
 
 def read_documents(
-    unit: Unit, formats: Mapping[str, Format], text: TextColumn, columns: Sequence[str] | None = None
+    unit: Unit, formats: Mapping[str, Format], text: TextColumn | None, columns: Sequence[str] | None = None
 ) -> Iterator[Document]:
     """(span, row in span, text or why there is none, row), in order; the row has its text as `row["text"]` too.
 
+    Without `text` rows are taken as they are, and have "" for a text.
     The last thing of each span is (span, number of rows, EndOfSpan, {}). `columns` are those that are needed; None
     means all, for functions that get the row. `penstock.sources.faults` turns what is malformed into an error.
     """
@@ -32,6 +33,8 @@ def read_documents(
         elif not isinstance(row, dict):
             fault = Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
             yield span, row_number, fault, {}
+        elif text is None:
+            yield span, row_number, "", row
         else:
             try:
                 found = text.of(row)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.assemble.batch import Block, Fields, add_border_fields, fill_up, mask_padding
+from penstock.assemble.batch import Block, Fields, Padding, add_border_fields, add_sample_fields, fill_up, mask_padding
 from penstock.assemble.gather import windows_at
+from penstock.assemble.samples import Laid, SampleRows, join_laid
 from penstock.assemble.window import JointWindows, WindowRows
 from penstock.order.schedule import Draw, Order
 from penstock.order.sharding import Share, last_row, row_numbers
@@ -67,12 +68,22 @@ class Flow:
         *,
         row_tokens: int | None = None,
         pad: int | None = None,
+        padding: Padding | None = None,
     ) -> None:
-        """`row_tokens` and `pad`: shorter rows are filled up to so many tokens with this one."""
+        """`row_tokens` and `pad`: shorter rows are filled up to so many tokens with this one.
+
+        `padding` says how wide a batch is that has rows of samples.
+        """
         self.rows, self.order, self.fields = list(rows), order, fields or Fields()
         self.row_tokens, self.pad = row_tokens or rows[0].row_tokens, pad
         is_padded = any(r.row_tokens != self.row_tokens for r in rows)
         self.windows = [r for r in rows if isinstance(r, WindowRows)]
+        self.stored = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
+        """The rows that lie in stores."""
+        self.has_samples = any(isinstance(r, SampleRows) for r in rows)
+        self.padding = padding or Padding("max_length")
+        self.sequences = max(getattr(r, "sequences", 1) for r in rows)
+        """Rows of a batch that one row of the order is: two for preference pairs."""
         self.in_memory = (
             len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1 and not is_padded
         )
@@ -82,7 +93,25 @@ class Flow:
     def locate(self, task: Task) -> Located:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
         positions = self.order.skips.positions(task.live_rows())
-        return Located(self, positions, task.weights(), self.order.at(positions))
+        widths = self._widths(task) if self.has_samples else None
+        return Located(self, positions, task.weights(), self.order.at(positions), widths)
+
+    def _widths(self, task: Task) -> NDArray[np.int64]:
+        """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
+        if self.padding.to == "max_length":
+            return np.full(task.num_rows, self.row_tokens)
+        steps = task.live + task.stride * np.arange(task.num_steps)
+        everything = self.order.skips.positions((steps[:, None] + np.arange(task.real_rows)).ravel())
+        lengths = self._lengths(self.order.at(everything))
+        longest = lengths.reshape(task.num_steps, task.real_rows).max(axis=1)
+        return np.repeat(self.padding.widths(longest, self.row_tokens), len(task.rows))
+
+    def _lengths(self, draw: Draw) -> NDArray[np.int64]:
+        lengths = np.empty(len(draw.index), np.int64)
+        for number, rows in enumerate(self.rows):
+            mine = np.flatnonzero(draw.source == number)
+            lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
+        return lengths
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, also at such as are skipped."""
@@ -96,15 +125,21 @@ class Located:
     """Where the rows at some positions lie. `make` gathers any run of them."""
 
     def __init__(
-        self, flow: Flow, positions: NDArray[np.int64], weight: NDArray[np.float32] | None, draw: Draw
+        self,
+        flow: Flow,
+        positions: NDArray[np.int64],
+        weight: NDArray[np.float32] | None,
+        draw: Draw,
+        widths: NDArray[np.int64] | None = None,
     ) -> None:
         self.flow, self.positions, self.weight, self.draw = flow, positions, weight, draw
+        self.widths = np.full(len(positions), flow.row_tokens) if widths is None else widths
         self.windows: NDArray[Any] | None = None
         self.apart: NDArray[np.int64] | None = None
         """Rows that lie over the border of a shard, and are read one by one."""
         if flow.in_memory and len(positions):  # a rank may have no rows of a batch that is smaller than the world
             self._find_windows()
-        elif flow.fields.need_borders and len(positions):
+        elif flow.fields.need_borders and len(positions) and not flow.has_samples:
             self._find_starts()
 
     def _find_starts(self) -> None:
@@ -141,6 +176,8 @@ class Located:
     def make(self, first: int, last: int, allocate: Allocate) -> Block:
         """Gather rows [first, last) of the located ones."""
         flow = self.flow
+        if flow.has_samples:
+            return self._make_samples(first, last, allocate)
         out = allocate(last - first, flow.row_tokens + 1)
         source = self.draw.source[first:last]
         if self.windows is not None:
@@ -165,6 +202,61 @@ class Located:
             fill_up(block, widths, flow.pad)
         mask_padding(block)
         return block
+
+    def _make_samples(self, first: int, last: int, allocate: Allocate) -> Block:
+        """Rows of which some are samples, each source's laid out by itself."""
+        flow, per = self.flow, self.flow.sequences
+        source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
+        widths = self.widths[first:last]
+        width = int(widths.max(initial=1)) + 1
+        out = allocate((last - first) * per, width)
+        parts: list[tuple[NDArray[np.int64], Laid]] = []
+        for number, rows in enumerate(flow.rows):
+            mine = np.flatnonzero(source == number)
+            if not len(mine):
+                continue
+            whole = len(mine) == len(source)
+            target = out if whole else np.empty((len(mine) * per, width), np.int64)
+            if isinstance(rows, SampleRows):
+                show, left = flow.fields.roles, flow.padding.left
+                laid = rows.lay(index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show)
+            else:
+                laid = self._lay_windows(rows, index[mine], epoch[mine], widths[mine], target)
+            parts.append(((mine[:, None] * per + np.arange(per)).ravel(), laid))
+        laid = parts[0][1] if len(parts) == 1 and parts[0][1].tokens is out else join_laid(parts, out)
+        weight = None if self.weight is None else self.weight[first:last]
+        block = Block(out, source, self.positions[first:last], weight)
+        add_sample_fields(block, laid, flow.fields)
+        block.shown = laid.shown
+        mask_padding(block)
+        return block
+
+    def _lay_windows(
+        self,
+        rows: Rows,
+        index: NDArray[np.int64],
+        epoch: NDArray[np.int64],
+        widths: NDArray[np.int64],
+        out: NDArray[np.int64],
+    ) -> Laid:
+        """Windows beside samples: one long sample each, unless the borders of its documents are asked for."""
+        fields, length = self.flow.fields, rows.row_tokens + 1
+        part = np.empty((len(index), length), np.int64)
+        rows.gather(index, epoch, part)
+        out[:] = self.flow.pad or 0
+        out[:, :length] = part
+        weight = np.zeros(out.shape, np.float32)
+        weight[:, 1:length] = 1
+        begins = np.zeros(out.shape, bool)
+        begins[:, 0] = True
+        if fields.need_borders and isinstance(rows, WindowRows):
+            starts = rows.starts(index, epoch)
+            for row, (start, e) in enumerate(zip(starts.tolist(), epoch.tolist(), strict=True)):
+                begins[row, rows.borders(start, e)] = True
+        if not fields.border_loss:
+            weight[begins] = 0
+        count = len(index)
+        return Laid(out, weight, begins, np.full(count, length - 1), np.zeros(count, np.int64), widths)
 
     def _gather_by_source(self, first: int, last: int, out: NDArray[np.int64]) -> None:
         source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]

@@ -48,6 +48,8 @@ class PlanSource:
     num_tokens: int
     row_tokens: int | None = None
     """Tokens of this source's rows, where they are shorter than the plan's and padded."""
+    rows: tuple[tuple[str, Any], ...] = ()
+    """How rows are made of whole documents (packing, truncation, loss); none: they are windows over all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,11 +227,15 @@ class Plan:
         """Weights as shares of rows: what was asked in tokens, divided by the tokens of a row."""
         if self.by == "rows":
             return tuple((at, None if weights is None else dict(weights)) for at, weights in segments)
-        tokens = {source.name: source.row_tokens or self.row_tokens for source in self.all_sources}
+        tokens = {source.name: self.tokens_per_row(source) for source in self.all_sources}
         return tuple(
             (at, None if weights is None else {name: weight / tokens.get(name, 1) for name, weight in weights})
             for at, weights in segments
         )
+
+    def tokens_per_row(self, source: PlanSource) -> float:
+        """Tokens of a source's rows, without what fills them up: the mean, where rows are made of whole documents."""
+        return source.num_tokens / source.num_rows if source.rows else float(source.row_tokens or self.row_tokens)
 
     @property
     def epoch_rows(self) -> int | None:
@@ -329,7 +335,7 @@ class Plan:
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
         try:
             given = dict(spec)
-            given["sources"] = tuple(PlanSource(**source) for source in given["sources"])
+            given["sources"] = tuple(_source(source) for source in given["sources"])
             given["segments"] = _segments(given["segments"])
             for name in ("pool", "lanes"):
                 if given.get(name) is not None:
@@ -399,7 +405,12 @@ class Plan:
         rows, weights, sources = self.epoch_rows, self.weights, self.all_sources
         end = None if weights is None else self._epochs.end_of(1)
         rows = rows if end is None else end
-        length = "endless" if rows is None else f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
+        if rows is None:
+            length = "endless"
+        elif any(source.rows for source in sources):
+            length = f"{rows:,} rows an epoch"
+        else:
+            length = f"{rows:,} rows, {rows * self.row_tokens:,} tokens an epoch"
         lines = [
             f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens, {length}, seed {self.seed}, "
             f"shuffle {self.shuffle}"
@@ -421,12 +432,20 @@ class Plan:
             often = f" (over {MANY_EPOCHS})" if read is not None and read[i] > MANY_EPOCHS * source.num_rows else ""
             lines.append(
                 f"{branch} {source.name} ({source.split})  {share}  {source.num_rows:,} rows, "
-                f"{source.num_tokens:,} tokens{epochs}{often}  content {source.fingerprint[:7]}"
+                f"{source.num_tokens:,} tokens{self._rows_in_words(source)}{epochs}{often}  "
+                f"content {source.fingerprint[:7]}"
             )
         if weights is not None:
             lines += [f"cap: {line}" for line in self.bindings_in_words()]
         lines += [f"amendment {i + 1}: {amendment}" for i, amendment in enumerate(self.amendments)]
         return "\n".join(lines)
+
+    def _rows_in_words(self, source: PlanSource) -> str:
+        if not source.rows:
+            return ""
+        rows = dict(source.rows)
+        fill = 100 * source.num_tokens / (source.num_rows * rows["row_tokens"] * (1 + bool(rows.get("pairs"))))
+        return f", packed {rows['packing']}, {fill:.2f} % full" if rows.get("packing") else ", one sample a row"
 
     def bindings_in_words(self) -> list[str]:
         """Where each cap binds: derived from weights and sizes, so known before the run starts."""
@@ -465,7 +484,16 @@ def _source_spec(source: PlanSource) -> dict[str, Any]:
     spec = asdict(source)
     if source.row_tokens is None:
         del spec["row_tokens"]
+    if source.rows:
+        spec["rows"] = dict(source.rows)
+    else:
+        del spec["rows"]
     return spec
+
+
+def _source(spec: Mapping[str, Any]) -> PlanSource:
+    given = dict(spec)
+    return PlanSource(**given | {"rows": tuple(sorted(dict(given.get("rows", {})).items()))})
 
 
 def _segments(spec: Sequence[Any]) -> Segments:
@@ -477,7 +505,7 @@ def _segments(spec: Sequence[Any]) -> Segments:
 def _amendment(spec: Mapping[str, Any]) -> Amendment:
     given = dict(spec)
     given["weights"] = _segments(given.get("weights", ()))
-    given["add"] = tuple(PlanSource(**source) for source in given.get("add", ()))
+    given["add"] = tuple(_source(source) for source in given.get("add", ()))
     given["skip"] = tuple((int(first), int(last)) for first, last in given.get("skip", ()))
     given["max_epochs"] = tuple((str(n), int(e)) for n, e in given.get("max_epochs", ()))
     return Amendment(**given)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.assemble.samples import SampleRows
 from penstock.assemble.window import WindowRows
 from penstock.errors import PlanError, SourceError
 from penstock.flow import Flow
@@ -87,9 +88,9 @@ def find(
         end = found.epoch_spec["epochs"].end_of(1)
         end = 0 if end is None else found.epoch_spec["epochs"].skips.position(end)
         until = max(end, _position_of(plan))
-    numbers = _file_numbers([_stream(rows).store for rows in flow.windows], os.fspath(file))
+    numbers = _file_numbers([_stream(rows).store for rows in flow.stored], os.fspath(file))
     uses: set[tuple[int, int]] = set()
-    for which, rows in enumerate(flow.windows):
+    for which, rows in enumerate(flow.stored):
         stream = _stream(rows)
         for document in (document for number in numbers[stream.store.path] for document in stream.find(number, row)):
             start, stop = stream.document_span(document)
@@ -109,7 +110,7 @@ def _position_of(plan: Any) -> int:
     return int(getattr(plan, "position", 0))
 
 
-def _stream(rows: WindowRows) -> TokenStream:
+def _stream(rows: WindowRows | SampleRows) -> TokenStream:
     assert isinstance(rows.stream, TokenStream)
     return rows.stream
 
@@ -159,14 +160,13 @@ def _records(
     flow: Flow, plan: Plan, positions: Any, rank_of: RankOf, only: set[tuple[int, int]] | None = None
 ) -> Iterator[TraceRecord]:
     draw = flow.order.at(positions)
-    lines = {number: _Lines(_stream(rows).store) for number, rows in enumerate(flow.windows)}
+    lines = {number: _Lines(_stream(rows).store) for number, rows in enumerate(flow.stored)}
     for position, source, index, epoch in zip(
         positions.tolist(), draw.source.tolist(), draw.index, draw.epoch.tolist(), strict=True
     ):
-        rows = flow.windows[source]
-        start = int(rows.starts(np.array([index]), np.array([epoch]))[0])
+        rows = flow.stored[source]
         step, row_in_batch, rank = _place_in_run(plan, position, rank_of)
-        for window_start, window_stop, document, document_start, begin in _pieces(rows, start, epoch):
+        for window_start, window_stop, document, document_start, begin in _pieces(rows, int(index), epoch):
             if only is not None and (position, document) not in only:
                 continue
             stream = _stream(rows)
@@ -189,10 +189,10 @@ def _records(
             )
 
 
-def _pieces(rows: WindowRows, start: int, epoch: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _pieces(rows: WindowRows | SampleRows, index: int, epoch: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(window start, window stop, document, where it starts in the stream, where the piece starts in the stream)."""
-    for at, begin, stop in rows.pieces(start, epoch):
-        for document, document_start, document_stop in rows.stream.documents_in(begin, stop):
+    for at, begin, stop in rows.pieces_of(index, epoch):
+        for document, document_start, document_stop in _stream(rows).documents_in(begin, stop):
             piece_start, piece_stop = max(document_start, begin), min(document_stop, stop)
             yield at + piece_start - begin, at + piece_stop - begin, document, document_start, piece_start
 

@@ -31,7 +31,8 @@ class TrainingBatch:
     labels are views of the same tokens: do not write into them. Write into a copy and assign it: `batch.labels = mine`.
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
-    `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch.
+    `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it.
 
     >>> import numpy as np
     >>> ids = np.array([[5, 6, 7]])

@@ -69,5 +69,8 @@ def _without_tokens(metadata: Any) -> Any:
     if not isinstance(metadata, tuple):
         return metadata
     return tuple(
-        Block(None, part.source, part.position, part.weight) if isinstance(part, Block) else part for part in metadata
+        Block(None, part.source, part.position, part.weight, widths=part.widths, shown=part.shown)
+        if isinstance(part, Block)
+        else part
+        for part in metadata
     )

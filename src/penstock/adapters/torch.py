@@ -52,6 +52,10 @@ class TorchBlocks:
         block.tokens = torch.from_numpy(block.tokens)
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
 
+    def small(self, array: Any) -> Any:
+        """An array that is of one batch alone."""
+        return torch.from_numpy(array)
+
     def hand_over(self, batches: Any) -> Any:
         """Batches are of tensors already."""
         return batches

@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "Fields", "add_border_fields", "constant_mask", "fill_up", "mask_padding"]
+from penstock.assemble.samples import Laid
+
+__all__ = [
+    "Block",
+    "Fields",
+    "Padding",
+    "add_border_fields",
+    "add_sample_fields",
+    "constant_mask",
+    "fill_up",
+    "mask_padding",
+    "seqlens_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +35,40 @@ class Fields:
     """Number of the document inside its row, from 1."""
     border_loss: bool = True
     """False: the first token of a document is not predicted from the document before it (loss 0, label -100)."""
+    cu_seqlens: bool = False
+    """Where the parts of a batch begin that do not attend to each other, for rows of samples."""
+    roles: bool = False
+    """Role and turn of every token, in metadata, for conversations."""
 
     @property
     def need_borders(self) -> bool:
         return self.position_ids or self.segment_ids or not self.border_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How wide a batch is whose rows have different lengths. A function of the global batch, never of a rank's part."""
+
+    to: str | int | tuple[int, ...] = "longest"
+    """"longest", "max_length", a number that widths are multiples of, or the widths that there are."""
+    left: bool = False
+
+    def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        """Of batches whose longest rows have so many tokens, where no row has more than `most`.
+
+        >>> Padding(64).widths(np.array([1, 64, 65, 500]), 512).tolist()
+        [64, 64, 128, 512]
+        >>> Padding((100, 300)).widths(np.array([1, 101, 400]), 512).tolist()
+        [100, 300, 512]
+        """
+        if self.to == "longest":
+            return longest
+        if self.to == "max_length":
+            return np.full(len(longest), most)
+        if isinstance(self.to, int):
+            return np.minimum(-(-longest // self.to) * self.to, most)
+        buckets = np.array([*(width for width in sorted(self.to) if isinstance(width, int) and width < most), most])
+        return buckets[np.searchsorted(buckets, longest)]
 
 
 @dataclass(slots=True)
@@ -40,6 +82,12 @@ class Block:
     """None: every row counts."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields that are not views of `tokens`, [rows, row_tokens] each."""
+    widths: NDArray[np.int64] | None = None
+    """Of rows of samples: tokens of the batch that each one is in."""
+    seams: NDArray[np.bool_] | None = None
+    """Where parts begin that do not attend to each other, [rows, row_tokens], if that is asked for."""
+    shown: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What goes into metadata, [rows, row_tokens + 1] each, aligned with tokens."""
 
 
 @lru_cache(maxsize=64)
@@ -82,13 +130,43 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a label, where input begins to pad
 
 
+def add_sample_fields(block: Block, laid: Laid, fields: Fields) -> None:
+    """Masks and labels of rows of samples, and what says which sample a token is of."""
+    tokens, begins = laid.tokens, laid.begins[:, :-1]
+    place = np.arange(tokens.shape[1] - 1)
+    end = laid.offset + laid.length
+    is_real = (place >= laid.offset[:, None]) & (place < end[:, None])
+    loss = np.ascontiguousarray(laid.weight[:, 1:])
+    block.extra["attention_mask"] = is_real.astype(np.int64)
+    block.extra["loss_mask"] = loss
+    block.extra["labels"] = np.where(loss > 0, tokens[:, 1:], -100)
+    if fields.segment_ids:
+        block.extra["segment_ids"] = np.where(is_real, np.cumsum(begins, axis=1, dtype=np.int64), 0)
+    if fields.position_ids:
+        latest = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+        block.extra["position_ids"] = np.where(is_real, place - latest, 0)
+    block.widths = laid.widths
+    if fields.cu_seqlens:
+        seams = begins.copy()
+        seams[:, 0] = True
+        is_padded = end < seams.shape[1]
+        seams[np.flatnonzero(is_padded), end[is_padded]] = True
+        block.seams = seams
+
+
+def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+    """(where each part begins in the rows of a batch, end to end, and where the last one ends; the longest part)."""
+    borders = np.append(np.flatnonzero(seams), seams.size).astype(np.int32)
+    return borders, int(np.diff(borders).max(initial=0))
+
+
 def mask_padding(block: Block) -> None:
     """Rows of weight 0 only fill the batch up: nothing is learned from them."""
     if block.weight is None:
         return
-    real = block.weight[:, None]
-    width = block.tokens.shape[1] - 1
-    loss = block.extra.get("loss_mask", constant_mask(len(block.source), width, "float32"))
+    rows, width = len(block.tokens), block.tokens.shape[1] - 1
+    real = np.repeat(block.weight, rows // max(len(block.weight), 1))[:, None]
+    loss = block.extra.get("loss_mask", constant_mask(rows, width, "float32"))
     labels = block.extra.get("labels", block.tokens[:, 1:])
     block.extra["loss_mask"] = (loss * real).astype(np.float32)
     block.extra["labels"] = np.where(real > 0, labels, -100)

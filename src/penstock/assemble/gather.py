@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["gather_windows", "windows_at"]
+__all__ = ["gather_windows", "tokens_at", "windows_at"]
 
 
 class _Memory:
@@ -20,11 +20,11 @@ class _Memory:
 
     __slots__ = ("__array_interface__",)
 
-    def __init__(self, address: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
             "data": (address, True),
             "shape": shape,
-            "strides": (dtype.itemsize, dtype.itemsize),
+            "strides": (dtype.itemsize,) * len(shape),
             "typestr": dtype.str,
             "version": 3,
         }
@@ -51,3 +51,24 @@ def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDAr
     """Copy out.shape[1] tokens from each address to a row of `out`, widening them. As `windows_at`, in one go."""
     windows, rows = windows_at(addresses, out.shape[1], dtype)
     np.copyto(out, windows[rows])
+
+
+def tokens_at(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    run: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
+    """The tokens of runs of different lengths, end to end: lengths[i] of them from addresses[i] on.
+
+    `run` is 0, 1, ... for all tokens, `ends` where each run ends among them. As for `windows_at`, the caller vouches for
+    the addresses, and holds what they lie in.
+    """
+    if not len(run):
+        return np.empty(0, dtype)
+    lowest = int(addresses.min())
+    places = (addresses - lowest) // dtype.itemsize
+    table = np.asarray(_Memory(lowest, (int((places + lengths).max()),), dtype))
+    found: NDArray[Any] = table[run + np.repeat(places - (ends - lengths), lengths)]
+    return found

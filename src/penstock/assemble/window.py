@@ -152,6 +152,10 @@ class WindowRows:
         here = min(length, self._tokens(epoch) - start)
         return [(0, start, start + here)] + ([(here, 0, length - here)] if here < length else [])
 
+    def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
+        """The same, of a row by its number."""
+        return self.pieces(self.offset(epoch) + index * self.row_tokens, epoch)
+
     def stretch(self, first: int, last: int, epoch: int) -> list[tuple[int, int]]:
         """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
         start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))

@@ -17,6 +17,7 @@ from penstock.errors import SourceError, TokenizerError
 from penstock.files import write_whole
 from penstock.fingerprint import fingerprint_bytes
 from penstock.order.permute import permutation
+from penstock.prepare.chat.step import Chat
 from penstock.sources.listing import InputFile
 from penstock.store import writer
 from penstock.store.layout import Manifest, Shard, StreamInfo
@@ -24,8 +25,8 @@ from penstock.store.texts import TextsWriter
 
 __all__ = ["join"]
 
-_Part = tuple[Any, Any, Any, Any, Any]
-"""(tokens, lengths, file, row, hash of the text) of some documents."""
+_Part = tuple[Any, Any, Any, Any, Any, Any, Any]
+"""(tokens, lengths, file, row, hash of the text, number of marks, marks) of some documents."""
 
 
 def join(work: list[Work], inputs: Inputs, folder: Path, version: str, *, shard_bytes: int) -> Manifest:
@@ -109,12 +110,19 @@ def _write_stream(
             unit.is_whole &= not unit.places[side][2]
             unit.places[side] = (name, first, len(lengths))
             first += len(lengths)
-        tokens, lengths, file, row, text = map(_end_to_end, zip(*(piece for _, piece in waiting), strict=True))
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        source = part.ingredient.name
+        pieces = [piece for _, piece in waiting]
+        tokens, lengths, file, row, text, num_marks, marks = map(_end_to_end, zip(*pieces, strict=True))
         shards.append(
             writer.write_shard(
-                folder, name, source=source, split=split, tokens=tokens, offsets=offsets, file=file, row=row
+                folder,
+                name,
+                source=part.ingredient.name,
+                split=split,
+                tokens=tokens,
+                offsets=_starts(lengths),
+                file=file,
+                row=row,
+                spans=(_starts(num_marks), marks) if isinstance(part.job.tokenize, Chat) else None,
             )
         )
         texts.add(text)
@@ -131,26 +139,43 @@ def _write_stream(
     return shards
 
 
+def _starts(lengths: Any) -> Any:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
 def _end_to_end(arrays: Sequence[Any]) -> Any:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]  # one may be large, and mapped: not copied
 
 
 def _documents_of(part: Work, placed: Placed, number: int, side: int) -> _Part:
     """A unit's documents of one split: not with spans and rows in them, but with files and rows in those."""
-    tokens, lengths, span, row, text = part.documents[number](side)
+    found = part.documents[number](side)
     files, first = np.array(placed.files, np.int32), np.array(placed.first_rows, np.int64)
-    return tokens, lengths, files[span], row + first[span], text
+    file, row = files[found.span], found.row + first[found.span]
+    return found.tokens, found.lengths, file, row, found.text, found.num_marks, found.marks
 
 
-def _split_documents(tokens: Any, lengths: Any, *more: Any, limit: int) -> Iterator[_Part]:
+def _split_documents(
+    tokens: Any, lengths: Any, file: Any, row: Any, text: Any, num_marks: Any, marks: Any, *, limit: int
+) -> Iterator[_Part]:
     """A unit's documents in as few parts as hold at most `limit` tokens each: nearly always one, or none."""
     ends = np.cumsum(lengths)
+    mark_ends = np.concatenate([[0], np.cumsum(num_marks)])
     first = 0
     while first < len(lengths):
         begin = int(ends[first] - lengths[first])
         last = max(int(np.searchsorted(ends, begin + limit, side="right")), first + 1)  # one document is never cut
-        file, row, text = (column[first:last] for column in more)
-        yield tokens[begin : int(ends[last - 1])], lengths[first:last], file, row, text
+        some = slice(first, last)
+        mine = marks[mark_ends[first] : mark_ends[last]] if len(num_marks) else marks
+        yield (
+            tokens[begin : int(ends[last - 1])],
+            lengths[some],
+            file[some],
+            row[some],
+            text[some],
+            num_marks[some],
+            mine,
+        )
         first = last
 
 
@@ -205,8 +230,10 @@ def _report(work: list[Work]) -> dict[str, Any]:
             "tokens": sum(report.tokens for report in part.reports),
             "dropped": dict(sorted(dropped.items())),
         }
+    layouts = {p.ingredient.name: str(p.job.tokenize.layout) for p in work if isinstance(p.job.tokenize, Chat)}
     return {
         "ingredients": ingredients,
+        **({"layouts": layouts} if layouts else {}),
         "errors": sum(report.errors for part in work for report in part.reports),
         "examples": examples[:20],
     }

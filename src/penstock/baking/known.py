@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.files import home, write_whole
 from penstock.fingerprint import fingerprint
+from penstock.prepare.chat.step import Chat
 from penstock.prepare.tokenize import Tokenize
 from penstock.store.reader import Store
 from penstock.store.texts import TextHashes, find_texts
@@ -136,9 +137,9 @@ def is_off() -> bool:
     return os.environ.get("PENSTOCK_TOKEN_CACHE", "").lower() in ("off", "0", "no", "false")
 
 
-def find_known(tokenize: Tokenize, to: Path) -> KnownTokens:
+def find_known(tokenize: Tokenize | Chat, to: Path) -> KnownTokens:
     """What was tokenised before as this step does: in the store that is baked into, and by any bake of this user."""
-    if is_off() or tokenize.tokenizer.kind == "bytes":  # copying bytes is no faster than making them
+    if is_off() or isinstance(tokenize, Chat) or tokenize.tokenizer.kind == "bytes":  # copying bytes is no faster than making them
         return KnownTokens()
     there: dict[tuple[Path, str], Store] = {}
     for store in itertools.chain(_versions_of(to), _remembered(tokenize)):
@@ -158,12 +159,13 @@ def _versions_of(path: Path) -> Iterator[Store]:
 def _is_of(store: Store, tokenize: Tokenize) -> bool:
     """Whether a store's tokens are this tokenizer's."""
     said, tokenizer = store.manifest.tokenizer, tokenize.tokenizer
-    return (said["kind"], said["fingerprint"]) == (tokenizer.kind, tokenizer.fingerprint)
+    is_text = "chat" not in said  # conversations are encoded otherwise: what is said in them has no special tokens
+    return is_text and (said["kind"], said["fingerprint"]) == (tokenizer.kind, tokenizer.fingerprint)
 
 
-def remember(tokenize: Tokenize, store: Store) -> None:
+def remember(tokenize: Tokenize | Chat, store: Store) -> None:
     """Let later bakes find the tokens of a version. A home that cannot be written is no matter."""
-    if is_off() or tokenize.tokenizer.kind == "bytes" or tokenize.needs_fit:
+    if is_off() or isinstance(tokenize, Chat) or tokenize.tokenizer.kind == "bytes" or tokenize.needs_fit:
         return
     with contextlib.suppress(OSError, RuntimeError):
         folder = _folder(tokenize)

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.prepare.chat.step import Chat
 from penstock.prepare.columns import TextColumn
 from penstock.prepare.rows import RowStep, row_step
 from penstock.prepare.tokenize import Tokenize
@@ -83,7 +84,7 @@ class DatasetRecipe:
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = at_least(0, seed=seed)
         self.ingredients: list[Ingredient] = []
-        self.steps: list[RowStep | Tokenize] = []
+        self.steps: list[RowStep | Tokenize | Chat] = []
         self.holdout_fraction = 0.0
 
     def add_ingredient(
@@ -135,20 +136,21 @@ class DatasetRecipe:
         return self
 
     def prepare_step(
-        self, step: Tokenize | Callable[[Row], Row | None], *, name: str | None = None, version: str | None = None
+        self, step: Tokenize | Chat | Callable[[Row], Row | None], *, name: str | None = None, version: str | None = None
     ) -> DatasetRecipe:
-        """Add a step: `ps.tokenize(...)`, or a function that gets a row and returns a row, or None to drop it."""
-        if any(isinstance(known, Tokenize) for known in self.steps):
+        """Add a step: a function that gets a row and returns a row, or None to drop it; last, `ps.tokenize(...)`, or
+        `ps.chat(...)` for rows that are conversations."""
+        if any(isinstance(known, Tokenize | Chat) for known in self.steps):
             raise SpecError(
                 "no step can follow tokenize: rows are tokens then", parameter="step", remedy="add it before tokenize"
             )
-        if isinstance(step, Tokenize):
+        if isinstance(step, Tokenize | Chat):
             self.steps.append(step)
         elif callable(step):
             self.steps.append(row_step(step, name=name, version=version))
         else:
             raise SpecError(
-                f"a step is a function or ps.tokenize(...), not a {type(step).__name__}",
+                f"a step is a function, ps.tokenize(...) or ps.chat(...), not a {type(step).__name__}",
                 parameter="step",
                 remedy="recipe.prepare_step(ps.tokenize('bytes'))",
             )
@@ -169,9 +171,9 @@ class DatasetRecipe:
         return [step for step in self.steps if isinstance(step, RowStep)]
 
     @property
-    def tokenize(self) -> Tokenize:
+    def tokenize(self) -> Tokenize | Chat:
         for step in self.steps:
-            if isinstance(step, Tokenize):
+            if isinstance(step, Tokenize | Chat):
                 return step
         raise SpecError(
             "this recipe has no tokenize step, and a store holds tokens",
@@ -185,7 +187,10 @@ class DatasetRecipe:
             "seed": self.seed,
             "ingredients": [ingredient.spec() for ingredient in self.ingredients],
             # A tokenizer by what it does alone: where its file lies does not matter.
-            "steps": [[s.name if isinstance(s, RowStep) else "tokenize", s.fingerprint] for s in self.steps],
+            "steps": [
+                [s.name if isinstance(s, RowStep) else "chat" if isinstance(s, Chat) else "tokenize", s.fingerprint]
+                for s in self.steps
+            ],
             "holdout": self.holdout_fraction,
         }
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.baking.unit import SPLITS, Documents, UnitReport
+from penstock.baking.unit import NO_MARKS, SPLITS, Documents, UnitReport, marks_of
 from penstock.errors import StoreError
 from penstock.store.reader import Store
 from penstock.store.stream import MappedShard
@@ -71,11 +71,18 @@ class KeptUnit:
         shard, (_, first, count) = self._shards[split], self._placed.places[split]
         if shard is None:
             empty = np.empty(0, np.int64)
-            return empty, empty, empty, empty, self._texts[split]
+            return Documents(empty, empty, empty, empty, self._texts[split], *NO_MARKS)
         offsets = shard.offsets[first : first + count + 1].astype(np.int64)
         span = np.searchsorted(np.array(self._placed.files), shard.file[first : first + count])
         row = shard.row[first : first + count] - np.array(self._placed.first_rows, np.int64)[span]
-        return shard.tokens[offsets[0] : offsets[-1]], np.diff(offsets), span, row, self._texts[split]
+        num_marks, marks = NO_MARKS
+        if shard.spans is not None:
+            starts, fields = shard.spans
+            begin, end = int(starts[first]), int(starts[first + count])
+            num_marks = np.diff(starts[first : first + count + 1]).astype(np.int64)
+            marks = marks_of({name: values[begin:end] for name, values in fields.items()})
+        tokens = shard.tokens[offsets[0] : offsets[-1]]
+        return Documents(tokens, np.diff(offsets), span, row, self._texts[split], num_marks, marks)
 
 
 def find_kept(to: Path, wanted: set[str]) -> dict[str, KeptUnit]:

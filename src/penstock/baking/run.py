@@ -157,7 +157,10 @@ def _summary(to: Path, store: Store, num_encoded: int, encoder: str | None, seco
         lines.append(f"  {store.num_rows - num_encoded:,} of {store.num_rows:,} documents were tokenised before")
     if encoder is not None:
         lines.append(f"  encoder: {encoder}")
-    if tokenizer["eos"] is not None:
+    if "chat" in tokenizer:
+        lines.append(f"  template: {tokenizer['chat']['template']}")
+        lines += [f"  {name}: {layout}" for name, layout in store.report["layouts"].items()]
+    elif tokenizer["eos"] is not None:
         lines.append(f"  end of document: id {tokenizer['eos']} ({tokenizer['eos_from']})")
     for name, part in store.report["ingredients"].items():
         if part["dropped"]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,10 @@ from penstock.documents import read_documents
 from penstock.errors import PenstockError, SourceError, TokenizerError
 from penstock.fingerprint import fingerprint, fingerprint_file
 from penstock.order.permute import permutation
+from penstock.prepare.chat.faults import ChatError
+from penstock.prepare.chat.formats import Layout, detect
+from penstock.prepare.chat.spans import SPAN_DTYPE
+from penstock.prepare.chat.step import Chat, Prepared
 from penstock.prepare.columns import TextColumn
 from penstock.prepare.holdout import side_of
 from penstock.prepare.rows import RowStep
@@ -30,7 +34,7 @@ from penstock.prepare.tokenize import Tokenize
 from penstock.sources.faults import error_of, failure_of, place
 from penstock.sources.formats import Format
 from penstock.sources.units import EndOfSpan, Malformed, Unit
-from penstock.store.arrays import as_arrow, as_numpy
+from penstock.store.arrays import as_arrow, as_numpy, records_of, records_to_arrow
 from penstock.store.texts import TextHashes, hash_texts
 from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
 
@@ -38,14 +42,18 @@ if TYPE_CHECKING:
     from penstock.baking.known import KnownTokens
 
 __all__ = [
+    "NO_MARKS",
     "SPLITS",
     "Documents",
     "Job",
     "UnitReport",
     "bake_unit",
+    "detect_layout",
+    "documents_of",
     "encode_located",
     "find_characters",
     "find_passing",
+    "marks_of",
     "read_unit_report",
     "texts_of",
     "unit_documents",
@@ -65,10 +73,11 @@ class Job:
     """What is the same for all units of one ingredient. Travels to workers by value."""
 
     ingredient: str
-    text: TextColumn
+    text: TextColumn | None
+    """None for conversations, which are more than one text."""
     where: Callable[[dict[str, Any]], Any] | None
     steps: list[RowStep]
-    tokenize: Tokenize
+    tokenize: Tokenize | Chat
     holdout: float
     seed: int
     shuffle: bool
@@ -115,24 +124,37 @@ def bake_unit(
     rows: list[int] = []
     splits: list[int] = []
     texts: list[str] = []
+    prepared: list[Prepared] = []
+    marks: list[NDArray[Any]] = []
+    """Of conversations: what their tokens are."""
     hashes: list[TextHashes] = []
     waiting = num_encoded = 0
 
     def flush() -> None:
         nonlocal waiting, num_encoded
         hashes.append(hash_texts(texts))
-        found = known.find(job.tokenize, texts, hashes[-1])
-        new = [number for number, document in enumerate(found) if document is None]
-        at = [len(tokens) + number for number in new]
-        encoded = iter(  # an encoder that is not needed is not even made
-            encode_located(job, [texts[n] for n in new], lambda n: (unit, spans[at[n]], rows[at[n]])) if new else []
-        )
-        tokens.extend([next(encoded) if document is None else document for document in found])
-        num_encoded += len(new)
+        if isinstance(job.tokenize, Chat):
+            encoded_all = job.tokenize.encode(prepared)
+            tokens.extend([one.tokens for one in encoded_all])
+            marks.extend(one.spans for one in encoded_all)
+            num_encoded += len(prepared)
+        else:
+            found = known.find(job.tokenize, texts, hashes[-1])
+            new = [number for number, document in enumerate(found) if document is None]
+            at = [len(tokens) + number for number in new]
+            encoded = iter(  # an encoder that is not needed is not even made
+                encode_located(job, [texts[n] for n in new], lambda n: (unit, spans[at[n]], rows[at[n]])) if new else []
+            )
+            tokens.extend([next(encoded) if document is None else document for document in found])
+            num_encoded += len(new)
         texts.clear()
+        prepared.clear()
         waiting = 0
 
-    for span, row_number, text in texts_of(job, unit, report, dropped, selected):
+    for span, row_number, document in documents_of(job, unit, report, dropped, selected):
+        if isinstance(document, Prepared):
+            prepared.append(document)
+        text = document if isinstance(document, str) else document.text
         texts.append(text)
         spans.append(span)
         rows.append(row_number)
@@ -150,18 +172,27 @@ def bake_unit(
             )
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = int(tokens.lengths().sum())
-    _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes))
+    _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes), marks)
     return report, num_encoded
 
 
-def texts_of(
+def texts_of(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, str]]:
+    """(span, row in span, text) of every document of a unit of texts."""
+    for span, row_number, text in documents_of(job, unit, report, dropped):
+        assert isinstance(text, str)
+        yield span, row_number, text
+
+
+def documents_of(
     job: Job, unit: Unit, report: UnitReport, dropped: Counter[str], selected: Any = None
-) -> Iterator[tuple[int, int, str]]:
-    """(span, row in span, text) of every document of a unit: what is left of its rows after filters and steps."""
+) -> Iterator[tuple[int, int, str | Prepared]]:
+    """(span, row in span, text or conversation) of every document: what is left of a unit's rows after all steps."""
     for span, row_number, row in _selected(_rows(job, unit, report, dropped), selected, dropped):
         text = _prepared(job, unit, span, row_number, row)
         if isinstance(text, _Dropped):
             dropped[f"dropped by step {text.step!r}"] += 1
+        elif isinstance(text, Malformed):
+            _pass_over(job, unit, span, row_number, text, report, dropped)
         elif not text:
             dropped["empty text"] += 1
         else:
@@ -184,6 +215,25 @@ def encode_located(job: Job, texts: list[str], locate: Callable[[int], tuple[Uni
         error.where |= place(*locate(number), job.formats)
         raise
     return encoded
+
+
+def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
+    """How the conversations of an ingredient are written: as its first row that can be read has it, after all steps."""
+    for unit in units:
+        for span, row_number, row in _rows(replace(job, on_error="skip"), unit, UnitReport(), Counter()):
+            after = _stepped(job, unit, span, row_number, row)
+            if isinstance(after, _Dropped):
+                continue
+            try:
+                return detect(after)
+            except ChatError as error:
+                fault = Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
+                raise error_of(fault, unit, span, row_number, job.formats) from None
+    raise SourceError(
+        f"{job.ingredient!r} has no row that can be read, so nothing says how its conversations are written",
+        ingredient=job.ingredient,
+        remedy="look at the file, or at where= and the steps",
+    )
 
 
 def find_passing(job: Job, unit: Unit) -> tuple[Any, list[int]]:
@@ -246,15 +296,8 @@ def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> It
             report.span_rows[span] = row_number
             continue
         if isinstance(text, Malformed):
-            if job.on_error == "raise":
-                raise error_of(text, unit, span, row_number, job.formats)
-            lost = max(text.rows, 1)
-            report.rows_read += lost
-            dropped[text.kind] += lost
-            report.errors += lost
-            if len(report.examples) < _EXAMPLES:
-                file = unit.spans[span].path if unit.spans else "<memory>"
-                report.examples.append((file, row_number, f"{text.kind}: {text.reason}" if text.reason else text.kind))
+            _pass_over(job, unit, span, row_number, text, report, dropped)
+            report.rows_read += max(text.rows, 1)
             continue
         report.rows_read += 1
         if job.where is not None:
@@ -269,7 +312,23 @@ def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> It
         yield span, row_number, row
 
 
-def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]) -> str | _Dropped:
+def _pass_over(
+    job: Job, unit: Unit, span: int, row_number: int, fault: Malformed, report: UnitReport, dropped: Counter[str]
+) -> None:
+    """Raise what is wrong with a row, or count it where on_error says so."""
+    if job.on_error == "raise":
+        raise error_of(fault, unit, span, row_number, job.formats)
+    lost = max(fault.rows, 1)
+    dropped[fault.kind] += lost
+    report.errors += lost
+    if len(report.examples) < _EXAMPLES:
+        file = unit.spans[span].path if unit.spans else "<memory>"
+        why = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
+        report.examples.append((file, row_number, why if fault.turn is None else f"{why} (message {fault.turn})"))
+
+
+def _stepped(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]) -> dict[str, Any] | _Dropped:
+    """A row after the user's steps."""
     for step in job.steps:
         try:
             after = step(row)
@@ -281,9 +340,23 @@ def _prepared(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, A
         if after is None:
             return _Dropped(step.name)
         row = after
-    text = row.get(job.tokenize.text)
+    return row
+
+
+def _prepared(
+    job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]
+) -> str | Prepared | Malformed | _Dropped:
+    after = _stepped(job, unit, span, row_number, row)
+    if isinstance(after, _Dropped):
+        return after
+    if isinstance(job.tokenize, Chat):
+        try:
+            return job.tokenize.prepare(after)
+        except ChatError as error:
+            return Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
+    text = after.get(job.tokenize.text)
     if not isinstance(text, str):
-        there = ", ".join(map(repr, row))
+        there = ", ".join(map(repr, after))
         raise SourceError(
             f"no text to tokenise in column {job.tokenize.text!r}: the row has {there}",
             **place(unit, span, row_number, job.formats),
@@ -301,6 +374,7 @@ def _write(
     rows: list[int],
     splits: list[int],
     hashes: TextHashes,
+    marks: list[NDArray[Any]],
 ) -> None:
     count = len(tokens)
     # The key names no unit: the order of a unit's documents then stays when units come or go before it.
@@ -319,13 +393,32 @@ def _write(
         "text_high": as_arrow(hashes[order, 0]),
         "text_low": as_arrow(hashes[order, 1]),
     }
+    if isinstance(job.tokenize, Chat):
+        ordered = [marks[number] for number in order]
+        starts = np.concatenate([[0], np.cumsum([len(each) for each in ordered])]).astype(np.int64)
+        columns["spans"] = records_to_arrow(starts, np.concatenate([np.empty(0, SPAN_DTYPE), *ordered]))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     batch = batch.replace_schema_metadata({"report": msgspec.json.encode(report)})
     write_arrow(path, batch)
 
 
-Documents = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.integer], NDArray[np.int64], TextHashes]
-"""(tokens end to end, length, span, row in span, hash of the text) of some documents."""
+class Documents(NamedTuple):
+    """Some documents of a unit."""
+
+    tokens: NDArray[Any]
+    """End to end."""
+    lengths: NDArray[np.int64]
+    span: NDArray[np.integer]
+    row: NDArray[np.int64]
+    """In the span."""
+    text: TextHashes
+    num_marks: NDArray[np.int64]
+    """Of each document, where these are conversations; otherwise empty."""
+    marks: NDArray[Any]
+    """What the tokens are: of SPAN_DTYPE, end to end."""
+
+
+NO_MARKS = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
 
 
 def unit_documents(path: Path, split: int) -> Documents:
@@ -336,10 +429,26 @@ def unit_documents(path: Path, split: int) -> Documents:
     tokens, lengths = as_numpy(lists.values), np.diff(as_numpy(lists.offsets))
     span, row = as_numpy(batch.column("span")), as_numpy(batch.column("row"))
     text = np.stack([as_numpy(batch.column("text_high")), as_numpy(batch.column("text_low"))], axis=1)
+    num_marks, marks = NO_MARKS
+    if "spans" in batch.schema.names:
+        starts, fields = records_of(batch.column("spans"))
+        num_marks, marks = np.diff(starts), marks_of(fields)
     mine = as_numpy(batch.column("split")) == split
     if mine.all():
-        return tokens, lengths, span, row, text
-    return tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine], text[mine]
+        return Documents(tokens, lengths, span, row, text, num_marks, marks)
+    if len(num_marks):
+        num_marks, marks = num_marks[mine], marks[np.repeat(mine, num_marks)]
+    return Documents(
+        tokens[np.repeat(mine, lengths)], lengths[mine], span[mine], row[mine], text[mine], num_marks, marks
+    )
+
+
+def marks_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    """Spans as records, from their columns."""
+    marks = np.empty(len(fields["stop"]), SPAN_DTYPE)
+    for name in SPAN_DTYPE.names or ():
+        marks[name] = fields[name]
+    return marks
 
 
 def read_unit_report(path: Path) -> UnitReport | None:

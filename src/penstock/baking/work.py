@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from penstock.baking.unit import (
     Job,
     UnitReport,
     bake_unit,
+    detect_layout,
     find_characters,
     find_passing,
     read_unit_report,
@@ -32,13 +34,17 @@ from penstock.baking.unit import (
 )
 from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from penstock.prepare.chat.step import Chat
 from penstock.prepare.columns import TextColumn
+from penstock.prepare.tokenize import Tokenize
 from penstock.progress import progress
 from penstock.seeds import key_of, mix64
 from penstock.sources import units
 from penstock.sources.listing import InputFile
 from penstock.sources.memory import TableRows
 from penstock.sources.units import Span, Unit
+
+log = logging.getLogger("penstock")
 
 __all__ = ["Work", "bake_units", "first_rows", "plan_work", "scan"]
 
@@ -98,7 +104,7 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
         ]
         job = Job(
             ingredient=ingredient.name,
-            text=TextColumn(ingredient.text),
+            text=None if isinstance(recipe.tokenize, Chat) else TextColumn(ingredient.text),
             where=ingredient.where,
             steps=recipe.row_steps,
             tokenize=recipe.tokenize,
@@ -117,7 +123,7 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
 
 def _columns_of(ingredient: Ingredient, recipe: DatasetRecipe) -> tuple[str, ...] | None:
     """The columns that anything looks at; None where a user's function gets whole rows."""
-    if ingredient.where is not None or recipe.row_steps:
+    if ingredient.where is not None or recipe.row_steps or isinstance(recipe.tokenize, Chat):
         return None
     needed = {*TextColumn(ingredient.text).columns, *({recipe.tokenize.text} - {"text"})}
     return tuple(sorted(needed))
@@ -181,11 +187,24 @@ def _about(task: tuple[Any, ...]) -> str:
 def scan(recipe: DatasetRecipe, work: list[Work], workers: int, to: Path, show: bool) -> None:
     """Find out what must be known of everything before anything is baked: quantities, a vocabulary of characters."""
     _choose_quantities(work, workers, to, show)
-    if recipe.tokenize.needs_fit:
+    _detect_layouts(work)
+    if isinstance(recipe.tokenize, Tokenize) and recipe.tokenize.needs_fit:
         fitted = recipe.tokenize.fitted(_characters(work, workers, to, show))
         for part in work:
             decides = fingerprint([part.job.fingerprint, fitted.fingerprint])
             part.job = replace(part.job, tokenize=fitted, fingerprint=decides)
+
+
+def _detect_layouts(work: list[Work]) -> None:
+    """How the conversations of each ingredient are written, where nothing was said: its first row tells."""
+    for part in work:
+        tokenize = part.job.tokenize
+        if not isinstance(tokenize, Chat) or tokenize.layout is not None:
+            continue
+        layout = detect_layout(part.job, part.units)
+        log.info("%s: %s", part.ingredient.name, layout)
+        decides = fingerprint([part.job.fingerprint, layout.spec()])
+        part.job = replace(part.job, tokenize=replace(tokenize, layout=layout), fingerprint=decides)
 
 
 def _choose_quantities(work: list[Work], workers: int, to: Path, show: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.assemble.window import WindowRows
 from penstock.errors import PlanError, SpecError, StoreError
 from penstock.flow import Flow
 from penstock.loaders.base import DataLoader
@@ -83,7 +82,7 @@ def amend_flow(
             parameter="at",
             remedy=f"at={cursor} or more, or load an earlier state first",
         )
-    streams = {rows.name: rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)}
+    streams = {rows.name: rows.stream for rows in flow.stored if isinstance(rows.stream, TokenStream)}
     if len(streams) < len(flow.rows):
         raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
     members = members_to_add(add, plan, next(iter(streams.values())).store)
@@ -95,7 +94,7 @@ def amend_flow(
         )
     amended = amend_plan(plan, at=at, add=add, opened=members, **asked)
     streams.update((member.name, member.stream) for member in members)
-    return amended, open_flow(streams, amended, flow.fields)
+    return amended, open_flow(streams, amended, flow.fields, flow.padding)
 
 
 def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | None = None) -> list[Member]:
@@ -111,7 +110,9 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
     for name, source in add.items():
         length = None if isinstance(source, DataLoader) else known.get(name, plan.row_tokens)
         members += flatten({name: source}, chunk_size=length, split=plan.sources[0].split)[0]
+    packed = {source.name for source in plan.all_sources if source.rows}
     for member in members:
+        _refuse_packed(member, packed, plan)
         asked = known.get(member.name, plan.row_tokens)
         is_shorter = member.name not in known and plan.pad is not None and member.row_tokens <= asked
         if member.row_tokens != asked and not is_shorter:
@@ -126,6 +127,24 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
         for member in members:
             refuse_other_tokenizer(plan.sources[0].name, store, member.name, member.stream.store)
     return members
+
+
+def _refuse_packed(member: Member, packed: set[str], plan: Plan) -> None:
+    """Rows of whole documents are planned over all of them at once: another document moves them all."""
+    if member.name in packed:
+        raise SpecError(
+            f"the rows of {member.name!r} are made of whole documents, so it cannot grow under this plan",
+            parameter="add",
+            source=member.name,
+            remedy="add= what is new under another name",
+        )
+    if member.rows is not None and plan.pad is None:
+        raise SpecError(
+            f"rows of {member.name!r} must be filled up, and plan {plan.fingerprint} has no token for that",
+            parameter="add",
+            source=member.name,
+            remedy="a new plan that has such a source from the beginning",
+        )
 
 
 def _store_of(plan: Plan) -> Store | None:
@@ -219,8 +238,7 @@ def _check_skips(plan: Plan, at: int, skips: tuple[tuple[int, int], ...]) -> Non
 
 
 def _added(plan: Plan, member: Member) -> PlanSource:
-    rows = WindowRows(member.stream, member.row_tokens, seed=plan.seed, recut=plan.recut, name=member.name)
-    source = source_of(rows, plan.row_tokens)
+    source = source_of(member.open(seed=plan.seed, recut=plan.recut), plan.row_tokens)
     known = next((s for s in plan.all_sources if s.name == member.name), None)
     if known is None:
         return source

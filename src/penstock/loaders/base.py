@@ -16,6 +16,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, TypeVar
 
+from penstock.assemble.samples import SampleRows
 from penstock.deliver.memory import BlockPool
 from penstock.deliver.ranks import Ranks
 from penstock.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
@@ -230,6 +231,7 @@ class DataLoader:
             pool=self._pool,
             prefetch=self.prefetch,
             workers=self.workers,
+            tokenizer=next((str(store.folder / "tokenizer.json") for store in self._stores()), None),
         )
 
     def _record(self, rows: int) -> list[list[int]]:
@@ -324,12 +326,12 @@ class DataLoader:
 
     def _stores(self) -> list[Store]:
         """The stores that it reads."""
-        streams = [rows.stream for rows in self._flow.windows]
+        streams = [rows.stream for rows in self._flow.stored]
         return list({s.store.path: s.store for s in streams if isinstance(s, TokenStream)}.values())
 
     def _keep_plan(self) -> None:
         """Write the plan beside its stores: what a run did can be found out from them alone."""
-        streams = {r.name: r.stream for r in self._flow.windows if isinstance(r.stream, TokenStream)}
+        streams = {r.name: r.stream for r in self._flow.stored if isinstance(r.stream, TokenStream)}
         self._plan = with_places(self._plan, streams)
         for store in self._stores():
             keep_plan(store.path, self.plan)
@@ -449,7 +451,7 @@ class DataLoader:
     def stats(self) -> dict[str, Any]:
         """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
         tokens = [
-            count * getattr(rows, "row_tokens", self._flow.row_tokens)
+            round(count * _tokens_per_row(rows, self._flow.row_tokens))
             for count, rows in zip(self._flow.order.given(self._position), self._flow.rows, strict=True)
         ]
         elapsed = 0.0 if self._started_seconds is None else time.perf_counter() - self._started_seconds
@@ -537,6 +539,13 @@ def _with_cut(steps: list[list[int]], position: int, rows: int, *, epochs: Epoch
         return steps
     step += at < position  # inside a step: what was used of it counts as a step
     return [*(t for t in steps if t[0] < step), [step, position, rows]]
+
+
+def _tokens_per_row(rows: Any, of_flow: int) -> float:
+    """Exact for windows; the mean for rows that are made of whole documents."""
+    if isinstance(rows, SampleRows):
+        return rows.num_tokens / rows.num_rows
+    return float(getattr(rows, "row_tokens", of_flow))
 
 
 def _ended_by_newer() -> PlanError:

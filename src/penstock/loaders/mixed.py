@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.door import StoreDataLoader
+from penstock.loaders.door import StoreDataLoader, padding_of
 from penstock.loaders.planning import (
     Member,
     is_weight,
@@ -75,8 +75,11 @@ class MixedDataLoader(StoreDataLoader):
         split: str = "train",
         epoch_end: str | None = None,
         recut: bool = True,
-        position_ids: bool = False,
-        segment_ids: bool = False,
+        pad_to: Any = "max_length",
+        position_ids: bool | None = None,
+        segment_ids: bool | None = None,
+        cu_seqlens: bool | None = None,
+        show_roles: bool = False,
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
@@ -139,6 +142,9 @@ class MixedDataLoader(StoreDataLoader):
             mesh=mesh,
             position_ids=position_ids,
             segment_ids=segment_ids,
+            cu_seqlens=cu_seqlens,
+            roles=show_roles,
+            padding=padding_of(pad_to, "right", made.row_tokens),
             border_loss=border_loss,
             read_ahead=read_ahead,
             epochs=epochs,
@@ -193,9 +199,9 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
     if weights is None and temperature is None:
         return ((0, None),)
     if weights is None:
-        sizes = {m.name: float(m.stream.num_tokens) for m in members}
+        sizes = {m.name: float(_num_tokens(m)) for m in members}
         if by == "rows":
-            sizes = {m.name: sizes[m.name] // m.row_tokens for m in members}
+            sizes = {m.name: float(_num_rows(m)) for m in members}
         return segments_of(_tempered(sizes, temperature), names)
     handed = hand_down(weights, parts)
     if temperature is not None and isinstance(handed, Mapping):
@@ -203,6 +209,15 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
     elif temperature is not None:
         handed = [(at, _tempered(mapping, temperature)) for at, mapping in handed]
     return segments_of(handed, names)
+
+
+def _num_rows(member: Member) -> int:
+    is_windows = member.rows is None
+    return member.stream.num_tokens // member.row_tokens if is_windows else member.open(seed=0, recut=True).num_rows
+
+
+def _num_tokens(member: Member) -> int:
+    return member.stream.num_tokens if member.rows is None else member.open(seed=0, recut=True).num_tokens
 
 
 def _tempered(weights: Mapping[str, Any], temperature: Any) -> dict[str, Any]:

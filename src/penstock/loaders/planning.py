@@ -8,10 +8,12 @@ from math import isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
-from penstock.assemble.batch import Fields
+from penstock.assemble.batch import Fields, Padding
+from penstock.assemble.samples import RowSpec, SampleRows
 from penstock.assemble.window import WindowRows
 from penstock.errors import SpecError
 from penstock.flow import Flow
+from penstock.loaders.packed import open_samples, rows_of_spec, spec_of_rows
 from penstock.order.pool import blocks_for
 from penstock.order.schedule import ORDER_VERSION
 from penstock.plan import Plan, PlanSource, Segments
@@ -28,6 +30,7 @@ __all__ = [
     "open_flow",
     "plan_members",
     "ramp",
+    "refuse_conversations",
     "refuse_other_settings",
     "refuse_other_tokenizer",
     "rounded_pool",
@@ -50,6 +53,15 @@ class Member(NamedTuple):
     name: str
     stream: TokenStream
     row_tokens: int
+    rows: RowSpec | None = None
+    """How its rows are made of whole documents; None: they are windows over all of its tokens."""
+    pad: int | None = None
+    """The token that fills up such rows."""
+
+    def open(self, *, seed: int, recut: bool) -> WindowRows | SampleRows:
+        if self.rows is not None:
+            return open_samples(self.stream, self.rows, self.name)
+        return WindowRows(self.stream, self.row_tokens, seed=seed, recut=recut, name=self.name)
 
 
 def plan_members(
@@ -84,7 +96,8 @@ def plan_members(
             remedy="shuffle='pool'" if shuffle != "pool" else "leave out lanes=, or the caps",
         )
     row_tokens = _row_tokens(members, pad)
-    rows = [WindowRows(m.stream, m.row_tokens, seed=seed, recut=recut, name=m.name) for m in members]
+    rows = [m.open(seed=seed, recut=recut) for m in members]
+    _refuse_pairs_beside_others(members)
     plan = Plan(
         row_tokens=row_tokens,
         seed=whole_number(seed=seed),
@@ -99,13 +112,32 @@ def plan_members(
         by=one_of(("rows", "tokens"), by=by),
         max_epochs=caps,
         exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
-        pad=pad if any(m.row_tokens != row_tokens for m in members) else None,
+        pad=_pad(members, row_tokens, pad),
     )
     ends_at = rows_of_mixture(plan, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
     return plan if ends_at is None else replace(plan, num_rows=ends_at)
 
 
-def source_of(rows: WindowRows, row_tokens: int) -> PlanSource:
+def _pad(members: Sequence[Member], row_tokens: int, pad: int | None) -> int | None:
+    """The token that fills up rows, where some are shorter than others."""
+    own = next((m.pad or 0 for m in members if m.rows is not None), None)
+    is_padded = own is not None or any(m.row_tokens != row_tokens for m in members)
+    return (own if pad is None else pad) if is_padded else None
+
+
+def _refuse_pairs_beside_others(members: Sequence[Member]) -> None:
+    pairs = [m for m in members if m.rows is not None and m.rows.pairs]
+    other = next((m for m in members if m not in pairs), None)
+    if pairs and other is not None:
+        raise SpecError(
+            f"{pairs[0].name!r} has preference pairs, and {other.name!r} has not: a batch is of one kind",
+            parameter="sources",
+            source=other.name,
+            remedy="mix pairs with pairs alone",
+        )
+
+
+def source_of(rows: WindowRows | SampleRows, row_tokens: int) -> PlanSource:
     return PlanSource(
         name=rows.name,
         split=rows.split,
@@ -113,16 +145,21 @@ def source_of(rows: WindowRows, row_tokens: int) -> PlanSource:
         num_rows=rows.num_rows,
         num_tokens=rows.num_tokens,
         row_tokens=None if rows.row_tokens == row_tokens else rows.row_tokens,
+        rows=spec_of_rows(rows.spec) if isinstance(rows, SampleRows) else (),
     )
 
 
-def open_flow(streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None) -> Flow:
+def open_flow(
+    streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None, padding: Padding | None = None
+) -> Flow:
     """The rows and the order that a plan means, over streams that have its content."""
     first = plan.sources[0].name
     for name, stream in streams.items():
         refuse_other_tokenizer(first, streams[first].store, name, stream.store)
     rows = [
-        WindowRows(
+        open_samples(streams[source.name], rows_of_spec(source.rows), source.name)
+        if source.rows
+        else WindowRows(
             streams[source.name],
             source.row_tokens or plan.row_tokens,
             seed=plan.seed,
@@ -132,7 +169,19 @@ def open_flow(streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | N
         )
         for number, source in enumerate(plan.all_sources)
     ]
-    return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad)
+    return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad, padding=padding)
+
+
+def refuse_conversations(store: Store) -> None:
+    """A store of conversations, read as text, would be learned whole: what users say, and the template."""
+    if "chat" in store.manifest.tokenizer:
+        raise SpecError(
+            f"{store.path} holds conversations, whose tokens are not all to be learned",
+            parameter="path",
+            file=store.path,
+            remedy="ConversationDataLoader(path, max_length=2048), also as a source of a mixture; "
+            "its loss='all' learns everything",
+        )
 
 
 def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
@@ -279,8 +328,8 @@ def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None,
         at_least(plan.row_tokens, num_tokens=num_tokens)
         if plan.pad is None:
             return num_tokens // plan.row_tokens
-        widths = [source.row_tokens or plan.row_tokens for source in plan.all_sources]  # what fills rows up is no token
-        low, high = 0, num_tokens // min(widths)
+        widths = [plan.tokens_per_row(source) for source in plan.all_sources]  # what fills rows up is no token
+        low, high = 0, int(num_tokens // min(widths))
         while low < high:
             middle = (low + high + 1) // 2
             tokens = sum(w * count for w, count in zip(widths, plan.order.given(middle), strict=True))
@@ -322,9 +371,10 @@ def check_caps(max_epochs: Mapping[str, int], names: Sequence[str]) -> tuple[tup
 
 def _row_tokens(members: Sequence[Member], pad: int | None) -> int:
     """Tokens of a row: the same for all sources, unless shorter ones are padded."""
+    windows = [m for m in members if m.rows is None]  # rows of samples are filled up in any case
     longest = max(members, key=lambda m: m.row_tokens)
-    other = next((m for m in members if m.row_tokens != longest.row_tokens), None)
-    if other is not None and pad is None:
+    other = next((m for m in windows if m.row_tokens != longest.row_tokens), None)
+    if other is not None and pad is None and len(windows) == len(members):
         raise SpecError(
             f"{longest.name!r} has rows of {longest.row_tokens:,} tokens, {other.name!r} of {other.row_tokens:,}",
             parameter="chunk_size",

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.assemble.samples import PACKINGS, RowSpec
 from penstock.errors import SpecError
-from penstock.loaders.door import StoreDataLoader
+from penstock.loaders.door import StoreDataLoader, check_tokenizer
 from penstock.loaders.planning import (
     Member,
     lanes_of,
     plan_members,
+    refuse_conversations,
     refuse_other_settings,
     rounded_pool,
     segments_of,
@@ -37,6 +39,7 @@ class PretrainDataLoader(StoreDataLoader):
     PretrainDataLoader("corpus.store", chunk_size=2048, weights={"web": 0.7, "code": 0.3}, num_tokens=10**9)
     PretrainDataLoader("corpus.store", chunk_size=2048, split="val")      unshuffled, once, last batch padded
     PretrainDataLoader("corpus.store", chunk_size=2048, shuffle="pool")   a store larger than memory: docs/cold.md
+    PretrainDataLoader("corpus.store", chunk_size=2048, packing="best_fit")   whole documents: docs/packing.md
     PretrainDataLoader("corpus.store", plan="3f2a91c04be7d155")           exactly the rows of a run that was
     PretrainDataLoader("corpus/", "tokenizer.json", 2048)                 raw files: baked once, into a cache
     PretrainDataLoader("corpus/", "tokenizer.json", 2048, streaming=True) raw files: the first batch at once
@@ -80,8 +83,11 @@ class PretrainDataLoader(StoreDataLoader):
         split: str = "train",
         epoch_end: str | None = None,
         recut: bool = True,
-        position_ids: bool = False,
-        segment_ids: bool = False,
+        packing: str | None = None,
+        pad: int | None = None,
+        position_ids: bool | None = None,
+        segment_ids: bool | None = None,
+        cu_seqlens: bool | None = None,
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
@@ -115,6 +121,8 @@ class PretrainDataLoader(StoreDataLoader):
             store = next(iter(streams.values())).store
             refuse_other_settings(
                 made,
+                packing=(packing, None, dict(made.sources[0].rows).get("packing")),
+                pad=(pad, None, made.pad),
                 chunk_size=(chunk_size, None, made.row_tokens),
                 seed=(seed, 0, made.seed),
                 shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
@@ -146,11 +154,13 @@ class PretrainDataLoader(StoreDataLoader):
                 split=split,
                 epoch_end=epoch_end,
                 recut=recut,
+                packing=packing,
+                pad=pad,
             )
             streams = {source.name: store.stream(source.name, split) for source in made.sources}
         self.store = store
         if tokenizer is not None:
-            _check_tokenizer(store, tokenizer)
+            check_tokenizer(store, tokenizer)
         super().__init__(
             streams,
             made,
@@ -160,6 +170,7 @@ class PretrainDataLoader(StoreDataLoader):
             mesh=mesh,
             position_ids=position_ids,
             segment_ids=segment_ids,
+            cu_seqlens=cu_seqlens,
             border_loss=border_loss,
             read_ahead=read_ahead,
             epochs=epochs,
@@ -209,14 +220,26 @@ def make_plan(
     *,
     weights: Any = None,
     split: str = "train",
+    packing: str | None = None,
+    pad: int | None = None,
     **settings: Any,
 ) -> Plan:
-    """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand."""
+    """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand.
+
+    (Of rows that are packed it keeps the index: it is needed to count them.)
+    """
     one_of(("train", "val"), split=split)
     chunk_size = at_least(1, chunk_size=chunk_size)
+    refuse_conversations(store)
     segments = segments_of(weights, store.names)
     used = {name for _, pairs in segments for name, _ in pairs or ()} or store.names
     streams = [store.stream(name, split) for name in store.names if name in used]
+    if packing is not None:
+        rows = RowSpec(chunk_size, one_of(PACKINGS, packing=packing), "split")
+        members = [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(store, pad)) for s in streams if s.num_tokens]
+        return plan_members(members, split=split, segments=segments, **settings)
+    if pad is not None:
+        raise SpecError("pad= is for packing=: windows are full", parameter="pad", remedy="packing='best_fit'")
     if weights is None:
         # A source with too little text for one row is left out of a union; alone, it is an error that says so.
         long_enough = [s for s in streams if s.num_tokens > chunk_size]
@@ -230,18 +253,12 @@ def make_plan(
     return plan_members(members, split=split, segments=segments, **settings)
 
 
-def _check_tokenizer(store: Store, tokenizer: Any) -> None:
-    from penstock.prepare.tokenizers import resolve_tokenizer
-
-    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
-    if resolved.kind == "chars" and resolved.chars is None:
-        matches = store.manifest.tokenizer["kind"] == "chars"
-    else:
-        matches = resolved.fingerprint == store.manifest.tokenizer["fingerprint"]
-    if not matches:
+def _pad_of(store: Store, asked: int | None) -> int:
+    """The token that fills up packed rows: any will do, because masks come from lengths."""
+    if asked is None:
+        return int(store.manifest.tokenizer["eos"] or 0)
+    if not 0 <= asked < store.vocab_size:
         raise SpecError(
-            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
-            parameter="tokenizer",
-            baked_with=store.manifest.tokenizer["name"],
-            remedy="leave tokenizer= out, or bake again with this one",
+            f"pad={asked} is outside the vocabulary of {store.vocab_size:,} ids", parameter="pad", remedy="one of its ids"
         )
+    return asked

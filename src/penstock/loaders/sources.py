@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.assemble.samples import SampleRows
 from penstock.errors import SpecError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.planning import Member, is_weight, refuse_other_tokenizer
+from penstock.loaders.planning import Member, is_weight, refuse_conversations, refuse_other_tokenizer
 from penstock.plan import Plan, PlanSource
 from penstock.spec import at_least
 from penstock.store.reader import Store
@@ -39,7 +40,7 @@ def flatten(
         raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
     asked = chunk_size
     if chunk_size is None:  # stores beside loaders have rows as long as theirs
-        chunk_size = next((s.plan.row_tokens for s in sources.values() if isinstance(s, DataLoader)), None)
+        chunk_size = next((s.plan.row_tokens for s in sources.values() if _has_windows(s)), None)
     found: list[Member] = []
     parts: Parts = {}
     for name, source in sources.items():
@@ -55,6 +56,10 @@ def flatten(
     for member in found[1:]:
         refuse_other_tokenizer(first.name, first.stream.store, member.name, member.stream.store)
     return found, parts
+
+
+def _has_windows(source: Any) -> bool:
+    return isinstance(source, DataLoader) and not source._flow.has_samples
 
 
 def hand_down(weights: Any, parts: Parts) -> Any:
@@ -117,6 +122,7 @@ def _of(
     if chunk_size is None:
         raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
     store = source if isinstance(source, Store) else Store(source)
+    refuse_conversations(store)
     streams = [store.stream(stream, split) for stream in store.names]
     long_enough = [s for s in streams if s.num_tokens > chunk_size] or streams[:1]
     for short in [s for s in streams if s not in long_enough]:
@@ -131,8 +137,17 @@ def _of_loader(
     name: str | None, loader: DataLoader, chunk_size: int | None, has_weights: bool
 ) -> tuple[list[Member], Parts]:
     plan = loader.plan
-    windows = loader._flow.windows
-    members = [Member(r.name, r.stream, r.row_tokens) for r in windows if isinstance(r.stream, TokenStream)]
+    members = [
+        Member(
+            r.name,
+            r.stream,
+            r.row_tokens,
+            rows=r.spec if isinstance(r, SampleRows) else None,
+            pad=loader._flow.pad if isinstance(r, SampleRows) else None,
+        )
+        for r in loader._flow.stored
+        if isinstance(r.stream, TokenStream)
+    ]
     if len(members) < len(loader._flow.rows) or not members:
         raise SpecError(
             f"{name!r} does not read stores, so it has no row numbers to mix by",
@@ -140,7 +155,7 @@ def _of_loader(
             source=name,
             remedy="bake its data, and give the store",
         )
-    if chunk_size is not None and any(m.row_tokens != chunk_size for m in members):
+    if chunk_size is not None and any(m.row_tokens != chunk_size for m in members if m.rows is None):
         raise SpecError(
             f"chunk_size={chunk_size} was asked for, and the loader of {name!r} has rows of {plan.row_tokens} tokens",
             parameter="chunk_size",
@@ -173,7 +188,10 @@ def _named(name: str | None, members: list[Member], weights: dict[str, float] | 
         return members, dict.fromkeys(m.name for m in members)
     if len(members) == 1:
         return [members[0]._replace(name=name)], {name: None}
-    sizes = {m.name: float((m.stream.num_tokens - 1) // m.row_tokens) for m in members}
+    sizes = {
+        m.name: float((m.stream.num_tokens - 1) // m.row_tokens if m.rows is None else m.open(seed=0, recut=True).num_rows)
+        for m in members
+    }
     shares = sizes if weights is None else weights
     total = sum(shares.values())
     named = [m._replace(name=f"{name}/{m.name}") for m in members]

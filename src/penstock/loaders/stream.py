@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.assemble.batch import Block, constant_mask
+from penstock.assemble.batch import Block, constant_mask, seqlens_of
 from penstock.deliver.ahead import by_processes, by_threads
 from penstock.deliver.memory import BlockPool
 from penstock.flow import Flow, Located, Task
@@ -52,6 +52,9 @@ class BlockFields(NamedTuple):
     attention: Any
     loss: Any
     extra: dict[str, Any]
+    widths: Any = None
+    """Of rows of samples: tokens of the batch that each one is in."""
+    seams: Any = None
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class BatchStream:
     pool: BlockPool = field(default_factory=BlockPool)
     prefetch: int = 0
     workers: int = 0
+    tokenizer: str | None = None
+    """The file of the tokenizer that can decode its tokens, for whoever looks at a batch."""
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
@@ -86,12 +91,12 @@ class BatchStream:
         for num_steps, block in self._made(position):
             adapt(block)
             fields = self._fields(block, width)
-            tokens, inputs, labels, attention, loss, extra = fields
+            tokens, inputs, labels, attention, loss, extra, *_ = fields
             for first in range(0, num_steps * width, width) if width else [0] * num_steps:
                 last = first + width
                 if adapt.masks_are_writable and (attention._version or loss._version):
                     # Somebody wrote into a mask: no later batch may see it.
-                    tokens, inputs, labels, attention, loss, extra = fields = self._fields(block, width)
+                    tokens, inputs, labels, attention, loss, extra, *_ = fields = self._fields(block, width)
                 if position <= last_simple:
                     position += rows
                 else:
@@ -163,7 +168,7 @@ class BatchStream:
                 yield some, located, step * width, (step + some) * width
 
     def _steps_in(self, num_bytes: int) -> int:
-        return max(1, num_bytes // (max(len(self.mine), 1) * (self.flow.row_tokens + 1) * 8))
+        return max(1, num_bytes // (max(len(self.mine), 1) * self.flow.sequences * (self.flow.row_tokens + 1) * 8))
 
     def _make(self, piece: Piece) -> Made:
         num_steps, located, first, last = piece
@@ -171,21 +176,29 @@ class BatchStream:
 
     def _made_by_processes(self, position: int) -> Iterator[Made]:
         steps = self._steps_in(_AHEAD_BYTES)
-        slot_bytes = steps * len(self.mine) * ((self.flow.row_tokens + 1) * 8 * 6 + 64) + 4096
+        row_bytes = (self.flow.row_tokens + 1) * 8 * 7 * self.flow.sequences + 64
+        slot_bytes = steps * len(self.mine) * row_bytes + 4096
         tasks = self._tasks(position, largest=steps)
         for arrays in by_processes(_Maker(self.flow), tasks, self.workers, slot_bytes):
             tokens = self.pool.take(*arrays["tokens"].shape)
             tokens[:] = arrays.pop("tokens")  # out of the slot, which the worker will use again
             own = {name: array.copy() for name, array in arrays.items()}
             num_steps, weight = int(own.pop("num_steps")[0]), own.pop("weight", None)
-            yield num_steps, Block(tokens, own.pop("source"), own.pop("position"), weight, own)
+            block = Block(tokens, own.pop("source"), own.pop("position"), weight)
+            block.widths, block.seams = own.pop("widths", None), own.pop("seams", None)
+            block.shown = {name[6:]: own.pop(name) for name in list(own) if name.startswith("shown_")}
+            block.extra = own
+            yield num_steps, block
 
     def _fields(self, block: Block, width: int) -> BlockFields:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
         attention, loss = self.adapt.masks(width, self.flow.row_tokens)
-        return BlockFields(block.tokens, block.tokens[:, :-1], block.tokens[:, 1:], attention, loss, block.extra)
+        inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
+        return BlockFields(block.tokens, inputs, labels, attention, loss, block.extra, block.widths, block.seams)
 
     def _batch(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
+        if fields.widths is not None:
+            return self._batch_of_samples(fields, first, last, metadata)
         inputs = fields.inputs[first:last]
         own = {name: array[first:last] for name, array in fields.extra.items()}
         labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
@@ -200,16 +213,42 @@ class BatchStream:
         batch._block = (fields.tokens, first, last)
         return batch
 
+    def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
+        """Rows as wide as their batch is, which other batches of the block may not be."""
+        per = self.flow.sequences
+        rows = slice(first * per, last * per)
+        width = int(fields.widths[first * per]) if last > first else 0
+        inputs = fields.inputs[rows, :width]
+        own = {name: array[rows, :width] for name, array in fields.extra.items()}
+        labels, loss, attention = own.pop("labels"), own.pop("loss_mask"), own.pop("attention_mask")
+        if self.alignment == "same":
+            labels, loss = self.adapt.same_alignment(inputs, loss, attention)
+        if fields.seams is not None:
+            borders, own["max_seqlen"] = seqlens_of(fields.seams[rows, :width])
+            own["cu_seqlens"] = self.adapt.small(borders)
+        return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
+
     def _metadata(self, block: Block, first: int, last: int, after: int, record: Record) -> dict[str, Any]:
-        names = self.flow.order.names
+        names, per = self.flow.order.names, self.flow.sequences
         weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
+        shown: dict[str, Any] = {}
+        if block.shown and block.widths is not None and last > first:
+            ahead, width = self.alignment == "next", int(block.widths[first * per])  # aligned with labels
+            shown = {n: a[first * per : last * per, ahead : width + ahead] for n, a in block.shown.items()}
         return {
-            "source": [names[s] for s in block.source[first:last].tolist()],
-            "position": block.position[first:last],
-            "weight": weight,
+            "source": [names[s] for s in _each(block.source[first:last], per).tolist()],
+            "position": _each(block.position[first:last], per),
+            "weight": _each(weight, per),
+            **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
+            **shown,
             "global_rows": self.cut.rows_per_step,
+            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
             "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
         }
+
+
+def _each(values: Any, times: int) -> Any:
+    return values if times == 1 else np.repeat(values, times)
 
 
 class NumpyBlocks:
@@ -219,6 +258,10 @@ class NumpyBlocks:
 
     def __call__(self, block: Block) -> None:
         pass
+
+    def small(self, array: Any) -> Any:
+        """An array that is of one batch alone."""
+        return array
 
     def hand_over(self, batches: Batches) -> Batches:
         """The stream of batches as the caller gets it: an adapter may convert each one here, on the caller's thread."""
@@ -248,5 +291,6 @@ class _Maker:
         block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         steps = np.array([task.num_steps])
         arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}
-        arrays |= block.extra
+        arrays |= block.extra | {f"shown_{name}": array for name, array in block.shown.items()}
+        arrays |= {name: value for name in ("widths", "seams") if (value := getattr(block, name)) is not None}
         return arrays if block.weight is None else {**arrays, "weight": block.weight}

@@ -46,7 +46,7 @@ def _refuse_state_after_an_amendment(mine: Plan, fingerprint: str, position: int
 def _share_seen(plan: Plan, position: int) -> str:
     """How much of each source was read before a position, in words."""
     seen = [
-        f"{100 * count * (source.row_tokens or plan.row_tokens) / source.num_tokens:.1f} % of {source.name}"
+        f"{100 * count * plan.tokens_per_row(source) / source.num_tokens:.1f} % of {source.name}"
         for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
     ]
     return f"a state cannot be used with another chunk_size; that run had read {', '.join(seen)}"

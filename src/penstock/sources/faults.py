@@ -36,6 +36,8 @@ def error_of(fault: Malformed, unit: Unit, span: int, row_number: int, formats: 
     if fault.rows > 1 and "row" in where:
         first = where.pop("row")
         where["rows"] = f"{first:,} to {first + fault.rows - 1:,}"
+    if fault.turn is not None:
+        where["turn"] = fault.turn
     of_file = fault.rest or fault.kind == "empty file"
     return SourceError(
         f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind,

@@ -12,6 +12,7 @@ open binary stream, already decompressed. The last two yield rows, or `Malformed
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,8 @@ class Malformed:
     """How many rows this stands for: those after it keep their numbers."""
     remedy: str = ""
     """What to do about it, where that is more than mending the row or the file."""
+    turn: int | None = None
+    """The message of a conversation that is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +269,12 @@ def _other_encoding(name: str, iconv_name: str) -> Malformed:
 
 
 _decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 
 
 @register_format("jsonl", extensions=(".jsonl", ".ndjson"), by_line=True, version="2")
-def parse_json(line: bytes) -> Row:
-    """One JSON object."""
+def parse_json(line: bytes, *, unique_keys: bool = False) -> Row | Malformed:
+    """One JSON object. Of a key that is given twice, the last value counts; with `unique_keys` it is a fault."""
     line = line.removeprefix(BOM)
     try:
         row = _decode(line)
@@ -283,7 +287,41 @@ def parse_json(line: bytes) -> Row:
         raise ValueError("nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {_JSON_NAMES.get(type(row), type(row).__name__)}")
-    return row
+    return row if not unique_keys else _key_given_twice(line, row) or row
+
+
+def _key_given_twice(line: bytes, row: Row) -> Malformed | None:
+    """Where an object of a line has a key twice: {"role": "user", "role": "assistant"} says two things.
+
+    What was dropped had a colon. Decoding a line again, in Python, takes longer than reading it did: that is for lines
+    that have more colons than their row, or may hide one in an escape.
+    """
+    if line.count(b":") == _encode(row).count(b":") and b"\\u003" not in line:
+        return None
+    to_look_at: list[tuple[tuple[Any, ...], Any]] = [((), json.loads(line, object_pairs_hook=_pairs))]
+    for path, value in to_look_at:  # which grows
+        if isinstance(value, _Twice):
+            reason = f"{'.'.join(map(str, path)) or 'the row'} has {value.key!r} twice"
+            turn = path[1] if len(path) > 1 and isinstance(path[1], int) else None
+            return Malformed("duplicate keys", reason, turn=turn)
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        to_look_at += [((*path, name), item) for name, item in items]
+    return None
+
+
+class _Twice(Row):
+    """An object in which `key` was given twice."""
+
+    key = ""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice, names = _Twice(found), [name for name, _ in pairs]
+    twice.key = next(name for name in names if names.count(name) > 1)
+    return twice
 
 
 _JSON_NAMES = {list: "an array", str: "a string", type(None): "null", bool: "a boolean", int: "a number"}

@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BufferedReader
 
 from penstock.sources.formats import (
@@ -31,7 +32,9 @@ _UNSURE = 16
 
 
 @register_format("json", extensions=(".json",), version="1")
-def _read_json(stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Row | Malformed]:
+def _read_json(
+    stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES, unique_keys: bool = False
+) -> Iterator[Row | Malformed]:
     fault = encoding_fault(stream.peek(8))
     if fault is not None:
         yield fault
@@ -47,7 +50,11 @@ def _read_json(stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES) ->
             place = text.place()
             value = text.take_value().encode("utf-8")
             try:
-                yield parse_json(value) if len(value) <= max_row_bytes else too_long(max_row_bytes, where=f"{place}: ")
+                if len(value) > max_row_bytes:
+                    yield too_long(max_row_bytes, where=f"{place}: ")
+                else:
+                    row = parse_json(value, unique_keys=unique_keys)
+                    yield replace(row, reason=f"{place}: {row.reason}") if isinstance(row, Malformed) else row
             except ValueError as error:
                 yield Malformed("malformed row", f"{place}: {error}")
             if is_array and (text.is_next("]") if text.take(",") else not text.is_next("]")):

@@ -12,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["as_arrow", "as_numpy"]
+__all__ = ["as_arrow", "as_numpy", "records_of", "records_to_arrow"]
+
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Types that Arrow and NumPy name differently."""
 
 
 def as_arrow(values: Any) -> pa.Array:
@@ -49,7 +52,28 @@ def as_numpy(array: pa.Array) -> NDArray[Any]:
     """
     if array.null_count:
         raise ValueError(f"{array.null_count} numbers are missing")
-    dtype = np.dtype(str(array.type))
+    dtype = np.dtype(_NUMPY_NAMES.get(str(array.type), str(array.type)))
     if not len(array):
         return np.empty(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+def records_to_arrow(starts: NDArray[np.integer], records: Any) -> pa.Array:
+    """Records as lists of structs: list i has records [starts[i], starts[i + 1]) of a structured array, or of columns.
+
+    >>> records = np.array([(3, 0.5), (4, 1.0), (9, 0.0)], [("stop", "i4"), ("weight", "f4")])
+    >>> records_to_arrow(np.array([0, 2, 3], np.int32), records).to_pylist()[0]
+    [{'stop': 3, 'weight': 0.5}, {'stop': 4, 'weight': 1.0}]
+    """
+    names = list(records if isinstance(records, dict) else records.dtype.names)
+    structs = pa.StructArray.from_arrays([as_arrow(records[name]) for name in names], names=names)
+    lists = pa.LargeListArray if starts.dtype == np.int64 else pa.ListArray
+    return lists.from_arrays(as_arrow(starts), structs)
+
+
+def records_of(column: pa.Array) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """(where each list begins, and where the last one ends; the fields of all records) of such a column, unmoved."""
+    structs = column.values
+    return as_numpy(column.offsets), {
+        structs.type.field(i).name: as_numpy(structs.field(i)) for i in range(structs.type.num_fields)
+    }

@@ -12,6 +12,7 @@ corpus.store/
     tokenizer.json           enough to decode (and for most tokenizers to encode) without the original
     <source>-<split>-00000.arrow
   plans/<fingerprint>.json   what runs over this store were
+  rows/<fingerprint>.arrow   how documents were packed into rows, for one length of row and one way; made again if gone
   work/                      units of an unfinished bake
   .lock                      held by the process that bakes
 
@@ -91,10 +92,10 @@ class StreamInfo:
     """Of its tokens, where sources of a store differ; otherwise empty, and the manifest says it for all."""
 
 
-def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32]) -> str:
-    """Names the content of a shard: its tokens, and where its documents begin and end."""
+def content_digest(tokens: NDArray[Any], offsets: NDArray[np.int32], *spans: NDArray[Any]) -> str:
+    """Names the content of a shard: its tokens, where its documents begin and end, and what their spans are."""
     digest = xxhash.xxh3_128()
-    for array in (tokens, offsets):
+    for array in (tokens, offsets, *spans):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
 

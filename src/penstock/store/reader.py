@@ -45,7 +45,7 @@ class Store:
         self._shards: dict[str, Any] | None = None
         self._files: dict[str, Any] | None = None
         self._adopted: list[AdoptedFile] | None = None
-        self._decoder: Any = None
+        self._tokenizer: Any = None
         if verify:
             from penstock.store.verify import verify_store
 
@@ -228,13 +228,18 @@ class Store:
             )
         return str(paths[number])
 
-    def decode(self, tokens: Any) -> str | None:
-        """Text of some tokens; None where the tokenizer cannot decode."""
-        if self._decoder is None:
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that the store keeps: enough to decode, and for most to encode."""
+        if self._tokenizer is None:
             from penstock.prepare.tokenizers import load_tokenizer
 
-            self._decoder = load_tokenizer(self.folder / "tokenizer.json")
-        text: str | None = self._decoder.decode(tokens)
+            self._tokenizer = load_tokenizer(self.folder / "tokenizer.json")
+        return self._tokenizer
+
+    def decode(self, tokens: Any) -> str | None:
+        """Text of some tokens; None where the tokenizer cannot decode."""
+        text: str | None = self.tokenizer.decode(tokens)
         return text
 
     def __repr__(self) -> str:

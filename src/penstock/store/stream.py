@@ -6,6 +6,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ from penstock.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_di
 if TYPE_CHECKING:
     from penstock.store.reader import Store
 
-__all__ = ["MappedShard", "StoredDocument", "TokenStream"]
+__all__ = ["MappedShard", "Spans", "StoredDocument", "TokenStream"]
+
+Spans = tuple[NDArray[Any], dict[str, NDArray[Any]]]
+"""(where the spans of each document begin, and where the last ones end; the fields of all spans)."""
 
 _CHECKED_AT_OPEN = 4096
 """Shards whose existence and size are checked when a store opens; the rest of a larger store is when touched."""
@@ -46,7 +50,7 @@ class MappedShard:
     `adopted` says where the tokens are, if they lie in a file of the user's own and only the rest is in the shard.
     """
 
-    __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "tokens")
+    __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "spans", "tokens")
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class MappedShard:
     ) -> None:
         import pyarrow as pa
 
-        from penstock.store.arrays import as_numpy
+        from penstock.store.arrays import as_numpy, records_of
 
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
         self.check(path, num_bytes, repair)
@@ -75,6 +79,10 @@ class MappedShard:
             self.offsets: NDArray[np.int32] = as_numpy(lists.offsets)
             self.file: NDArray[np.int32] = as_numpy(batch.column("file"))
             self.row: NDArray[np.int64] = as_numpy(batch.column("row"))
+            self.spans: Spans | None = None
+            """Of documents that know what their tokens are: where each one's spans begin, and the fields of all."""
+            if "spans" in batch.schema.names:
+                self.spans = records_of(batch.column("spans"))
         except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise StoreError(
                 "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=repair
@@ -287,6 +295,35 @@ class TokenStream:
         local = number - int(self.document_starts[shard])
         base, offsets = int(self.token_starts[shard]), self.shard(shard).offsets
         return base + int(offsets[local]), base + int(offsets[local + 1])
+
+    def document_borders(self) -> NDArray[np.int64]:
+        """Where each document begins in the stream, and where the last one ends. Checked: they can be relied upon."""
+        parts = []
+        for shard, base in enumerate(self.token_starts[:-1].tolist()):
+            offsets = self.shard(shard).offsets
+            if offsets[0] != 0 or offsets[-1] != self.shard_tokens[shard] or (np.diff(offsets) < 0).any():
+                raise StoreError(
+                    "the borders between documents are not in order",
+                    file=self.shard(shard).data_path,
+                    remedy=self.store.manifest.repair,
+                )
+            parts.append(offsets[:-1].astype(np.int64) + base)
+        return np.concatenate([*parts, self.token_starts[-1:]])
+
+    @cached_property
+    def has_spans(self) -> bool:
+        """Whether its documents say what their tokens are, as conversations do."""
+        return bool(len(self.address)) and self.shard(0).spans is not None
+
+    def token_spans(self) -> Spans:
+        """The spans of all documents, from all shards."""
+        found = [spans for shard in range(len(self.address)) if (spans := self.shard(shard).spans) is not None]
+        if len(found) == 1:
+            return found[0]
+        counts = np.cumsum([0, *(int(starts[-1]) for starts, _ in found)])
+        starts = [starts[:-1].astype(np.int64) + base for (starts, _), base in zip(found, counts.tolist(), strict=False)]
+        fields = {name: np.concatenate([part[name] for _, part in found]) for name in found[0][1]}
+        return np.concatenate([*starts, counts[-1:]]), fields
 
     def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(document, start, stop) of every document that has tokens in [start, stop) of the stream, in order."""

@@ -32,7 +32,8 @@ def list_versions(store: Path) -> list[str]:
 def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bool = False) -> list[Removal]:
     """Remove what no pointer names: old versions (except the newest `keep`) and the work of unfinished bakes.
 
-    A version that some process has open stays. Plans stay: they are small, and say what runs were.
+    A version that some process has open stays. Plans stay: they are small, and say what runs were. How documents were
+    packed into rows goes: it is made again where it is needed.
     """
     root = Path(os.path.expanduser(store))
     at_least(0, keep=keep)
@@ -48,7 +49,7 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
                 if free and not dry_run:
                     _remove(folder)
         unfinished = [path for path in (root / "versions").glob("*") if path.is_dir() and path.name not in complete]
-        for folder in [*unfinished, root / "work"]:
+        for folder in [*unfinished, root / "work", root / "rows"]:
             if folder.is_dir():
                 removals.append(Removal(folder, _bytes_of(folder), False))
                 if not dry_run:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.files import writing_whole
 from penstock.fingerprint import fingerprint_file
-from penstock.store.arrays import as_arrow
+from penstock.store.arrays import as_arrow, records_to_arrow
 from penstock.store.layout import Shard, StreamInfo, content_digest, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
@@ -43,10 +43,18 @@ def write_shard(
     offsets: NDArray[np.int32],
     file: NDArray[np.int32],
     row: NDArray[np.int64],
+    spans: tuple[NDArray[np.int32], NDArray[Any]] | None = None,
 ) -> Shard:
-    """One shard: document d has tokens[offsets[d]:offsets[d + 1]], and came from row `row[d]` of raw file `file[d]`."""
+    """One shard: document d has tokens[offsets[d]:offsets[d + 1]], and came from row `row[d]` of raw file `file[d]`.
+
+    `spans` says what the tokens are, for documents that know it: (starts, records), of which document d has
+    records[starts[d]:starts[d + 1]].
+    """
     lists = pa.ListArray.from_arrays(as_arrow(offsets), as_arrow(tokens))
-    batch = pa.RecordBatch.from_arrays([lists, as_arrow(file), as_arrow(row)], names=["tokens", "file", "row"])
+    columns = {"tokens": lists, "file": as_arrow(file), "row": as_arrow(row)}
+    if spans is not None:
+        columns["spans"] = records_to_arrow(*spans)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     path = folder / name
     write_arrow(path, batch)
     return Shard(
@@ -57,7 +65,7 @@ def write_shard(
         num_tokens=len(tokens),
         num_bytes=path.stat().st_size,
         file_hash=fingerprint_file(path),
-        content_hash=content_digest(tokens, offsets),
+        content_hash=content_digest(tokens, offsets, *(spans or ())),
     )
 
 

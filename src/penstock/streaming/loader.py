@@ -361,7 +361,7 @@ class _RawFlow:
     def __init__(self, plan: RawPlan) -> None:
         self.row_tokens, self.order = plan.row_tokens, self
         self.names = [source.name for source in plan.sources]
-        self.rows, self.windows = [self], ()
+        self.rows, self.windows, self.stored, self.sequences = [self], (), (), 1
 
     def given(self, position: int) -> list[int]:
         return [position]

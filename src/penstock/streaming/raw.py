@@ -12,10 +12,11 @@ from penstock.baking import DatasetRecipe, bake
 from penstock.errors import BusyError, SpecError, StoreError, TokenizerError
 from penstock.files import home
 from penstock.fingerprint import fingerprint
+from penstock.prepare.chat.step import Chat
 from penstock.prepare.tokenize import tokenize
 from penstock.store.reader import Store
 
-__all__ = ["bake_to_cache", "recipe_of"]
+__all__ = ["bake_conversations_to_cache", "bake_to_cache", "recipe_of"]
 
 log = logging.getLogger("penstock")
 
@@ -46,6 +47,10 @@ def recipe_of(
                 raise SpecError(
                     f"a recipe says itself what {name} is", parameter=name, remedy=f"{name}= of {where}, in the recipe"
                 )
+        if isinstance(path.tokenize, Chat):
+            raise SpecError(
+                "this recipe makes conversations", parameter="path", remedy="ConversationDataLoader, over bake(recipe)"
+            )
         return path
     if tokenizer is None:
         raise SpecError(
@@ -59,6 +64,12 @@ def recipe_of(
             raise
         remedy = "a recipe in place of the path, with prepare_step(ps.tokenize(function, vocab_size=50257))"
         raise TokenizerError(error.headline, **error.where, remedy=remedy) from None
+
+
+def bake_conversations_to_cache(path: Any, step: Chat, on_error: str) -> Store:
+    """The store of some conversations, as `bake_to_cache` has it."""
+    recipe = DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
+    return bake_to_cache(recipe, on_error)
 
 
 def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:

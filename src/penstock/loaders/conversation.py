@@ -1,0 +1,301 @@
+"""Conversations: rendered by a chat template, one or several in a row, with loss where it belongs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.assemble.samples import PACKINGS, RowSpec, SampleRows
+from penstock.errors import SpecError
+from penstock.loaders.door import StoreDataLoader, check_tokenizer, padding_of
+from penstock.loaders.planning import Member, plan_members, refuse_other_settings, rounded_pool, segments_of, shuffle_of
+from penstock.plan import Plan
+from penstock.plans import find_plan, streams_for_plan
+from penstock.prepare.chat.policy import LossPolicy
+from penstock.spec import at_least, one_of
+from penstock.store.layout import is_store
+from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
+
+__all__ = ["ConversationDataLoader", "pad_token_of"]
+
+log = logging.getLogger("penstock")
+
+_TRUNCATIONS = ("drop", "keep_start", "keep_end", "drop_oldest", "raise")
+_PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
+_OF_RAW_FILES: dict[str, Any] = {
+    "chat_template": None,
+    "format": None,
+    "columns": None,
+    "roles": None,
+    "template_args": None,
+    "on_error": "raise",
+}
+"""Settings for raw files, and what means that they were not given."""
+
+
+class ConversationDataLoader(StoreDataLoader):
+    """Conversations as batches: from a file, rows in memory, or a store that was baked with `ps.chat`.
+
+    ConversationDataLoader("sft.jsonl", tokenizer, 2048)                           the tokenizer's own template
+    ConversationDataLoader("sft.jsonl", tokenizer, 2048, "chatml", packing="best_fit")
+    ConversationDataLoader("sft.store", max_length=4096, loss="last")              other masks over the same store
+    ConversationDataLoader("pairs.jsonl", tokenizer, 2048)                         rows 0::2 chosen, 1::2 rejected
+
+    `loss` says which tokens are learned: "assistant" turns (default), the "last" one, "all", or roles such as
+    "user+assistant"; messages with "weight" or "train" say so themselves. The end-of-turn token is learned too, unless
+    end_of_turn=False. Conversations over `max_length` tokens are dropped, unless `truncation` is "keep_start",
+    "keep_end", "drop_oldest" (turns) or "raise".
+
+    `packing` ("best_fit", "first_fit", "greedy") puts several conversations into a row; they do not see each other.
+    Otherwise a batch is as wide as `pad_to` says: its "longest" row, "max_length", a multiple, or the next of a list.
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        tokenizer: Any = None,
+        max_length: int | None = None,
+        chat_template: str | None = None,
+        *,
+        loss: str | Sequence[str] | None = None,
+        end_of_turn: bool = True,
+        truncation: str = "drop",
+        packing: str | None = None,
+        pad_to: Any = None,
+        padding_side: str = "right",
+        pad: int | str | None = None,
+        format: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        roles: Mapping[str, str] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        check: bool = True,
+        batch_size: int | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        framework: str | None = None,
+        shuffle: str | bool | None = None,
+        pool_rows: int | None = None,
+        epochs: int | None = 1,
+        plan: Any = None,
+        weights: Any = None,
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+        stop: str | None = None,
+        split: str = "train",
+        epoch_end: str | None = None,
+        position_ids: bool | None = None,
+        segment_ids: bool | None = None,
+        cu_seqlens: bool | None = None,
+        show_roles: bool = False,
+        alignment: str = "next",
+        uneven: bool = False,
+        sharding: Any = "contiguous",
+        prefetch: int | None = None,
+        workers: int = 0,
+        on_error: str = "raise",
+    ) -> None:
+        one_of(("train", "val"), split=split)
+        one_of(_TRUNCATIONS, truncation=truncation)
+        of_raw_files = {
+            "chat_template": chat_template,
+            "format": format,
+            "columns": columns,
+            "roles": roles,
+            "template_args": template_args,
+            "on_error": on_error,
+        }
+        if max_length is not None:
+            at_least(2, max_length=max_length)
+        elif plan is None:
+            raise SpecError("how long may a conversation be?", parameter="max_length", remedy="max_length=2048")
+        keep_newest = max_length if truncation == "drop_oldest" else None
+        store = _store_of(path, tokenizer, keep_newest, of_raw_files)
+        _refuse_other_length(store, truncation, max_length)
+        if plan is not None:
+            made = find_plan(store, plan)
+            streams = streams_for_plan(store, made)
+            rows = dict(made.sources[0].rows)
+            asked = None if loss is None else str(LossPolicy.of(loss, end_of_turn))
+            refuse_other_settings(
+                made,
+                max_length=(max_length, None, made.row_tokens),
+                loss=(asked, None, rows.get("loss")),
+                truncation=(_stored_truncation(truncation), "drop", rows.get("truncation")),
+                packing=(packing, None, rows.get("packing")),
+                seed=(seed, 0, made.seed),
+                shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
+                pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
+                weights=(None if weights is None else segments_of(weights, store.names), None, made.schedule),
+                num_rows=(num_rows, None, made.end_rows),
+                num_tokens=(num_tokens, None, "no record of what it was made from"),
+                stop=(stop, None, "no record of what it was made from"),
+                split=(split, "train", made.sources[0].split),
+                epoch_end=(epoch_end, None, made.epoch_end),
+            )
+        else:
+            assert max_length is not None
+            segments = segments_of(weights, store.names)
+            used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
+            streams = {name: store.stream(name, split) for name in store.names if name in used}
+            members = members_of(
+                streams,
+                max_length,
+                loss=loss,
+                end_of_turn=end_of_turn,
+                truncation=_stored_truncation(truncation),
+                packing=packing,
+                pad=pad_token_of(store, pad),
+            )
+            made = plan_members(
+                members,
+                split=split,
+                seed=seed,
+                shuffle=shuffle,
+                pool_rows=pool_rows,
+                segments=segments,
+                num_rows=num_rows,
+                num_tokens=num_tokens,
+                stop=stop,
+                epoch_end=epoch_end,
+            )
+        self.store = store
+        is_packed = any(dict(source.rows).get("packing") for source in made.sources)
+        super().__init__(
+            streams,
+            made,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            cu_seqlens=cu_seqlens,
+            roles=show_roles,
+            padding=padding_of(
+                pad_to or ("max_length" if is_packed else "longest"), padding_side, made.row_tokens
+            ),
+            read_ahead=False,
+            epochs=epochs,
+            framework=framework,
+            uneven=uneven,
+            sharding=sharding,
+            alignment=alignment,
+            prefetch=prefetch,
+            workers=workers,
+        )
+        self._say_what_is_left_out()
+        if check:
+            from penstock.loaders.chat_checks import refuse_bad
+
+            refuse_bad(self)
+
+    def _say_what_is_left_out(self) -> None:
+        for rows in self._flow.stored:
+            if not isinstance(rows, SampleRows):
+                continue
+            counts = dict(rows.index.counts)
+            total = counts.pop("documents")
+            for what, number in counts.items():
+                share = f"{number:,} of {total:,} rows, {100 * number / total:.1f} %"
+                words = {"over length": f"over max_length={rows.row_tokens}: dropped", "cut": f"over max_length={rows.row_tokens}: cut"}
+                log.warning("%s: %s, %s", rows.name, share, words.get(what, f"{what}: dropped"))
+
+
+def members_of(
+    streams: Mapping[str, TokenStream],
+    max_length: int,
+    *,
+    loss: str | Sequence[str] | None = None,
+    end_of_turn: bool = True,
+    truncation: str = "drop",
+    packing: str | None = None,
+    pad: int = 0,
+) -> list[Member]:
+    """The sources of some conversations, as a plan takes them."""
+    members = []
+    for name, stream in streams.items():
+        pairs = stream.has_spans and bool(stream.token_spans()[1]["side"].any())
+        policy = LossPolicy.of(loss or ("last" if pairs else "assistant"), end_of_turn)
+        spec = RowSpec(
+            row_tokens=max_length,
+            packing=None if packing is None else one_of(PACKINGS, packing=packing),
+            truncation=truncation,
+            loss=str(policy),
+            pairs=pairs,
+        )
+        members.append(Member(name, stream, max_length, rows=spec, pad=pad))
+    return members
+
+
+def _stored_truncation(truncation: str) -> str:
+    return "drop" if truncation == "drop_oldest" else truncation  # what is still too long without its oldest turns
+
+
+def _refuse_other_length(store: Store, truncation: str, max_length: int | None) -> None:
+    baked = store.manifest.tokenizer.get("chat", {}).get("keep_newest")
+    if (truncation == "drop_oldest" or baked) and max_length is not None and baked != max_length:
+        raise SpecError(
+            f"{store.path} was baked with keep_newest={baked}, and max_length={max_length} asks for another",
+            parameter="max_length",
+            file=store.path,
+            remedy=f"ps.chat(..., keep_newest={max_length}) in its recipe, or the raw files in place of the store",
+        )
+
+
+def _store_of(path: Any, tokenizer: Any, keep_newest: int | None, of_raw_files: dict[str, Any]) -> Store:
+    """The store to read. Raw files and rows in memory are baked into a cache, once."""
+    if isinstance(path, Store) or (isinstance(path, str | os.PathLike) and is_store(Path(os.path.expanduser(path)))):
+        for name, value in of_raw_files.items():
+            if value != _OF_RAW_FILES[name]:
+                raise SpecError(
+                    f"{name}={value!r} is for raw files, and {path} is a store",
+                    parameter=name,
+                    remedy=f"leave out {name}=, or say it when baking: ps.chat(...)",
+                )
+        store = path if isinstance(path, Store) else Store(path)
+        if tokenizer is not None:
+            check_tokenizer(store, tokenizer)
+        return store
+    if tokenizer is None:
+        raise SpecError(
+            "raw conversations need a tokenizer", parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'"
+        )
+    from penstock.prepare.chat.step import chat
+    from penstock.streaming import bake_conversations_to_cache
+
+    given = dict(of_raw_files)
+    on_error = given.pop("on_error")
+    step = chat(tokenizer, given.pop("chat_template"), keep_newest=keep_newest, **given)
+    return bake_conversations_to_cache(path, step, on_error)
+
+
+def pad_token_of(store: Store, asked: int | str | None) -> int:
+    """The id that fills up rows. Any will do, because masks come from lengths; but it must be one that was meant."""
+    tokenizer = store.manifest.tokenizer
+    if isinstance(asked, int) and not isinstance(asked, bool):
+        if not 0 <= asked < tokenizer["vocab_size"]:
+            raise SpecError(
+                f"pad={asked} is outside the vocabulary of {tokenizer['vocab_size']:,} ids",
+                parameter="pad",
+                remedy="an id of the vocabulary",
+            )
+        return asked
+    if tokenizer["kind"] == "bytes" and asked is None:
+        return int(tokenizer["eos"])
+    vocab = getattr(store.tokenizer, "vocab", {})
+    own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
+    names = (asked,) if asked is not None else (own, *_PAD_NAMES)
+    found = next((int(vocab[name]) for name in names if name in vocab), None)
+    if found is not None:
+        return found
+    raise SpecError(
+        f"{asked!r} is not a token of {tokenizer['name']}" if asked else f"{tokenizer['name']} has no token for padding",
+        parameter="pad",
+        remedy="pad= with a token or an id; any will do, because masks come from lengths",
+    )

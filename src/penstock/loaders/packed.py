@@ -1,0 +1,147 @@
+"""Rows of whole documents over a store: the row index, found where it is kept or planned anew, and the masks.
+
+The index is a function of the documents and a RowSpec. It lies in the store's folder, named by what it was made from;
+where it is gone, damaged or cannot be written, it is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.assemble.samples import RowIndex, RowSpec, SampleRows, Trained, plan_rows
+from penstock.errors import SpecError
+from penstock.files import home
+from penstock.fingerprint import fingerprint
+from penstock.prepare.chat.policy import LossPolicy
+from penstock.store.arrays import records_of, records_to_arrow
+from penstock.store.stream import TokenStream
+from penstock.store.writer import write_arrow
+
+__all__ = ["open_samples", "rows_of_spec", "spec_of_rows"]
+
+log = logging.getLogger("penstock")
+
+_INDEX_FORMAT = 1
+_COLUMNS = ("start", "length", "document", "goes_on")
+
+
+def spec_of_rows(spec: RowSpec) -> tuple[tuple[str, Any], ...]:
+    """A RowSpec as a plan keeps it."""
+    return tuple(sorted(spec.spec().items()))
+
+
+def rows_of_spec(rows: tuple[tuple[str, Any], ...]) -> RowSpec:
+    """The RowSpec that a plan keeps."""
+    given = dict(rows)
+    if given.pop("version") != RowSpec(1, None, "drop").spec()["version"]:
+        raise SpecError("these rows were packed by a penstock that packs otherwise", remedy="that release of penstock")
+    return RowSpec(**{"packing": None, **given})
+
+
+def open_samples(stream: TokenStream, spec: RowSpec, name: str | None = None) -> SampleRows:
+    """The rows that a spec makes of the documents of a stream. Opened again, they cost nothing."""
+    opened = stream.__dict__.setdefault("_opened_samples", {})
+    if spec not in opened:
+        opened[spec] = _open(stream, spec, name or stream.name)
+    return SampleRows(stream, *opened[spec], name=name, reopen=(open_samples, (stream, spec, name)))
+
+
+def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
+    """(index, spec, borders of documents, their masks, what else their spans say)."""
+    borders = stream.document_borders()
+    trained = sides = None
+    columns: dict[str, Any] = {}
+    if spec.loss is not None:
+        starts, fields = _spans_of(stream)
+        trained = Trained(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
+        columns = {"role": fields["role"], "turn": fields["turn"]}
+        if spec.pairs:
+            sides = _first_sides(starts, fields, borders)
+    key = fingerprint([_INDEX_FORMAT, stream.fingerprint, len(borders) - 1, spec.spec()])[:16]
+    index = _find(stream.store.path, key, borders)
+    if index is None:
+        index = plan_rows(borders, spec, trained=trained, sides=sides, source=name)
+        if index.num_rows:
+            _keep(stream.store.path, key, index)
+    return index, spec, borders, trained, columns
+
+
+def _first_sides(starts: Any, fields: dict[str, Any], borders: Any) -> Any:
+    """How many tokens of each document are its chosen side."""
+    chosen = Trained(starts, fields["stop"], (fields["side"] == 0).astype(np.float32))
+    documents = np.arange(len(borders) - 1)
+    return chosen.count(documents, np.zeros(len(documents), np.int64), np.diff(borders))
+
+
+def _spans_of(stream: TokenStream) -> Any:
+    if not stream.has_spans:
+        raise SpecError(
+            f"{stream.store.path} holds plain text: its tokens have no roles",
+            parameter="loss",
+            file=stream.store.path,
+            remedy="bake conversations with ps.chat(...), or PretrainDataLoader for text",
+        )
+    return stream.token_spans()
+
+
+def _folders(store: Path, key: str) -> list[Path]:
+    return [store / "rows" / f"{key}.arrow", home() / "rows" / f"{key}.arrow"]
+
+
+def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
+    for path in _folders(store, key):
+        try:
+            return _read(path, int(borders[-1]), len(borders) - 1)
+        except FileNotFoundError:
+            continue
+        except (OSError, pa.ArrowException, KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError) as error:
+            log.warning("the row index %s is damaged, and is made again: %s", path, (str(error).splitlines() or [""])[0])
+    return None
+
+
+def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
+    """An index from its file, mapped. Its numbers become addresses, so its hash must be right."""
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        batch, metadata = reader.get_batch(0), reader.schema.metadata
+    batch.validate()
+    said = msgspec.json.decode(metadata[b"index"])
+    row_starts, pieces = records_of(batch.column("pieces"))
+    index = RowIndex(row_starts, **{name: pieces[name] for name in _COLUMNS}, counts=said["counts"])
+    if _digest(index) != said["digest"]:
+        raise ValueError("its hash differs")
+    if len(index.start):
+        end = int((index.start + index.length + index.goes_on).max())
+        if end > num_tokens or int(index.document.max()) >= num_documents:
+            raise ValueError("it is of another store")
+    return index
+
+
+def _keep(store: Path, key: str, index: RowIndex) -> None:
+    """Write an index beside its store, or under $PENSTOCK_HOME where the store cannot be written."""
+    pieces = {name: getattr(index, name) for name in _COLUMNS}
+    batch = pa.RecordBatch.from_arrays([records_to_arrow(index.row_starts, pieces)], names=["pieces"])
+    said = {"counts": index.counts, "digest": _digest(index)}
+    batch = batch.replace_schema_metadata({"index": msgspec.json.encode(said)})
+    for path in _folders(store, key):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_arrow(path, batch)
+            return
+        except OSError as error:
+            log.debug("the row index cannot be kept in %s: %s", path.parent, os.strerror(error.errno or 0))
+
+
+def _digest(index: RowIndex) -> str:
+    digest = xxhash.xxh3_128()
+    for array in (index.row_starts, *(getattr(index, name) for name in _COLUMNS)):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Conversations -> tokens, with what each token is: formats, templates, rendering, spans."""

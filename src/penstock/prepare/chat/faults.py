@@ -1,0 +1,33 @@
+"""What is wrong with one conversation: raised by every step of chat, and turned into an error of its row by the baker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ChatError"]
+
+
+class ChatError(Exception):
+    """A conversation that cannot be used, and why.
+
+    `kind` is short and the same for all conversations with this fault: reports count by it. `reason` is about this one.
+
+    >>> print(ChatError("unknown role", "role 'usr'", turn=2, remedy="'user'"))
+    unknown role: role 'usr' (message 2)
+    """
+
+    def __init__(self, kind: str, reason: str = "", *, turn: int | None = None, remedy: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.reason, self.turn, self.remedy = kind, reason, turn, remedy
+        """`turn` is the number of the message, from 0; None where no single message is to blame."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.reason}" if self.reason else self.kind
+        return text if self.turn is None else f"{text} (message {self.turn})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.kind, self.reason, self.turn, self.remedy)  # it crosses from bake workers
+
+
+def _rebuild(kind: str, reason: str, turn: int | None, remedy: str) -> ChatError:
+    return ChatError(kind, reason, turn=turn, remedy=remedy)

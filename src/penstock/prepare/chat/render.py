@@ -1,0 +1,275 @@
+"""Conversation -> text by a chat template, and what every character of it is.
+
+    template = find_template("chatml", tokenizer)
+    template.render(conversation)        the text, as transformers' apply_chat_template gives it
+    template.rendered(conversation)      the text, with spans
+
+Masks come from unmodified templates: nothing needs to be marked in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SpecError, TokenizerError
+from penstock.fingerprint import fingerprint
+from penstock.prepare.chat.faults import ChatError
+from penstock.prepare.chat.sandbox import Compiled, compile_template
+from penstock.prepare.chat.spans import Rendered
+from penstock.prepare.chat.tagging import locate, plain_conversation
+from penstock.prepare.chat.templates import BUILT_IN
+from penstock.prepare.chat.turns import Markers, find_turns
+from penstock.prepare.tokenizers import WELL_KNOWN_EOS
+from penstock.spec import suggest
+
+__all__ = ["ChatTemplate", "find_template"]
+
+_RULES_VERSION = 1
+"""Rules by which texts and spans are made. A new number makes bakes with the old ones another dataset."""
+
+_WELL_KNOWN = {
+    "bos_token": ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>"),
+    "eos_token": WELL_KNOWN_EOS,
+}
+_SPECIAL = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{2,32}\]")
+_ASKED, _ANSWER, _ASKED_AGAIN = "\ufdd6", "\ufdd7", "\ufdd8"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with all that it sees besides conversations. A value: equal fingerprints, equal texts."""
+
+    name: str
+    source: str
+    special_tokens: dict[str, str] = field(default_factory=dict, hash=False)
+    """As the template sees them: bos_token, eos_token, pad_token, ..."""
+    args: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Further variables for the template, such as enable_thinking=False. `strftime_now='2025-01-31'` is the day that a
+    template gets when it asks for today's: without it, one that must have a date is refused, and one that has a date of
+    its own to fall back on uses that."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("name", "source", "special_tokens", "args")}
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([_RULES_VERSION, self.source, self.special_tokens, self.args])[:16]
+
+    def render(self, conversation: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
+        """The text of a conversation."""
+        return self._render(plain_conversation(conversation), False, add_generation_prompt)
+
+    def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
+        """The text of a conversation, with the spans that tile it, and what was said.
+
+        Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
+        """
+        located = locate(
+            conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
+        )
+        messages = conversation["messages"]
+
+        def prefix(number: int) -> str | None:
+            try:
+                return self.render({**conversation, "messages": messages[:number]}, add_generation_prompt=True)
+            except ChatError:
+                return None
+
+        return find_turns(located, messages, self._markers, prefix)
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """What ends an assistant's turn, such as "<|im_end|>"; None if nothing does that looks like a token."""
+        return next(iter(self._markers.ends), None)
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return compile_template(self.source, self.name)
+
+    def _render(self, conversation: dict[str, Any], marks: bool, add_generation_prompt: bool = False) -> str:
+        variables = {
+            "documents": None,
+            **self.special_tokens,
+            **self.args,
+            **conversation,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        num_characters = sum(len(message["content"]) for message in conversation["messages"])
+        return self._compiled.render(variables, num_characters=num_characters, marks=marks)
+
+    # What is found out by rendering conversations made for it
+
+    def _try(self, *messages: dict[str, Any], prompt: bool = False) -> str | None:
+        """The text of made-up messages, with a system message if it must have one; None if refused."""
+        system = {"role": "system", "content": "system"}
+        for said in (messages, (system, *messages)):
+            try:
+                return self.render({"messages": list(said)}, add_generation_prompt=prompt)
+            except ChatError:
+                continue
+        return None
+
+    @cached_property
+    def _markers(self) -> Markers:
+        user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
+        ends = []
+        for more in ((), ({"role": "user", "content": _ASKED_AGAIN},)):
+            _, _, after = (self._try(user, answer, *more) or "").partition(_ANSWER)
+            if (end := self._end_in(after)) and end not in ends:
+                ends.append(end)
+        alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
+        if prompted.startswith(alone) and prompted != alone:
+            prompt = prompted[len(alone) :]
+        else:  # always or never there: what stands behind the user's turn
+            prompt = _behind_ends(prompted.partition(_ASKED)[2], ends)
+        header = (self._try(user, answer) or "").partition(_ANSWER)[0].partition(_ASKED)[2]
+        lead = header[header.rfind(prompt) + len(prompt) :] if prompt and prompt in header else ""
+        return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
+
+    def _end_in(self, after: str) -> str | None:
+        after = after.lstrip()
+        eos = self.special_tokens.get("eos_token")
+        if eos and after.startswith(eos):
+            return eos
+        found = _SPECIAL.match(after)
+        return found[0] if found else None
+
+    def _is_trimmed(self, role: str, kind: str) -> bool:
+        if kind not in ("content", "reasoning"):
+            return False
+        known: dict[tuple[str, str], bool] = self.__dict__.setdefault("_trimmed", {})
+        if (role, kind) not in known:
+            known[role, kind] = self._find_trimmed(role, kind)
+        return known[role, kind]
+
+    def _find_trimmed(self, role: str, kind: str) -> bool:
+        """Whether the template strips the blanks around such strings."""
+        user, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+        call = {"type": "function", "id": "123456789", "function": {"name": "f", "arguments": {}}}
+        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+        around: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+            "system": ([], [user, answer]),
+            "developer": ([], [user, answer]),
+            "user": ([], [answer]),
+            "assistant": ([user], []),
+        }
+        before, after = around.get(role, ([user, asked], [answer]))
+        texts = []
+        for text in (f" \n{_ASKED}\n ", _ASKED):
+            message = {"role": role, "content": text, "name": "f", "tool_call_id": "123456789"}
+            if kind == "reasoning":
+                message |= {"content": "a", "reasoning_content": text}
+            if role != "tool":
+                del message["name"], message["tool_call_id"]
+            texts.append(self._try(*before, message, *after))
+        return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
+
+
+def _behind_ends(text: str, ends: list[str]) -> str:
+    """What follows the first end-of-turn marker in a text; all of it if there is none."""
+    for end in ends:
+        if end in text:
+            return text.partition(end)[2]
+    return text
+
+
+def find_template(
+    template: str | os.PathLike[str] | None, tokenizer: Any, *, args: Mapping[str, Any] | None = None
+) -> ChatTemplate:
+    """A chat template: a built-in name, Jinja, the path of a .jinja file, or None for the tokenizer's own.
+
+    A tokenizer may have several templates of its own: "default" is taken, and any other by its name.
+    """
+    config = getattr(tokenizer, "config", None) or {}
+    tokens = _special_tokens(config)
+    given = dict(args or {})
+    own = _own_templates(config)
+    if template is None:
+        if not own:
+            raise TokenizerError(
+                f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+                parameter="chat_template",
+                names=", ".join(BUILT_IN),
+                remedy="chat_template='chatml', another of these names, or a Jinja string",
+            )
+        name = "default" if "default" in own else next(iter(own))
+        found = ChatTemplate(_name_of(tokenizer), own[name], tokens, given)
+    elif isinstance(template, str) and ("{{" in template or "{%" in template):
+        found = ChatTemplate("inline", template, tokens, given)
+    elif isinstance(template, str) and template in BUILT_IN:
+        built_in = BUILT_IN[template]
+        vocab = getattr(tokenizer, "vocab", None) or {}
+        defaults = {name: _token_for(name, literal, vocab) for name, literal in built_in.tokens.items()}
+        found = ChatTemplate(template, built_in.source, defaults | tokens, given)
+    elif isinstance(template, str) and template in own:
+        found = ChatTemplate(f"{_name_of(tokenizer)}:{template}", own[template], tokens, given)
+    elif isinstance(template, str | os.PathLike):
+        found = ChatTemplate(Path(template).name, _read(template, [*BUILT_IN, *own]), tokens, given)
+    else:
+        raise SpecError(
+            f"chat_template={template!r} is not a chat template",
+            parameter="chat_template",
+            remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
+        )
+    _ = found._compiled  # says now, not at the first row, that it is not valid
+    return found
+
+
+def _name_of(tokenizer: Any) -> str:
+    return str(getattr(tokenizer, "name", type(tokenizer).__name__))
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name; a config has each as a string, or as an object with its content."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _own_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    own = config.get("chat_template")
+    if isinstance(own, str):
+        return {"default": own}
+    if isinstance(own, Mapping):
+        return {str(name): source for name, source in own.items() if isinstance(source, str)}
+    if isinstance(own, list):
+        return {str(each["name"]): each["template"] for each in own if isinstance(each, Mapping) and "template" in each}
+    return {}
+
+
+def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:
+    if literal in vocab:
+        return literal
+    return next((token for token in _WELL_KNOWN[name] if token in vocab), literal)
+
+
+def _read(template: str | os.PathLike[str], names: list[str]) -> str:
+    path = Path(os.path.expanduser(template))
+    looks_like_path = path.suffix in (".jinja", ".jinja2", ".j2", ".txt") or len(path.parts) > 1
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if looks_like_path:
+            raise SpecError(
+                "this chat template cannot be read",
+                file=path,
+                reason=getattr(error, "strerror", None) or error,
+                parameter="chat_template",
+                remedy=f"the path of a .jinja file, or one of {', '.join(names)}",
+            ) from None
+    near = suggest(str(template), names)
+    raise SpecError(
+        f"no chat template {str(template)!r}",
+        parameter="chat_template",
+        names=", ".join(names),
+        remedy=f"{near!r}" if near else "one of these names, a Jinja string, or the path of a .jinja file",
+    )

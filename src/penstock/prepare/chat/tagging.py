@@ -1,0 +1,324 @@
+"""Where the strings of a conversation come out in its rendered text, found without changing the template.
+
+First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
+tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
+trims, splits or looks into: the text is rendered once more with the string replaced by one such character; what differs
+is what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from penstock.prepare.chat.faults import ChatError
+from penstock.prepare.chat.sandbox import GENERATION_CLOSE, GENERATION_OPEN
+
+__all__ = ["Leaf", "Located", "locate", "plain_conversation", "region_between"]
+
+Region = tuple[int, int]
+"""Characters [start, stop) of a text."""
+
+_OPEN, _CLOSE, _MARK, _ZERO = "\ufdd0", "\ufdd2", "\ufdd9", 0xFDE0
+_TAG = re.compile(f"([{_OPEN}{_CLOSE}][\ufde0-\ufdef]{{4}}|[{GENERATION_OPEN}{GENERATION_CLOSE}])")
+_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
+_MAX_LEAVES = 16**4
+
+_WORD = re.compile(r"[\w.\-]*", re.ASCII)
+"""Names, types and ids. Templates compare these with words of their own, so they are left alone where not asked for:
+no name of a special token is made of only such characters."""
+_MARKUP = re.compile(r"[<\[{]")
+
+
+class Leaf(NamedTuple):
+    """One string of a conversation that a template may print."""
+
+    turn: int
+    """The number of its message; -1 in tool definitions."""
+    kind: str
+    """content, reasoning, call (the name of a function that is called), argument, name, tools."""
+    role: str
+    text: str
+
+
+class Located(NamedTuple):
+    """A rendered text, and where each leaf is in it."""
+
+    text: str
+    leaves: list[Leaf]
+    regions: list[list[Region]]
+    """For each leaf: once, more than once, or not at all."""
+    generation: list[Region]
+    """What `{% generation %}` blocks enclose."""
+
+
+Swap = Callable[[int, str, str, str], str]
+"""(turn, kind, role, text) -> what to give to the template in its place."""
+Render = Callable[[dict[str, Any], bool], str]
+"""(conversation, whether `{% generation %}` blocks are marked) -> text."""
+
+
+def _keep(turn: int, kind: str, role: str, text: str) -> str:
+    return text
+
+
+def plain_conversation(conversation: Mapping[str, Any]) -> dict[str, Any]:
+    """A conversation as templates see it: without weights, with reasoning under both names that templates know."""
+    return _mapped(conversation, _keep)
+
+
+def _mapped(conversation: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
+    """A copy of a conversation, every leaf swapped, in an order that never changes."""
+    messages = [_mapped_message(turn, message, swap) for turn, message in enumerate(conversation["messages"])]
+    tools = conversation.get("tools")
+    return {"messages": messages, "tools": _mapped_strings(-1, "tools", "", tools, swap) if tools else None}
+
+
+def _mapped_message(turn: int, message: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
+    role = message["role"]
+    mapped = dict(message)
+    mapped.pop("weight", None)
+    if len(mapped) > 2:
+        reasoning = message.get("reasoning_content")
+        if isinstance(reasoning, str):
+            mapped["reasoning_content"] = mapped["thinking"] = swap(turn, "reasoning", role, reasoning)
+    mapped["content"] = swap(turn, "content", role, message["content"])
+    if len(mapped) > 2:
+        for name in ("name", "tool_call_id"):
+            if isinstance(message.get(name), str) and not _WORD.fullmatch(message[name]):
+                mapped[name] = swap(turn, "name", role, message[name])
+        if message.get("tool_calls"):
+            mapped["tool_calls"] = [_mapped_call(turn, role, call, swap) for call in message["tool_calls"]]
+    return mapped
+
+
+def _mapped_call(turn: int, role: str, call: Mapping[str, Any], swap: Swap) -> dict[str, Any]:
+    function = dict(call["function"])
+    function["name"] = swap(turn, "call", role, function["name"])
+    function["arguments"] = _mapped_strings(turn, "argument", role, function.get("arguments", {}), swap)
+    mapped = {**call, "function": function}
+    if isinstance(call.get("id"), str) and not _WORD.fullmatch(call["id"]):
+        mapped["id"] = swap(turn, "name", role, call["id"])
+    return mapped
+
+
+def _mapped_strings(turn: int, kind: str, role: str, value: Any, swap: Swap) -> Any:
+    if isinstance(value, str):
+        return value if kind == "tools" and _WORD.fullmatch(value) else swap(turn, kind, role, value)
+    if isinstance(value, Mapping):
+        return {
+            key if _WORD.fullmatch(key) else swap(turn, kind, role, key): _mapped_strings(turn, kind, role, item, swap)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_mapped_strings(turn, kind, role, item, swap) for item in value]
+    return value
+
+
+def locate(
+    conversation: Mapping[str, Any], render: Render, *, trims: Callable[[str, str], bool], template: str, marks: bool
+) -> Located:
+    """Render a conversation and find every leaf. `trims` says of (role, kind) whether the template strips blanks.
+
+    Raises `ChatError` if the template changes a message so that its text cannot be told from the template's own.
+    """
+    leaves: list[Leaf] = []
+
+    def collect(turn: int, kind: str, role: str, text: str) -> str:
+        leaves.append(Leaf(turn, kind, role, text))
+        return text
+
+    plain = _mapped(conversation, collect)
+    _refuse_noncharacters(leaves)
+    text = render(plain, False)
+    generation: list[Region] = []
+    everything = range(len(leaves))
+    regions = None
+    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
+    for tagged in (everything, [n for n in everything if not _MARKUP.search(leaves[n].text)]):
+        skip = _untaggable(conversation, leaves).union(set(everything).difference(tagged))
+        styles = [None if n in skip else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
+        found = _by_tags(conversation, text, styles, render, marks)
+        if found is not None:
+            regions, generation = found
+            unsure = [n for n in everything if styles[n] is None or _is_unsure(text, leaves[n], styles[n], regions[n])]
+            break
+        if len(tagged) == 0:
+            break
+    else:
+        found = None
+    if regions is None:
+        regions, unsure = [[] for _ in leaves], list(everything)
+        if marks:
+            generation = _generation_alone(plain, text, render, template)
+    for number in unsure:
+        if leaves[number].text or not _has_calls(conversation, leaves[number]):
+            regions[number] = _by_difference(conversation, text, number, leaves[number], render, template)
+    return Located(text, leaves, regions, generation)
+
+
+def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
+    for leaf in leaves:
+        if not leaf.text.isascii() and (found := _NONCHARACTER.search(leaf.text)):
+            raise ChatError(
+                "noncharacters in the text",
+                f"U+{ord(found[0]):04X} is no character, and is used here to find messages in their rendered text",
+                turn=leaf.turn if leaf.turn >= 0 else None,
+                remedy="remove U+FDD0 to U+FDEF from the data",
+            )
+
+
+def _has_calls(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
+    return leaf.kind == "content" and bool(conversation["messages"][leaf.turn].get("tool_calls"))
+
+
+def _untaggable(conversation: Mapping[str, Any], leaves: list[Leaf]) -> set[int]:
+    """Templates ask of a message with tool calls whether it has content too; a tag would be some."""
+    return {n for n, leaf in enumerate(leaves) if not leaf.text and _has_calls(conversation, leaf)}
+
+
+def _by_tags(
+    conversation: Mapping[str, Any], text: str, styles: list[bool | None], render: Render, marks: bool
+) -> tuple[list[list[Region]], list[Region]] | None:
+    """The first method. A leaf's style: None for no tags, True for tags inside its outer blanks, False around all."""
+    if len(styles) >= _MAX_LEAVES:
+        return None
+    number = -1
+
+    def tag(turn: int, kind: str, role: str, leaf: str) -> str:
+        nonlocal number
+        number += 1
+        style = styles[number]
+        if style is None:
+            return leaf
+        digits = _digits(number)
+        if style:
+            core = leaf.strip()
+            start = len(leaf) - len(leaf.lstrip()) if core else len(leaf)
+            return f"{leaf[:start]}{_OPEN}{digits}{core}{_CLOSE}{digits}{leaf[start + len(core) :]}"
+        return f"{_OPEN}{digits}{leaf}{_CLOSE}{digits}"
+
+    try:
+        tagged = render(_mapped(conversation, tag), marks)
+    except ChatError:
+        return None
+    pieces = _TAG.split(tagged)
+    parts = pieces[::2]
+    if "".join(parts) != text:
+        return None
+    regions: list[list[Region]] = [[] for _ in styles]
+    generation: list[Region] = []
+    opened = started = -1
+    within = ""
+    for mark, at in zip(pieces[1::2], accumulate(map(len, parts)), strict=False):
+        if mark == GENERATION_OPEN:
+            started = at
+        elif mark == GENERATION_CLOSE:
+            generation.append((started, at))
+        elif mark[0] == _OPEN:
+            if within:
+                return None
+            opened, within = at, mark[1:]
+        else:
+            if mark[1:] != within:
+                return None
+            regions[_number(within)].append((opened, at))
+            within = ""
+    return None if within else (regions, [region for region in generation if region[0] < region[1]])
+
+
+def _digits(number: int) -> str:
+    return "".join(chr(_ZERO + (number >> shift & 15)) for shift in (12, 8, 4, 0))
+
+
+def _number(digits: str) -> int:
+    number = 0
+    for digit in digits:
+        number = number << 4 | ord(digit) - _ZERO
+    return number
+
+
+def _is_unsure(text: str, leaf: Leaf, style: bool | None, regions: list[Region]) -> bool:
+    """Whether blanks beside a region may be the leaf's own, though the template is known to strip them."""
+    if not style or not regions or not (leaf.text[:1].isspace() or leaf.text[-1:].isspace()):
+        return False
+    start, stop = regions[0]
+    lead, trail = leaf.text[: -len(leaf.text.lstrip()) or None], leaf.text[len(leaf.text.rstrip()) :]
+    return bool((lead and text[:start].endswith(lead[-1])) or (trail and text.startswith(trail[0], stop)))
+
+
+def _generation_alone(plain: dict[str, Any], text: str, render: Render, template: str) -> list[Region]:
+    pieces = _TAG.split(render(plain, True))
+    if "".join(pieces[::2]) != text:
+        raise ChatError(
+            "generation marks cannot be followed",
+            f"template {template!r} changes what its {{% generation %}} blocks give",
+            remedy="a template that prints these blocks as they are",
+        )
+    places = list(accumulate(map(len, pieces[::2])))[: len(pieces) // 2]
+    starts = [at for mark, at in zip(pieces[1::2], places, strict=True) if mark == GENERATION_OPEN]
+    stops = [at for mark, at in zip(pieces[1::2], places, strict=True) if mark == GENERATION_CLOSE]
+    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+
+def _by_difference(
+    conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
+) -> list[Region]:
+    """The second method: what of the text comes of this leaf."""
+    at = -1
+
+    def mark(turn: int, kind: str, role: str, other: str) -> str:
+        nonlocal at
+        at += 1
+        return _MARK if at == number else other
+
+    where = f"message {leaf.turn}" if leaf.turn >= 0 else "the tools"
+    what = f"template {template!r} changes {where} ({leaf.kind})"
+    turn = leaf.turn if leaf.turn >= 0 else None
+    remedy = "a template that prints messages as they are; report this one if it is a model's own"
+    try:
+        marked = render(_mapped(conversation, mark), False)
+    except ChatError as error:
+        raise ChatError("changed by the template", f"{what}: {error.reason}", turn=turn, remedy=remedy) from None
+    if marked == text:
+        return []
+    start, stop = region_between(text, marked)
+    if not _came_from(text[start:stop], leaf.text):
+        raise ChatError("changed by the template", what, turn=turn, remedy=remedy)
+    return [(start, stop)]
+
+
+def region_between(text: str, other: str) -> Region:
+    """What of `text` is left between its longest common start and end with `other`.
+
+    >>> region_between("<a>hello</a>", "<a>?</a>")
+    (3, 8)
+    """
+    limit = min(len(text), len(other))
+    start = _longest(limit, lambda size: text[:size] == other[:size])
+    end = _longest(limit - start, lambda size: size == 0 or text[-size:] == other[-size:])
+    return start, len(text) - end
+
+
+def _longest(limit: int, holds: Callable[[int], bool]) -> int:
+    """The largest size up to `limit` for which it holds, where it holds for all smaller ones too."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _came_from(region: str, leaf: str) -> bool:
+    """Whether a region is a part of the leaf, as it is or as JSON writes it; blanks may differ."""
+    if region in leaf:
+        return True
+    squeezed = "".join(region.split())
+    forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1])
+    return any(squeezed in "".join(form.split()) for form in forms)
