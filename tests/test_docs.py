@@ -97,9 +97,12 @@ def corpus(tmp_path, monkeypatch):
         (tmp_path / "books" / f"{i:03d}.txt").write_text(texts[i] * 3)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    said = [[{"role": "user", "content": text[:40]}, {"role": "assistant", "content": text[40:60]}] for text in texts]
+    (tmp_path / "sft_data.jsonl").write_bytes(b"\n".join(msgspec.json.encode({"messages": m}) for m in said))
     return tmp_path
 
 

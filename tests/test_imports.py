@@ -23,7 +23,7 @@ GROUND = (
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver")
 ONLINE = ("documents", "flow", "plans", "loaders", "tracing", "digest", "drill")
-EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "baking", "adapters", "cli", "demo")
+EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": (),  # names are looked up when first used
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "baking": (*GROUND, *STAGES, "documents", "baking"),
     "adopting": (*GROUND, "sources", "prepare", "store"),
     "exporting": (*GROUND, "store"),
+    "looking": (*GROUND, "prepare"),
     "streaming": (*GROUND, *STAGES, "baking", "loaders", "streaming"),
     "adapters": (*GROUND, *STAGES, "flow", "loaders", "adapters"),
     "cli": EVERYTHING,
@@ -59,6 +60,7 @@ EXCEPTIONS = {
     ("loaders/base.py", "penstock.adapters.jax"): "batches of JAX arrays",
     ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
+    ("types.py", "penstock.looking"): "a notebook shows a batch",
     ("__init__.py", "penstock.*"): "public names, each from its home",
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
@@ -93,6 +95,7 @@ PUBLIC = [
     "chat",
     "export",
     "find",
+    "look",
     "open_store",
     "ramp",
     "register_format",

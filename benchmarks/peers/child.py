@@ -122,6 +122,10 @@ def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": seconds or time.perf_counter() - began}  # an encoder alone says how long it encoded
     if task["do"] == "read_back":
         return {"hashes": document_hashes(peer.read_back(Path(task["folder"])))}
+    if task["do"] == "pack":
+        tokens, lengths = (np.load(Path(task["folder"], f"{name}.npy")) for name in ("tokens", "lengths"))
+        found: dict[str, Any] = peer.pack_samples(tokens, lengths, task["capacity"], task["method"])
+        return found
     if "sources" in task:
         sources = [Source(*(Path(path) for path in paths), task["row_tokens"]) for paths in task["sources"]]
         if task["do"] == "convert":

@@ -35,6 +35,7 @@ _HOME = {
     "chat": "prepare",
     "export": "exporting",
     "find": "tracing",
+    "look": "looking",
     "open_store": "store",
     "ramp": "loaders",
     "register_format": "sources",

@@ -5,9 +5,13 @@ number is the hash of these hashes in the order of positions. So ranks can hash 
 range cut into other batches has the same number; and options that only change labels or masks do not matter. Rows
 that only fill the last batch of an epoch up are left out.
 
+Where rows are made of whole documents (packed text, conversations), what is learned of a row is part of what it is:
+its hash is over input ids, labels and loss mask, where the row has tokens. So how batches are padded does not matter.
+
 Store, plan and steps are enough to compute it, before or after the run:
 
     hashes = [row_hashes(batch.input_ids) for batch in ...]     in a training loop, on one rank
+    hashes = [sample_hashes(batch) for batch in ...]            the same, for rows of whole documents
     combine(hashes) == digest_of(digest_steps("corpus.store", plan, 0, 99))
 """
 
@@ -30,7 +34,7 @@ from penstock.plan import Plan
 from penstock.plans import find_plan, streams_for_plan
 from penstock.store.reader import Store
 
-__all__ = ["StepDigest", "check_steps", "combine", "digest_of", "digest_steps", "row_hashes"]
+__all__ = ["StepDigest", "check_steps", "combine", "digest_of", "digest_steps", "row_hashes", "sample_hashes"]
 
 _TOKENS_AT_ONCE = 1 << 20
 
@@ -43,7 +47,7 @@ class StepDigest:
     position: int
     """Of its first row."""
     row_hashes: NDArray[np.uint64]
-    """One for each row of the global batch."""
+    """One for each row of the global batch: two for a preference pair."""
 
     @property
     def number(self) -> str:
@@ -76,6 +80,22 @@ def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
     """
     rows = np.ascontiguousarray(np.asarray(input_ids), dtype="<i8")
     return np.array([xxhash.xxh3_64_intdigest(row.data) for row in rows], np.uint64)
+
+
+def sample_hashes(batch: Any) -> NDArray[np.uint64]:
+    """A hash for each row of a batch whose rows are whole documents: input ids, labels and loss mask, without padding.
+
+    `batch` is a loader's (of alignment "next"), or a mapping with these fields and the attention mask. Of a preference
+    pair, both sides have one.
+    """
+    is_real = np.asarray(batch["attention_mask"]) > 0
+    ids, labels = (np.asarray(batch[name]).astype("<i8") for name in ("input_ids", "labels"))
+    loss = np.asarray(batch["loss_mask"]).astype("<f4")
+    hashes = [
+        xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, labels, loss)))
+        for row, real in enumerate(is_real)
+    ]
+    return np.array(hashes, np.uint64)
 
 
 def combine(parts: Iterable[NDArray[np.uint64]]) -> str:
@@ -129,7 +149,8 @@ def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
 def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDigest]:
     for task in tasks:
         block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
-        hashes = row_hashes(block.tokens[:, :-1])
+        ids = block.tokens[:, :-1]
+        hashes = sample_hashes({**block.extra, "input_ids": ids}) if flow.has_samples else row_hashes(ids)
         for number, of_step in enumerate(np.split(hashes, task.num_steps)):
             yield StepDigest(step, flow.order.skips.position(task.live + number * task.stride), of_step)
             step += 1

@@ -3,8 +3,8 @@
 First one process reads the steps without a break. Then the same steps are read again in legs: each leg starts its ranks
 as processes of their own, from the last checkpoint, with another number of ranks and workers than the leg before; at a
 random step all ranks are killed with signal 9, in the middle of what they do, and the next leg begins. Every row that
-any rank of any leg was handed (tokens, labels, loss mask, position, weight) and every state are compared with the
-uninterrupted run.
+any rank of any leg was handed (tokens, labels, masks, position, weight; of whole documents also where each begins) and
+every state are compared with the uninterrupted run.
 
 Ranks go in step with each other, as the gradient exchange of a training job makes them: a step is over when every rank
 has it, and a checkpoint is the state after a step, as JSON. Steps after the last checkpoint are read twice, as they
@@ -27,8 +27,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from penstock.assemble.batch import Fields, Padding
 from penstock.deliver.ranks import Ranks
-from penstock.digest import check_steps, combine, row_hashes
+from penstock.digest import check_steps, combine, row_hashes, sample_hashes
 from penstock.errors import PenstockError, WorkerError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.planning import open_flow
@@ -42,6 +43,7 @@ from penstock.types import TrainingBatch
 
 __all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "legs_over", "open_rank", "run_drill"]
 
+_COMPARED = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids")
 _MOST_WAIT_SECONDS = 0.003
 """A kill comes this long or less after the ranks were told to go on, so that it finds them at work."""
 
@@ -130,8 +132,13 @@ def open_rank(opening: Opening) -> DataLoader:
     """The loader of one rank. Leaves no record of a run with the plan: a drill is not one."""
     leg = opening.leg
     stores = [Store(path, version=version) for path, version in opening.stores]
+    fields = padding = None
+    if _has_samples(
+        opening.plan
+    ):  # as wide as the longest row: a rank that looked at its own rows alone would be found
+        fields, padding = Fields(position_ids=True, segment_ids=True), Padding("longest")
     return DataLoader(
-        open_flow(streams_for_plan(stores, opening.plan), opening.plan),
+        open_flow(streams_for_plan(stores, opening.plan), opening.plan, fields, padding),
         opening.plan,
         batch_size=opening.batch_size,
         ranks=Ranks(opening.rank, leg.ranks, "the drill"),
@@ -252,9 +259,9 @@ class _Record:
     """What one rank was handed in one step."""
 
     tokens: NDArray[np.uint64]
-    """Hash of each row's input ids."""
+    """Hash of each row, as `penstock digest` has it."""
     rest: NDArray[np.uint64]
-    """Hash of each row's labels, loss mask, position and weight."""
+    """Hash of each row's other fields, whole."""
     is_real: NDArray[np.bool_]
     state: State
     """The loader's, after the step."""
@@ -295,9 +302,10 @@ class _LegRun:
 
     def _check(self, records: list[_Record]) -> None:
         true = self.truth[self.step]
+        per = max(len(true.tokens) // self.batch_size, 1)  # a preference pair is two rows of a batch
         for rank, record in enumerate(records):
             mine = share(self.batch_size, rank=rank, world=self.leg.ranks)
-            what = _what_differs(true, record, slice(mine.start, mine.stop))
+            what = _what_differs(true, record, slice(mine.start * per, mine.stop * per))
             if what is not None:
                 self.differences.append(self._difference(rank, what))
         if (self.step + 1) % self.checkpoint_every == 0:
@@ -385,7 +393,7 @@ class _Rank:
     def __call__(self, command: str, *of: Any) -> Any:
         if command == "open":
             return self._open(*of)
-        return _record(next(self.batches), self._opened)
+        return _record(next(self.batches), self._opened, self.opening.plan)
 
     @property
     def _opened(self) -> DataLoader:
@@ -407,19 +415,24 @@ def _epoch_after_epoch(loader: DataLoader) -> Iterator[TrainingBatch]:
         yield from loader.get_iterator()
 
 
-def _record(batch: TrainingBatch, loader: DataLoader) -> _Record:
+def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
     facts = batch.metadata
+    fields = [batch[name] for name in _COMPARED if name in batch]
     rest = [
         xxhash.xxh3_64_intdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in row))
-        for row in zip(batch.labels, batch.loss_mask, facts["position"], facts["weight"], strict=True)
+        for row in zip(*fields, facts["position"], facts["weight"], strict=True)
     ]
     return _Record(
-        tokens=row_hashes(batch.input_ids),
+        tokens=sample_hashes(batch) if _has_samples(plan) else row_hashes(batch.input_ids),
         rest=np.array(rest, np.uint64),
         is_real=np.asarray(facts["weight"]) > 0,
         state=loader.state_dict(),
         batch_state={**facts["state"], "steps": [list(triple) for triple in facts["state"]["steps"]]},
     )
+
+
+def _has_samples(plan: Plan) -> bool:
+    return any(source.rows for source in plan.all_sources)
 
 
 def _in_words(error: Exception) -> str:

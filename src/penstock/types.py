@@ -32,7 +32,8 @@ class TrainingBatch:
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
-    `metadata["tokenizer"]` is the file of the tokenizer that can decode it.
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it, `metadata["alignment"]` is "next", or "same"
+    where labels are input_ids and the model shifts them.
 
     >>> import numpy as np
     >>> ids = np.array([[5, 6, 7]])
@@ -170,6 +171,12 @@ class TrainingBatch:
         skipped = ones if tokens is None else ("input_ids", "labels", *ones)
         fields = {name: self[name] for name in self.keys() if name not in skipped}
         return _rebuild_batch, (fields, tokens, ones, self.metadata)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first rows, token by token."""
+        from penstock.looking import look
+
+        return look(self)._repr_html_()
 
     def __repr__(self) -> str:
         rows, tokens = self.input_ids.shape

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -104,6 +106,16 @@ def test_a_row_is_not_changed(format, row, messages):
     before = json.dumps(row)
     messages_of(row)
     assert json.dumps(row) == before
+
+
+def test_the_examples_of_the_docs_are_what_their_headings_say():
+    page = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()
+    examples = re.findall(r"^\*\*`(\w+)`\*\*.*?^```json\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert [format for format, _ in examples] == list(FORMATS)
+    for format, example in examples:
+        row = json.loads(example)
+        assert detect(row).format == format
+        detect(row).normalise(row)
 
 
 REJECTED = {"role": "assistant", "content": "5"}
@@ -430,14 +442,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
     ),
     "a role that is a number": (said({"role": 3, "content": "4"}), "unknown role", 1, "'role' is int, not text", ""),
     "a role that is an object": (said({"role": {}, "content": "4"}), "unknown role", 1, "'role' is dict, not text", ""),
-    "no role": (said({"content": "4"}), "missing role", 1, "no 'role': this message has 'content'", "'role': FIELD"),
+    "no role": (
+        said({"content": "4"}),
+        "missing role",
+        1,
+        "no 'role': this message has 'content'",
+        "columns={'role': 'FIELD'}",
+    ),
     "no content": (said({"role": "assistant"}), "missing content", 1, "no 'content': this message has 'role'", ""),
     "content by another name": (
         said({"role": "assistant", "text": "4"}),
         "missing content",
         1,
         "has 'role', 'text'",
-        "columns={'content': 'text'}",
+        "format='messages', columns={'content': 'text'}, if that is it",
     ),
     "null": (said({"role": "assistant", "content": None}), "missing content", 1, "'content' is null", ""),
     "no calls either": (
@@ -571,6 +589,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
         "a string that is not JSON",
         "",
     ),
+    "content in sharegpt": (
+        {"conversations": [{"from": "human", "text": "a"}]},
+        "missing content",
+        0,
+        "no 'value': this message has 'from', 'text'",
+        "format='sharegpt', columns={'value': 'text'}",
+    ),
     "a role in sharegpt": (
         {"conversations": [{"from": "human", "value": "a"}, {"from": "bard", "value": "b"}]},
         "unknown role",
@@ -605,14 +630,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
         "no prompt",
         None,
         "'chosen' is text",
-        "columns={'prompt': COLUMN}",
+        "format='preference', columns={'prompt': 'COLUMN'}",
     ),
     "a prompt of another conversation": (
         {"prompt": "3 + 3?", "chosen": [USER, ASSISTANT], "rejected": [USER, REJECTED]},
         "prompt does not fit",
         None,
         "'chosen' begins with a user message, and not with the prompt",
-        "columns={'prompt': None}",
+        "format='preference', columns={'prompt': None}",
     ),
     "two system messages in a preference": (
         {"chosen": [SYSTEM, SYSTEM, USER, ASSISTANT], "rejected": [USER, REJECTED]},
@@ -633,7 +658,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
         "unknown format",
         None,
         "this row has 'title', 'body'; looked for messages, conversation or conversations; instruction and output",
-        "columns={'messages': COLUMN}",
+        "columns={'messages': 'COLUMN'}",
     ),
     "names that are only likely": (
         {"question": "2 + 2?", "answer": "4"},
@@ -647,7 +672,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
         "unknown format",
         None,
         "the first item of 'messages' is an object with 'speaker', 'text'",
-        "columns={'messages': 'messages', 'role': FIELD, 'content': FIELD}",
+        "columns={'messages': 'messages', 'role': 'FIELD', 'content': 'FIELD'}",
     ),
     "a list of texts": ({"messages": ["a"]}, "unknown format", None, "first item of 'messages' is str", "columns="),
     "messages as text": (
@@ -773,7 +798,7 @@ def test_keys_that_are_given_once_are_none_of_it(line):
 def test_duplicate_keys_in_a_file_are_one_bad_row_with_its_place(tmp_path, name):
     path = tmp_path / name
     path.write_text('{"messages": []}\n{"messages": [{"role": "user", "role": "tool"}]}\n{"messages": []}\n')
-    kind = format_for(str(path)).with_options({"unique_keys": True})
+    kind = format_for(str(path)).with_unique_keys()
     unit, formats = Unit((Span(0, str(path), kind.name),), 0), {kind.name: kind}
     rows = [row for _, _, row in read_unit(unit, formats)][:3]
     assert [type(row) for row in rows] == [dict, Malformed, dict]
@@ -783,6 +808,13 @@ def test_duplicate_keys_in_a_file_are_one_bad_row_with_its_place(tmp_path, name)
     assert error.where["turn"] == 0
     assert error.where["file"] == str(path)
     assert "mend the row" in error.remedy
+
+
+def test_unique_keys_are_asked_of_formats_that_know_them_and_the_user_has_the_last_word():
+    assert format_for("a.parquet").with_unique_keys() == format_for("a.parquet")
+    assert format_for("a.jsonl").with_unique_keys().options == {"unique_keys": True}
+    said = format_for("a.json").with_options({"unique_keys": False, "max_row_bytes": 9})
+    assert said.with_unique_keys().options == {"unique_keys": False, "max_row_bytes": 9}
 
 
 def test_a_store_baked_before_keeps_its_name_while_duplicate_keys_are_not_asked_for():

@@ -9,13 +9,16 @@ The Trainer left alone shards an IterableDataset once more, and resumes by readi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.assemble.samples import SampleRows
 from penstock.errors import MissingExtraError, PlanError, SpecError
 
 try:
     import torch
+    import transformers
     from transformers import TrainerCallback
 except ImportError:
     raise MissingExtraError(
@@ -23,11 +26,18 @@ except ImportError:
         remedy="pip install 'penstock[trainers]'",
     ) from None
 
+try:
+    from transformers import masking_utils
+except ImportError:
+    masking_utils = None
+
 if TYPE_CHECKING:
     from penstock.loaders.base import DataLoader
     from penstock.types import TrainingBatch
 
 __all__ = ["LoaderState", "WholeRun", "feed", "model_inputs"]
+
+log = logging.getLogger("penstock")
 
 _KEY = "penstock.loader"
 _INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
@@ -42,6 +52,8 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
 
     The run is one pass that is counted in steps: max_steps must be set. A resumed run reads nothing twice, seeks in
     O(1), and accumulates gradients over the edge of an epoch as the uninterrupted one did.
+
+    Rows of several samples are passed as `model_inputs` says, so that no sample attends to another.
     """
     arguments = trainer.args
     if arguments.max_steps <= 0:
@@ -58,6 +70,8 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
             remedy="launch with torchrun (on CPUs with use_cpu=True, ddp_backend='gloo' in TrainingArguments), "
             "or open the loader with the Trainer's rank= and world_size=",
         )
+    if "collate_fn" not in options:
+        _check_samples(loader)
     if loader.alignment != "same":
         loader._close_stream()  # nothing that was made ahead in the other alignment
         loader.alignment = "same"
@@ -75,8 +89,46 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
-    """What a model of transformers takes. The loss mask is in the labels already, as -100."""
-    return {name: batch[name] for name in _INPUTS if name in batch}
+    """What a model of transformers takes. The loss mask is in the labels already, as -100.
+
+    Of rows whose samples are kept apart, no attention mask and no cache: only without both does transformers tell
+    samples apart, by positions that begin again. Flash attention does not look at those if there is more than one
+    row, so it gets the borders themselves. (What fills a row up comes last, and nothing attends to it.)
+    """
+    inputs = {name: batch[name] for name in _INPUTS if name in batch}
+    if "position_ids" in inputs and ("segment_ids" in batch or "cu_seqlens" in batch):
+        del inputs["attention_mask"]
+        inputs["use_cache"] = False
+        if "cu_seqlens" in batch:
+            inputs |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+            inputs |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
+    return inputs
+
+
+def _check_samples(loader: DataLoader) -> None:
+    """Refuse rows of samples that a Trainer would learn otherwise than they say."""
+    rows = [rows for rows in loader._flow.rows if isinstance(rows, SampleRows)]
+    if loader._flow.sequences > 1:
+        raise SpecError(
+            "these are preference pairs: the Trainer would learn the rejected answers too",
+            parameter="loader",
+            remedy="a trainer for pairs, with feed(..., collate_fn=...) that gives it what it takes",
+        )
+    if any(r.spec.packing for r in rows):
+        if not loader._flow.fields.position_ids:
+            raise SpecError(
+                "several samples are in a row, and only position_ids would tell transformers where each begins",
+                parameter="position_ids",
+                remedy="leave out position_ids=, or packing=",
+            )
+        if not hasattr(masking_utils, "find_packed_sequence_indices"):
+            raise SpecError(
+                f"transformers {transformers.__version__} lets samples of a row attend to each other",
+                parameter="packing",
+                remedy="pip install -U transformers, or no packing=",
+            )
+    if any(r.trained is not None and ((r.trained.weight > 0) & (r.trained.weight != 1)).any() for r in rows):
+        log.warning("models of transformers know no weights: what has a weight above 0 is learned with weight 1")
 
 
 class WholeRun:

@@ -62,8 +62,8 @@ def tokens_at(
 ) -> NDArray[Any]:
     """The tokens of runs of different lengths, end to end: lengths[i] of them from addresses[i] on.
 
-    `run` is 0, 1, ... for all tokens, `ends` where each run ends among them. As for `windows_at`, the caller vouches for
-    the addresses, and holds what they lie in.
+    `run` is 0, 1, ... for all tokens, `ends` where each run ends among them. As for `windows_at`, the caller vouches
+    for the addresses, and holds what they lie in.
     """
     if not len(run):
         return np.empty(0, dtype)

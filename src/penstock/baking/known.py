@@ -139,7 +139,9 @@ def is_off() -> bool:
 
 def find_known(tokenize: Tokenize | Chat, to: Path) -> KnownTokens:
     """What was tokenised before as this step does: in the store that is baked into, and by any bake of this user."""
-    if is_off() or isinstance(tokenize, Chat) or tokenize.tokenizer.kind == "bytes":  # copying bytes is no faster than making them
+    if is_off() or isinstance(tokenize, Chat):
+        return KnownTokens()
+    if tokenize.tokenizer.kind == "bytes":  # copying bytes is no faster than making them
         return KnownTokens()
     there: dict[tuple[Path, str], Store] = {}
     for store in itertools.chain(_versions_of(to), _remembered(tokenize)):

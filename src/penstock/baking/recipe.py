@@ -136,10 +136,16 @@ class DatasetRecipe:
         return self
 
     def prepare_step(
-        self, step: Tokenize | Chat | Callable[[Row], Row | None], *, name: str | None = None, version: str | None = None
+        self,
+        step: Tokenize | Chat | Callable[[Row], Row | None],
+        *,
+        name: str | None = None,
+        version: str | None = None,
     ) -> DatasetRecipe:
-        """Add a step: a function that gets a row and returns a row, or None to drop it; last, `ps.tokenize(...)`, or
-        `ps.chat(...)` for rows that are conversations."""
+        """Add a step: a function that gets a row and returns a row, or None to drop it.
+
+        The last one is `ps.tokenize(...)`, or `ps.chat(...)` for rows that are conversations.
+        """
         if any(isinstance(known, Tokenize | Chat) for known in self.steps):
             raise SpecError(
                 "no step can follow tokenize: rows are tokens then", parameter="step", remedy="add it before tokenize"

@@ -202,6 +202,7 @@ def documents_of(
 def encode_located(job: Job, texts: list[str], locate: Callable[[int], tuple[Unit, int, int]]) -> list[NDArray[Any]]:
     """The tokens of some texts. An error says of which row: `locate` gives (unit, span, row in span) of a text."""
     try:
+        assert isinstance(job.tokenize, Tokenize)
         encoded = job.tokenize.encode(texts)
         for number, document in enumerate(encoded):
             if len(document) > MAX_SHARD_TOKENS:
@@ -227,6 +228,8 @@ def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
             try:
                 return detect(after)
             except ChatError as error:
+                if job.on_error == "skip":
+                    continue  # it will be counted
                 fault = Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
                 raise error_of(fault, unit, span, row_number, job.formats) from None
     raise SourceError(

@@ -102,6 +102,8 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
             [inputs.spec["formats"][name] for name in formats],
             inputs.spec["bake"],
         ]
+        if isinstance(recipe.tokenize, Chat):
+            formats = {name: kind.with_unique_keys() for name, kind in formats.items()}
         job = Job(
             ingredient=ingredient.name,
             text=None if isinstance(recipe.tokenize, Chat) else TextColumn(ingredient.text),

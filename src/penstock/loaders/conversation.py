@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.assemble.samples import PACKINGS, RowSpec, SampleRows
+from penstock.assemble.rows import PACKINGS, RowSpec
+from penstock.assemble.samples import SampleRows
 from penstock.errors import SpecError
 from penstock.loaders.door import StoreDataLoader, check_tokenizer, padding_of
 from penstock.loaders.planning import Member, plan_members, refuse_other_settings, rounded_pool, segments_of, shuffle_of
-from penstock.plan import Plan
+from penstock.plan import Segments
 from penstock.plans import find_plan, streams_for_plan
 from penstock.prepare.chat.policy import LossPolicy
 from penstock.spec import at_least, one_of
 from penstock.store.layout import is_store
 from penstock.store.reader import Store
-from penstock.store.stream import TokenStream
 
-__all__ = ["ConversationDataLoader", "pad_token_of"]
+__all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 
 log = logging.getLogger("penstock")
 
@@ -69,7 +69,7 @@ class ConversationDataLoader(StoreDataLoader):
         padding_side: str = "right",
         pad: int | str | None = None,
         format: str | None = None,
-        columns: Mapping[str, str] | None = None,
+        columns: Mapping[str, str | None] | None = None,
         roles: Mapping[str, str] | None = None,
         template_args: Mapping[str, Any] | None = None,
         check: bool = True,
@@ -116,6 +116,7 @@ class ConversationDataLoader(StoreDataLoader):
             raise SpecError("how long may a conversation be?", parameter="max_length", remedy="max_length=2048")
         keep_newest = max_length if truncation == "drop_oldest" else None
         store = _store_of(path, tokenizer, keep_newest, of_raw_files)
+        _refuse_text(store)
         _refuse_other_length(store, truncation, max_length)
         if plan is not None:
             made = find_plan(store, plan)
@@ -141,17 +142,18 @@ class ConversationDataLoader(StoreDataLoader):
         else:
             assert max_length is not None
             segments = segments_of(weights, store.names)
-            used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
-            streams = {name: store.stream(name, split) for name in store.names if name in used}
             members = members_of(
-                streams,
+                store,
                 max_length,
+                split=split,
+                segments=segments,
                 loss=loss,
                 end_of_turn=end_of_turn,
-                truncation=_stored_truncation(truncation),
+                truncation=truncation,
                 packing=packing,
-                pad=pad_token_of(store, pad),
+                pad=pad,
             )
+            streams = {member.name: member.stream for member in members}
             made = plan_members(
                 members,
                 split=split,
@@ -178,7 +180,9 @@ class ConversationDataLoader(StoreDataLoader):
             cu_seqlens=cu_seqlens,
             roles=show_roles,
             padding=padding_of(
-                pad_to or ("max_length" if is_packed else "longest"), padding_side, made.row_tokens
+                ("max_length" if is_packed else "longest") if pad_to is None else pad_to,
+                padding_side,
+                made.row_tokens,
             ),
             read_ahead=False,
             epochs=epochs,
@@ -201,40 +205,64 @@ class ConversationDataLoader(StoreDataLoader):
                 continue
             counts = dict(rows.index.counts)
             total = counts.pop("documents")
+            over = f"over max_length={rows.row_tokens}"
+            words = {
+                "over length": f"{over}: dropped",
+                "cut": f"{over}: cut",
+                "empty mask": "nothing to learn: dropped",
+            }
             for what, number in counts.items():
                 share = f"{number:,} of {total:,} rows, {100 * number / total:.1f} %"
-                words = {"over length": f"over max_length={rows.row_tokens}: dropped", "cut": f"over max_length={rows.row_tokens}: cut"}
                 log.warning("%s: %s, %s", rows.name, share, words.get(what, f"{what}: dropped"))
 
 
 def members_of(
-    streams: Mapping[str, TokenStream],
+    store: Store,
     max_length: int,
     *,
+    split: str = "train",
+    segments: Segments = ((0, None),),
     loss: str | Sequence[str] | None = None,
     end_of_turn: bool = True,
     truncation: str = "drop",
     packing: str | None = None,
-    pad: int = 0,
+    pad: int | str | None = None,
 ) -> list[Member]:
-    """The sources of some conversations, as a plan takes them."""
+    """The conversations of a store, as a plan takes them: of all sources, or of those that have weights."""
+    one_of(("train", "val"), split=split)
+    one_of(_TRUNCATIONS, truncation=truncation)
+    at_least(2, max_length=max_length)
+    _refuse_other_length(store, truncation, max_length)
+    used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
+    fills = pad_token_of(store, pad)
     members = []
-    for name, stream in streams.items():
+    for name in [name for name in store.names if name in used]:
+        stream = store.stream(name, split)
         pairs = stream.has_spans and bool(stream.token_spans()[1]["side"].any())
-        policy = LossPolicy.of(loss or ("last" if pairs else "assistant"), end_of_turn)
+        policy = LossPolicy.of(("last" if pairs else "assistant") if loss is None else loss, end_of_turn)
         spec = RowSpec(
             row_tokens=max_length,
             packing=None if packing is None else one_of(PACKINGS, packing=packing),
-            truncation=truncation,
+            truncation=_stored_truncation(truncation),
             loss=str(policy),
             pairs=pairs,
         )
-        members.append(Member(name, stream, max_length, rows=spec, pad=pad))
+        members.append(Member(name, stream, max_length, rows=spec, pad=fills))
     return members
 
 
 def _stored_truncation(truncation: str) -> str:
     return "drop" if truncation == "drop_oldest" else truncation  # what is still too long without its oldest turns
+
+
+def _refuse_text(store: Store) -> None:
+    if "chat" not in store.manifest.tokenizer:
+        raise SpecError(
+            f"{store.path} holds plain text: its tokens have no roles",
+            parameter="path",
+            file=store.path,
+            remedy="bake conversations with ps.chat(...), or PretrainDataLoader for text",
+        )
 
 
 def _refuse_other_length(store: Store, truncation: str, max_length: int | None) -> None:
@@ -295,7 +323,7 @@ def pad_token_of(store: Store, asked: int | str | None) -> int:
     if found is not None:
         return found
     raise SpecError(
-        f"{asked!r} is not a token of {tokenizer['name']}" if asked else f"{tokenizer['name']} has no token for padding",
+        f"{asked!r} is no token of {tokenizer['name']}" if asked else f"{tokenizer['name']} has no token for padding",
         parameter="pad",
         remedy="pad= with a token or an id; any will do, because masks come from lengths",
     )

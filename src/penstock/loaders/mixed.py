@@ -199,9 +199,9 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
     if weights is None and temperature is None:
         return ((0, None),)
     if weights is None:
-        sizes = {m.name: float(_num_tokens(m)) for m in members}
+        sizes = {m.name: float(m.num_tokens) for m in members}
         if by == "rows":
-            sizes = {m.name: float(_num_rows(m)) for m in members}
+            sizes = {m.name: float(m.num_rows) for m in members}
         return segments_of(_tempered(sizes, temperature), names)
     handed = hand_down(weights, parts)
     if temperature is not None and isinstance(handed, Mapping):
@@ -209,15 +209,6 @@ def _segments(members: list[Member], parts: Parts, weights: Any, temperature: fl
     elif temperature is not None:
         handed = [(at, _tempered(mapping, temperature)) for at, mapping in handed]
     return segments_of(handed, names)
-
-
-def _num_rows(member: Member) -> int:
-    is_windows = member.rows is None
-    return member.stream.num_tokens // member.row_tokens if is_windows else member.open(seed=0, recut=True).num_rows
-
-
-def _num_tokens(member: Member) -> int:
-    return member.stream.num_tokens if member.rows is None else member.open(seed=0, recut=True).num_tokens
 
 
 def _tempered(weights: Mapping[str, Any], temperature: Any) -> dict[str, Any]:

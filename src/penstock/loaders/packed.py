@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.assemble.samples import RowIndex, RowSpec, SampleRows, Trained, plan_rows
+from penstock.assemble.rows import RowIndex, RowSpec, Trained, plan_rows
+from penstock.assemble.samples import SampleRows
 from penstock.errors import SpecError
 from penstock.files import home
 from penstock.fingerprint import fingerprint
@@ -60,7 +61,7 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
     trained = sides = None
     columns: dict[str, Any] = {}
     if spec.loss is not None:
-        starts, fields = _spans_of(stream)
+        starts, fields = stream.token_spans()
         trained = Trained(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
         columns = {"role": fields["role"], "turn": fields["turn"]}
         if spec.pairs:
@@ -68,7 +69,13 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
     key = fingerprint([_INDEX_FORMAT, stream.fingerprint, len(borders) - 1, spec.spec()])[:16]
     index = _find(stream.store.path, key, borders)
     if index is None:
-        index = plan_rows(borders, spec, trained=trained, sides=sides, source=name)
+        try:
+            index = plan_rows(borders, spec, trained=trained, sides=sides, source=name)
+        except SpecError as error:
+            if isinstance(number := error.where.pop("document", None), int):
+                stored = stream.document(number)
+                error.where |= {"file": stored.file, "row": stored.row}
+            raise
         if index.num_rows:
             _keep(stream.store.path, key, index)
     return index, spec, borders, trained, columns
@@ -79,17 +86,6 @@ def _first_sides(starts: Any, fields: dict[str, Any], borders: Any) -> Any:
     chosen = Trained(starts, fields["stop"], (fields["side"] == 0).astype(np.float32))
     documents = np.arange(len(borders) - 1)
     return chosen.count(documents, np.zeros(len(documents), np.int64), np.diff(borders))
-
-
-def _spans_of(stream: TokenStream) -> Any:
-    if not stream.has_spans:
-        raise SpecError(
-            f"{stream.store.path} holds plain text: its tokens have no roles",
-            parameter="loss",
-            file=stream.store.path,
-            remedy="bake conversations with ps.chat(...), or PretrainDataLoader for text",
-        )
-    return stream.token_spans()
 
 
 def _folders(store: Path, key: str) -> list[Path]:
@@ -103,7 +99,7 @@ def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
         except FileNotFoundError:
             continue
         except (OSError, pa.ArrowException, KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError) as error:
-            log.warning("the row index %s is damaged, and is made again: %s", path, (str(error).splitlines() or [""])[0])
+            log.warning("the row index %s is made again: %s", path, (str(error).splitlines() or [""])[0])
     return None
 
 

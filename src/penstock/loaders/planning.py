@@ -9,7 +9,8 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from penstock.assemble.batch import Fields, Padding
-from penstock.assemble.samples import RowSpec, SampleRows
+from penstock.assemble.rows import RowSpec
+from penstock.assemble.samples import SampleRows
 from penstock.assemble.window import WindowRows
 from penstock.errors import SpecError
 from penstock.flow import Flow
@@ -58,7 +59,16 @@ class Member(NamedTuple):
     pad: int | None = None
     """The token that fills up such rows."""
 
-    def open(self, *, seed: int, recut: bool) -> WindowRows | SampleRows:
+    @property
+    def num_rows(self) -> int:
+        is_windows = self.rows is None
+        return (self.stream.num_tokens - 1) // self.row_tokens if is_windows else self.open().num_rows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stream.num_tokens if self.rows is None else self.open().num_tokens
+
+    def open(self, *, seed: int = 0, recut: bool = True) -> WindowRows | SampleRows:
         if self.rows is not None:
             return open_samples(self.stream, self.rows, self.name)
         return WindowRows(self.stream, self.row_tokens, seed=seed, recut=recut, name=self.name)

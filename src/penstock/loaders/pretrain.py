@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.assemble.samples import PACKINGS, RowSpec
+from penstock.assemble.rows import PACKINGS, RowSpec
 from penstock.errors import SpecError
 from penstock.loaders.door import StoreDataLoader, check_tokenizer
 from penstock.loaders.planning import (
@@ -26,8 +26,9 @@ from penstock.plans import find_plan, streams_for_plan
 from penstock.spec import at_least, one_of
 from penstock.store.layout import is_store
 from penstock.store.reader import Store
+from penstock.store.stream import TokenStream
 
-__all__ = ["PretrainDataLoader", "make_plan"]
+__all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 
 log = logging.getLogger("penstock")
 
@@ -235,9 +236,9 @@ def make_plan(
     used = {name for _, pairs in segments for name, _ in pairs or ()} or store.names
     streams = [store.stream(name, split) for name in store.names if name in used]
     if packing is not None:
-        rows = RowSpec(chunk_size, one_of(PACKINGS, packing=packing), "split")
-        members = [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(store, pad)) for s in streams if s.num_tokens]
-        return plan_members(members, split=split, segments=segments, **settings)
+        return plan_members(
+            packed_members(streams, chunk_size, packing, pad), split=split, segments=segments, **settings
+        )
     if pad is not None:
         raise SpecError("pad= is for packing=: windows are full", parameter="pad", remedy="packing='best_fit'")
     if weights is None:
@@ -253,12 +254,18 @@ def make_plan(
     return plan_members(members, split=split, segments=segments, **settings)
 
 
+def packed_members(streams: list[TokenStream], chunk_size: int, packing: str, pad: int | None) -> list[Member]:
+    """Text as rows of whole documents, as a plan takes it."""
+    rows = RowSpec(chunk_size, one_of(PACKINGS, packing=packing), "split")
+    return [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(s.store, pad)) for s in streams if s.num_tokens]
+
+
 def _pad_of(store: Store, asked: int | None) -> int:
     """The token that fills up packed rows: any will do, because masks come from lengths."""
     if asked is None:
         return int(store.manifest.tokenizer["eos"] or 0)
     if not 0 <= asked < store.vocab_size:
         raise SpecError(
-            f"pad={asked} is outside the vocabulary of {store.vocab_size:,} ids", parameter="pad", remedy="one of its ids"
+            f"pad={asked} is outside the vocabulary of {store.vocab_size:,} ids", parameter="pad", remedy="another id"
         )
     return asked

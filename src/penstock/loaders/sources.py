@@ -112,6 +112,8 @@ def _of(
 ) -> tuple[list[Member], Parts]:
     if isinstance(source, DataLoader):
         return _of_loader(name, source, chunk_size, has_weights)
+    if isinstance(source, list) and source and all(isinstance(member, Member) for member in source):
+        return _named(name, source, None)  # opened already, as `penstock plan` does
     if not isinstance(source, str | os.PathLike | Store):
         raise SpecError(
             f"a {type(source).__name__} cannot be a source of a mixture",
@@ -188,10 +190,7 @@ def _named(name: str | None, members: list[Member], weights: dict[str, float] | 
         return members, dict.fromkeys(m.name for m in members)
     if len(members) == 1:
         return [members[0]._replace(name=name)], {name: None}
-    sizes = {
-        m.name: float((m.stream.num_tokens - 1) // m.row_tokens if m.rows is None else m.open(seed=0, recut=True).num_rows)
-        for m in members
-    }
+    sizes = {m.name: float(m.num_rows) for m in members}
     shares = sizes if weights is None else weights
     total = sum(shares.values())
     named = [m._replace(name=f"{name}/{m.name}") for m in members]

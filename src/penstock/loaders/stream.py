@@ -242,6 +242,7 @@ class BatchStream:
             **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
             **shown,
             "global_rows": self.cut.rows_per_step,
+            "alignment": self.alignment,
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
             "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
         }

@@ -6,4 +6,14 @@ from penstock.prepare.rows import RowStep, row_step
 from penstock.prepare.tokenize import Tokenize, tokenize
 from penstock.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 
-__all__ = ["Chat", "RowStep", "Tokenize", "chat", "load_tokenizer", "resolve_tokenizer", "row_step", "side_of", "tokenize"]
+__all__ = [
+    "Chat",
+    "RowStep",
+    "Tokenize",
+    "chat",
+    "load_tokenizer",
+    "resolve_tokenizer",
+    "row_step",
+    "side_of",
+    "tokenize",
+]

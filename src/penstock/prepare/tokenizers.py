@@ -283,7 +283,15 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
-    config_path = path.with_name("tokenizer_config.json")
+    """What `tokenizer_config.json` says, with the chat template that newer transformers write beside it."""
+    config = _config_file(path.with_name("tokenizer_config.json"))
+    template_path = path.with_name("chat_template.jinja")
+    if not config.get("chat_template") and template_path.is_file():
+        config["chat_template"] = template_path.read_text(encoding="utf-8")
+    return config
+
+
+def _config_file(config_path: Path) -> dict[str, Any]:
     try:
         config = msgspec.json.decode(config_path.read_bytes())
         if not isinstance(config, dict):
@@ -295,6 +303,12 @@ def _config_beside(path: Path) -> dict[str, Any]:
             "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="mend or remove it"
         ) from None
     return config
+
+
+def _config_of(tokenizer: Any) -> dict[str, Any]:
+    """What a transformers tokenizer's `tokenizer_config.json` would say of special tokens and chat templates."""
+    tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return {"eos_token": tokenizer.eos_token, **tokens, "chat_template": getattr(tokenizer, "chat_template", None)}
 
 
 def resolve_tokenizer(
@@ -322,7 +336,7 @@ def resolve_tokenizer(
     backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
     if backend is not None:
         name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
-        return JsonTokenizer(backend.to_str(), name, {"eos_token": tokenizer.eos_token})
+        return JsonTokenizer(backend.to_str(), name, _config_of(tokenizer))
     if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
         return JsonTokenizer(tokenizer.to_str(), "tokenizers")
     if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer

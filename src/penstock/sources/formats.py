@@ -119,6 +119,12 @@ class Format:
             at_least(1, **{_LIMIT: options[_LIMIT]})
         return replace(self, options=dict(options))
 
+    def with_unique_keys(self) -> Format:
+        """This format, where an object with a key twice is a fault unless the user said otherwise; if it can tell."""
+        if not self.asks_for("unique_keys"):
+            return self
+        return self.with_options({"unique_keys": True, **self.options})
+
     @property
     def max_row_bytes(self) -> int:
         """What a line may have, in a format by line. Others are given the option, if they ask for it."""

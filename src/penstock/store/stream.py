@@ -321,7 +321,8 @@ class TokenStream:
         if len(found) == 1:
             return found[0]
         counts = np.cumsum([0, *(int(starts[-1]) for starts, _ in found)])
-        starts = [starts[:-1].astype(np.int64) + base for (starts, _), base in zip(found, counts.tolist(), strict=False)]
+        bases = counts[:-1].tolist()
+        starts = [starts[:-1].astype(np.int64) + base for (starts, _), base in zip(found, bases, strict=True)]
         fields = {name: np.concatenate([part[name] for _, part in found]) for name in found[0][1]}
         return np.concatenate([*starts, counts[-1:]]), fields
 

@@ -1,1 +1,3 @@
 """Conversations -> tokens, with what each token is: formats, templates, rendering, spans."""
+
+__all__: list[str] = []

@@ -49,11 +49,13 @@ class SpanTable:
 
     def __init__(self, spans: Sequence[Sequence[TextSpan]]) -> None:
         self.num_spans = np.array([len(some) for some in spans], np.int64)
-        columns = list(zip(*chain.from_iterable(spans), strict=True)) or [()] * 6
-        self.borders = np.array(columns[1], np.int64)
+        every = list(chain.from_iterable(spans))
+        self.borders = np.array([span[1] for span in every], np.int64)
         """Where each ends, in characters of its conversation."""
-        self.role, self.part = np.array(columns[2], np.uint8), np.array(columns[3], np.uint8)
-        self.turn, self.weight = np.array(columns[4], np.int16), np.array(columns[5], np.float32)
+        self.role = np.array([span[2] for span in every], np.uint8)
+        self.part = np.array([span[3] for span in every], np.uint8)
+        self.turn = np.array([span[4] for span in every], np.int16)
+        self.weight = np.array([span[5] for span in every], np.float32)
 
     @property
     def ranks(self) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.prepare.chat.added import MOST_KEPT_GAPS, AddedTokens
 from penstock.prepare.chat.align import SpanTable, token_stops
-from penstock.prepare.chat.markers import MOST_KEPT_GAPS, Markers
 from penstock.prepare.chat.spans import Encoded, Rendered
 from penstock.prepare.fast import FastEncoder
 from penstock.prepare.proof import bytes_of_tokens
@@ -27,7 +27,7 @@ Ids = NDArray[np.uint32]
 _NO_TOKENS: Ids = np.empty(0, np.uint32)
 
 
-def are_plain(markers: Markers, fast: FastEncoder) -> bool:
+def are_plain(added: AddedTokens, fast: FastEncoder) -> bool:
     """Whether each added token is found wherever its name is, takes in no more than that, and leaves what follows."""
     normalizer = fast.backend.normalizer
     return not fast.proof.adds_space and not any(
@@ -35,7 +35,7 @@ def are_plain(markers: Markers, fast: FastEncoder) -> bool:
         or token.rstrip
         or token.single_word
         or (normalizer is not None and token.normalized and normalizer.normalize_str(name) != name)
-        for name, (_, token) in markers.tokens.items()
+        for name, (_, token) in added.tokens.items()
     )
 
 
@@ -56,13 +56,13 @@ class _Cut(NamedTuple):
 
 
 class FastConversations:
-    def __init__(self, fast: FastEncoder, markers: Markers) -> None:
-        self.fast, self.markers = fast, markers
+    def __init__(self, fast: FastEncoder, added: AddedTokens) -> None:
+        self.fast, self.added = fast, added
         self._num_bytes = np.zeros(max(fast.backend.get_vocab(with_added_tokens=True).values()) + 1, np.int64)
         of_bytes = bytes_of_tokens(fast.backend.get_vocab(with_added_tokens=False))
         self._num_bytes[list(of_bytes.values())] = [len(word) for word in of_bytes]
         self._is_special = np.zeros(len(self._num_bytes), bool)
-        for name, (number, token) in markers.tokens.items():
+        for name, (number, token) in added.tokens.items():
             self._num_bytes[number] = len(name.encode())
             self._is_special[number] = token.special
         self._middles: dict[str, _Middle | None] = {}
@@ -116,7 +116,7 @@ class FastConversations:
         return middle
 
     def _new_middle(self, gap: str) -> _Middle | None:
-        marks = self.markers.in_gap(gap)
+        marks = self.added.in_gap(gap)
         if not marks:
             return None
         texts, at = [], marks[0][0]
@@ -125,7 +125,7 @@ class FastConversations:
             at = start + len(name)
         pieces: list[Ids | None] = []
         for (_, name), before in zip(marks, self._encode_plain(texts), strict=True):
-            pieces += [before, np.array([self.markers.tokens[name][0]], np.uint32)]
+            pieces += [before, np.array([self.added.tokens[name][0]], np.uint32)]
         return _Middle(marks[0][0], at, len(marks), _joined(pieces))
 
     # Encoding
@@ -133,7 +133,7 @@ class FastConversations:
     def _encode_plain(self, texts: Sequence[str]) -> list[Ids | None]:
         """The ids of texts in which no special token counts; None where this is not the place to find them."""
         together = "\0".join(texts)
-        patterns = [self.markers.any_special, *self.markers.others]
+        patterns = [self.added.any_special, *self.added.others]
         is_changed = self.fast.proof.normalizes and not together.isascii()
         if not is_changed and not any(pattern is not None and pattern.search(together) for pattern in patterns):
             return list(self.fast.encode_batch(texts))
@@ -144,14 +144,14 @@ class FastConversations:
     def _with_names(self, parts: Sequence[str], ids: Iterator[Ids]) -> Ids:
         """The ids of each text, as they come, and those of the names between them."""
         arrays = list(islice(ids, len(parts[::2])))
-        names = [np.array([self.markers.tokens[name][0]], np.uint32) for name in parts[1::2]]
+        names = [np.array([self.added.tokens[name][0]], np.uint32) for name in parts[1::2]]
         return np.concatenate([array for pair in zip_longest(arrays, names, fillvalue=_NO_TOKENS) for array in pair])
 
     def _split(self, text: str) -> list[str] | None:
         """Text and the names of added tokens in turn, text first and last. None where a special name is in it."""
-        if self.markers.any_special is not None and self.markers.any_special.search(text):
+        if self.added.any_special is not None and self.added.any_special.search(text):
             return None
-        first, second = self.markers.others
+        first, second = self.added.others
         parts = first.split(text) if first is not None else [text]
         normalizer = self.fast.backend.normalizer
         if normalizer is not None:

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
+from penstock.prepare.chat.added import AddedTokens
 from penstock.prepare.chat.align import SpanTable, token_stops
 from penstock.prepare.chat.cut import FastConversations, are_plain
-from penstock.prepare.chat.markers import Markers
 from penstock.prepare.chat.spans import Encoded, Rendered
 from penstock.prepare.chat.whole import WholeEncoder
 from penstock.prepare.tokenizers import CharsTokenizer, JsonTokenizer
@@ -66,8 +66,8 @@ class ConversationEncoder:
         return len(self.tokenizer.encode_batch([marker])[0]) == 1
 
     @cached_property
-    def _markers(self) -> Markers:
-        return Markers(self.tokenizer.backend.get_added_tokens_decoder())
+    def _added(self) -> AddedTokens:
+        return AddedTokens(self.tokenizer.backend.get_added_tokens_decoder())
 
     @cached_property
     def _whole(self) -> WholeEncoder:
@@ -76,12 +76,12 @@ class ConversationEncoder:
     @cached_property
     def _fast(self) -> FastConversations | None:
         fast = self.tokenizer.fast
-        return FastConversations(fast, self._markers) if fast is not None and are_plain(self._markers, fast) else None
+        return FastConversations(fast, self._added) if fast is not None and are_plain(self._added, fast) else None
 
     def _encode_whole(self, rendered: Sequence[Rendered], numbers: Sequence[int]) -> list[Encoded]:
         if not rendered:
             return []
-        marked = [self._markers.in_template(one) for one in rendered]
+        marked = [self._added.in_template(one) for one in rendered]
         pieces = self._whole.encode([one.text for one in rendered], marked, numbers)
         return [_aligned(one, *found) for one, found in zip(rendered, pieces, strict=True)]
 

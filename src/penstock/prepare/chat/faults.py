@@ -1,4 +1,4 @@
-"""What is wrong with one conversation: raised by every step of chat, and turned into an error of its row by the baker."""
+"""What is wrong with one conversation: raised in every stage of chat; the baker makes an error of its row of it."""
 
 from __future__ import annotations
 

@@ -116,8 +116,9 @@ class Layout:
         if self.format == "alpaca":
             _read_alpaca(row, how, messages)
         elif self.format == "prompt_completion":
-            for name, role in (("prompt", "user"), ("completion", "assistant")):
-                _read_side(row[how.columns[name]], role, how, messages, how.columns[name])
+            _read_side(row[how.columns["prompt"]], "user", how, messages, how.columns["prompt"])
+            messages = [_not_learned(message) for message in messages]
+            _read_side(row[how.columns["completion"]], "assistant", how, messages, how.columns["completion"])
         else:
             column = how.main[0]
             turns = row[column]
@@ -147,14 +148,10 @@ class Layout:
                 columns.get("from" if sharegpt else "role", "role"),
                 columns.get("value" if sharegpt else "content", "content"),
                 {**(SHAREGPT_ROLES if sharegpt else MESSAGES_ROLES), **dict(self.roles)},
-                self._as_given(),
+                self.format,
+                {name: column for name, column in self.columns if _NAMES[self.format][name] != column},
             ),
         )
-
-    def _as_given(self) -> str:
-        """The words that would choose this layout."""
-        own = {name: column for name, column in self.columns if _NAMES[self.format][name] != column}
-        return f"format={self.format!r}" + (f", columns={own}" if own else "")
 
     def _pair(self, row: Row) -> tuple[list[Message], list[Message]]:
         how = self._how
@@ -169,7 +166,7 @@ class Layout:
                 raise ChatError(
                     "no prompt",
                     f"{column!r} is text, and there is no prompt before it",
-                    remedy="columns={'prompt': COLUMN}, or messages in a step before",
+                    remedy="format='preference', columns={'prompt': 'COLUMN'}, or make messages of it in a step before",
                 )
             _read_side(row[column], "assistant", how, answer, column)
             messages = _system_of(row, how)
@@ -179,7 +176,7 @@ class Layout:
                     raise ChatError(
                         "prompt does not fit",
                         f"{column!r} begins with a {answer[0]['role']} message, and not with the prompt",
-                        remedy="columns={'prompt': None} if chosen and rejected are whole conversations",
+                        remedy="format='preference', columns={'prompt': None}, if both are whole conversations",
                     )
                 messages += asked
             messages += answer
@@ -381,7 +378,7 @@ def _unknown(row: Row) -> ChatError:
             return ChatError(
                 "unknown format",
                 f"the first item of {column!r} is {has}; looked for 'role' and 'content', or 'from' and 'value'",
-                remedy=f"columns={{'messages': {column!r}, 'role': FIELD, 'content': FIELD}}",
+                remedy=f"columns={{'messages': {column!r}, 'role': 'FIELD', 'content': 'FIELD'}}",
             )
         if isinstance(value, str):
             return ChatError(
@@ -393,7 +390,7 @@ def _unknown(row: Row) -> ChatError:
     if pair:
         remedy = f"columns={{'prompt': {pair[0]!r}, 'completion': {pair[1]!r}}}, if that is what they are"
     else:
-        remedy = "columns={'messages': COLUMN}, or format= and columns= of another format"
+        remedy = "columns={'messages': 'COLUMN'}, or format= and columns= of another format"
     wanted = (
         "messages, conversation or conversations; instruction and output; prompt and completion; chosen and rejected"
     )
@@ -414,6 +411,13 @@ def _checked_roles(roles: Mapping[str, str] | None) -> tuple[tuple[str, str], ..
 
 
 # From rows to messages
+
+
+def _not_learned(message: Message) -> Message:
+    """A message of a prompt: what an assistant says there was asked, and is not the answer."""
+    if message["role"] != "assistant" or "weight" in message:
+        return message
+    return {**message, "weight": 0.0}
 
 
 def _system_of(row: Row, how: _How) -> list[Message]:

@@ -55,8 +55,16 @@ class Turns(NamedTuple):
     content: str
     roles: Mapping[str, str]
     """A role as it is written -> what it is."""
-    as_given: str
-    """The parameters that would say so."""
+    format: str
+    columns: Mapping[str, str]
+    """Those that have other names than the format gives them."""
+
+    def said_with(self, field: str = "", **more: Any) -> str:
+        """The parameters that would say all this, and that a field of a turn has another name, or more."""
+        names = {"role": "from", "content": "value"} if self.format == "sharegpt" else {}
+        columns = {**self.columns, **({names.get(field, field): more.pop("name")} if field else {})}
+        given = {"format": self.format, **({"columns": columns} if columns else {}), **more}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def read_turns(turns: Iterable[Any], how: Turns, messages: list[Message]) -> None:
@@ -118,7 +126,7 @@ def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
             "missing role",
             f"no {how.role!r}: this message has {listed(item)}",
             turn=turn,
-            remedy="columns={'role': FIELD} if it has another name",
+            remedy=f"{how.said_with('role', name='FIELD')}, if it has another name",
         )
     if not isinstance(role, str):
         raise ChatError("unknown role", f"{how.role!r} is {what_is(role)}, not text", turn=turn)
@@ -129,7 +137,7 @@ def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
             "unknown role",
             f"{role!r}; known are {', '.join(how.roles)}",
             turn=turn,
-            remedy=f"{how.as_given}, roles={ {role: 'assistant' if near == _CALL else near} }, if that is what it is",
+            remedy=f"{how.said_with(roles={role: 'assistant' if near == _CALL else near})}, if that is what it is",
         )
     return known
 
@@ -137,12 +145,11 @@ def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
 def _no_content(item: dict[str, Any], how: Turns, turn: int) -> ChatError:
     null = how.content in item
     other = next((name for name in ("content", "value", "text") if isinstance(item.get(name), str)), None)
-    its = "value" if how.content == "value" else "content"
     return ChatError(
         "missing content",
         f"{how.content!r} is null" if null else f"no {how.content!r}: this message has {listed(item)}",
         turn=turn,
-        remedy=f"columns={{{its!r}: {other!r}}}, if that is it" if other else "",
+        remedy=f"{how.said_with('content', name=other)}, if that is it" if other else "",
     )
 
 

@@ -128,8 +128,9 @@ class ChatTemplate:
             prompt = prompted[len(alone) :]
         else:  # always or never there: what stands behind the user's turn
             prompt = _behind_ends(prompted.partition(_ASKED)[2], ends)
-        header = (self._try(user, answer) or "").partition(_ANSWER)[0].partition(_ASKED)[2]
-        lead = header[header.rfind(prompt) + len(prompt) :] if prompt and prompt in header else ""
+        header = _behind_ends((self._try(user, answer) or "").partition(_ANSWER)[0].partition(_ASKED)[2], ends)
+        prompt = prompt if prompt.strip() else header
+        lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
 
     def _end_in(self, after: str) -> str | None:

@@ -21,6 +21,7 @@ import jinja2.ext
 import jinja2.sandbox
 import jinja2.utils
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 
 from penstock.errors import SpecError
 from penstock.prepare.chat.faults import ChatError
@@ -37,13 +38,14 @@ MAX_ITEMS = 200_000
 """Things inside one list or mapping that is printed, and items of a list that is repeated."""
 MAX_INTEGER = 1_000_000
 """Integers as arguments: what pads, repeats or indents by more is not a chat template."""
-MAX_SECONDS = 5.0
-"""CPU time of one render: the last net, for work that no count sees (searching a long text in a loop)."""
+MAX_SECONDS = 1.0
+"""CPU time of one render, beyond what a long conversation may take: the last net, for work that no count sees
+(searching a long text in a loop). Real templates take a thousandth of it."""
 
-GENERATION_OPEN, GENERATION_CLOSE = "\ufdd4", "\ufdd5"
+GENERATION_OPEN, GENERATION_CLOSE = "\ufdd0\ufdd4\ufde0\ufde0\ufde0\ufde0", "\ufdd0\ufdd5\ufde0\ufde0\ufde0\ufde0"
 """Where `{% generation %}` blocks start and stop, in renders that ask for it."""
 
-_CHECK_STEPS = 2_000
+_CHECK_STEPS = 500
 _WIDTH = re.compile(r"\d{7,}")
 
 
@@ -55,11 +57,12 @@ class _Meter:
     """What one render did so far."""
 
     def __init__(self) -> None:
-        self.start(0, 0)
+        self.start(0, 0, 0)
 
-    def start(self, num_nodes: int, num_characters: int, *, marks: bool = False) -> None:
+    def start(self, num_nodes: int, num_messages: int, num_characters: int, *, marks: bool = False) -> None:
         self.steps = self.made = 0
-        self.max_steps = MAX_STEPS + 4 * num_nodes
+        self.max_steps = MAX_STEPS + 4 * num_nodes * num_messages
+        self.max_seconds = MAX_SECONDS + num_messages * 1e-2 + num_characters * 1e-6
         self.max_characters = MAX_CHARACTERS + 8 * num_characters
         self.max_made = MAX_MADE + 64 * num_characters
         self.check_at, self.seconds = _CHECK_STEPS, -1.0
@@ -77,8 +80,8 @@ class _Meter:
         now = time.thread_time()
         if self.seconds < 0:
             self.seconds = now
-        elif now - self.seconds > MAX_SECONDS:
-            raise _Limit(f"it takes more than {MAX_SECONDS:g} s of CPU time")
+        elif now - self.seconds > self.max_seconds:
+            raise _Limit(f"it takes more than {self.max_seconds:.1f} s of CPU time")
 
     def will_make(self, num_characters: int) -> None:
         """Asked before anything that may be large is made."""
@@ -102,7 +105,7 @@ class _Meter:
                 raise _Limit(f"it prints a list or mapping of more than {MAX_ITEMS:,} things")
             item = left.pop()
             if isinstance(item, jinja2.utils.Namespace):
-                item = item._Namespace__attrs  # type: ignore[attr-defined]
+                item = item._Namespace__attrs
             if isinstance(item, dict):
                 left.extend(item.values())
                 size += sum(map(len, map(str, item)))
@@ -133,7 +136,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.meter = _Meter()
         self.num_nodes = 0
-        self.concat = self._concat  # type: ignore[assignment]
+        self.concat = self._concat  # type: ignore[method-assign]
         for chance in ("random", "pprint"):  # one is not reproducible, the other takes minutes for nested lists
             del self.filters[chance]
         del self.globals["lipsum"]  # chance again
@@ -151,7 +154,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         # Jinja would print nothing for `{{ ''.__class__ }}`: who tries, should hear it.
-        raise jinja2.sandbox.SecurityError(f"{attribute!r} of a {type(obj).__name__}")
+        raise SecurityError(f"{attribute!r} of a {type(obj).__name__}")
 
     # What templates do, counted
 
@@ -193,6 +196,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         meter = self.meter
         if operator == "+":
+            if type(left) is str and type(right) is str:
+                meter.made += len(left) + len(right)
+                if meter.made > MAX_CHARACTERS:
+                    meter.made -= len(left) + len(right)
+                    meter.will_make(len(left) + len(right))
+                return left + right
             if isinstance(left, str | list | tuple | bytes) and isinstance(right, str | list | tuple | bytes):
                 meter.will_make(len(left) + len(right))
         elif operator == "*":
@@ -218,7 +227,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         num_widths = sum(map(int, re.findall(r"\d{4,6}", form)))
         self.meter.will_make(len(form) + form.count(sign) * biggest + num_widths)
 
-    def call(*arguments: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(*arguments: Any, **kwargs: Any) -> Any:
         self, context, function, *args = arguments  # names of their own could meet a keyword of the template
         meter = self.meter
         if isinstance(function, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
@@ -266,7 +275,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 first = list(first)
                 args = (args[0], first, *others) if passed else (first, *others)
             if isinstance(first, str | bytes | list | tuple | dict | range):
-                meter.step(1 + (len(first) >> 8 if isinstance(first, str | bytes) else len(first)))
+                meter.step(1 + (len(first) >> 8 if isinstance(first, str | bytes) else 8 * len(first)))
             if name not in ("default", "d", "int", "float", "round", "abs"):
                 self._check_filter(name, first, (*others, *kwargs.values()))
             result = function(*args, **kwargs)
@@ -281,12 +290,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if others:
             meter.check_integers(others)
         size = meter.text_size(value)
+        if name == "tojson" and any(isinstance(other, int) and other > 100 for other in others):
+            raise _Limit("it writes JSON with an indent of more than 100")
         if name == "format":
             self._check_format(str(value), "%", others)
         elif name == "replace" and len(others) >= 2 and isinstance(value, str):
             old, new = str(others[0]), str(others[1])
             meter.will_make(size + value.count(old) * len(new))
-        elif others and name in ("indent", "wordwrap", "join", "tojson", "batch", "slice"):
+        elif others and name in ("indent", "wordwrap", "join", "batch", "slice"):
             count = len(value) if isinstance(value, list | tuple | dict) else size
             count = value.count("\n") + 1 if name == "indent" and isinstance(value, str) else count
             widest = max(o if isinstance(o, int) else len(o) if isinstance(o, str) else 0 for o in others)
@@ -330,7 +341,7 @@ def _joining(node: nodes.Node) -> nodes.Node:
     return _filtered(nodes.List(node.nodes), _JOINED) if isinstance(node, nodes.Concat) else node
 
 
-def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
@@ -354,7 +365,7 @@ class _Namespace(jinja2.utils.Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.sandbox.SecurityError(f"a namespace has no attribute {name!r} here")
+            raise SecurityError(f"a namespace has no attribute {name!r} here")
         super().__setitem__(name, value)
 
 
@@ -418,12 +429,12 @@ class Compiled:
         """The text. `num_characters` is how much the conversation itself brought: limits grow with it."""
         environment, template = self._environment, self._template
         num_messages = len(variables.get("messages", ()))
-        environment.meter.start((num_messages + 1) * environment.num_nodes, num_characters, marks=marks)
+        environment.meter.start(environment.num_nodes, num_messages, num_characters, marks=marks)
         variables = dict(variables)
         if "strftime_now" in variables:
             variables["strftime_now"] = _fixed_date(self.name, variables["strftime_now"])
         try:
-            return environment.concat(template.root_render_func(template.new_context(variables)))  # type: ignore[no-any-return]
+            return environment.concat(template.root_render_func(template.new_context(variables)))
         except _Refused as error:
             reason = f"{self.name!r} says: {error}"
             raise ChatError(
@@ -436,7 +447,7 @@ class Compiled:
                 template=self.name,
                 remedy="mend its loops; for a trusted template this is a bug of its own",
             ) from None
-        except jinja2.sandbox.SecurityError as error:
+        except SecurityError as error:
             raise SpecError(
                 f"the chat template {self.name!r} tries to leave its sandbox: {error}",
                 template=self.name,

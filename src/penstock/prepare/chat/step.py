@@ -1,4 +1,4 @@
-"""The step that turns conversations into tokens, with what each token is: `ps.chat(tokenizer)`, in place of tokenize."""
+"""The step that turns conversations into tokens, and says what each token is: `ps.chat(...)`, in place of tokenize."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import SpecError, TokenizerError
 from penstock.fingerprint import fingerprint
 from penstock.prepare.chat.encode import ConversationEncoder
+from penstock.prepare.chat.faults import ChatError
 from penstock.prepare.chat.formats import Layout, layout_of
 from penstock.prepare.chat.spans import Encoded, Rendered
 from penstock.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
@@ -31,7 +32,7 @@ def chat(
     template: str | None = None,
     *,
     format: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | None] | None = None,
     roles: Mapping[str, str] | None = None,
     template_args: Mapping[str, Any] | None = None,
     keep_newest: int | None = None,
@@ -43,9 +44,9 @@ def chat(
     chat("tokenizer.json", "chatml")                a built-in one: chatml llama-3 mistral gemma zephyr qwen plain
     chat(tokenizer, "{% for m in messages %}...")   any Jinja template, in a sandbox
 
-    `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference"; if not given, the first row tells,
-    and all must have it. `columns` and `roles` rename what a row has. `template_args` are variables for the template.
-    `keep_newest` drops the oldest turns of conversations with more tokens than this, until they fit.
+    `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference"; if not given, the first row
+    tells, and all must have it. `columns` and `roles` rename what a row has. `template_args` are variables for the
+    template. `keep_newest` drops the oldest turns of conversations with more tokens than this, until they fit.
     """
     from penstock.prepare.chat.render import find_template  # Jinja, which plain text does not need
 
@@ -144,7 +145,11 @@ class Chat:
             raise SpecError("this chat step does not know its format yet", parameter="format", remedy="format=")
         found = self.layout.normalise(row)
         conversations = found if isinstance(found, tuple) else (found,)
-        return Prepared(conversations, tuple(self.template.rendered(c) for c in conversations))
+        prepared = Prepared(conversations, tuple(self.template.rendered(c) for c in conversations))
+        for side in prepared.sides:
+            if not side.text.isascii():
+                _refuse_half_characters(side.text)
+        return prepared
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
         """The tokens and spans of each; a pair's two sides are one document, chosen first."""
@@ -195,6 +200,15 @@ class Chat:
             spans.append(mine)
             begin += len(side.tokens)
         return Encoded(tokens, np.concatenate(spans))
+
+
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ChatError(
+            "not UTF-8", f"half a surrogate pair at character {error.start:,} of the rendered text"
+        ) from None
 
 
 def _check_ids(encoded: Encoded, limit: int, number: int) -> None:

@@ -2,8 +2,8 @@
 
 First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
 tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
-trims, splits or looks into: the text is rendered once more with the string replaced by one such character; what differs
-is what came of it.
+trims, splits or looks into: the text is rendered once more with the string marked by, or replaced with, one such character;
+what differs is what came of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ __all__ = ["Leaf", "Located", "locate", "plain_conversation", "region_between"]
 Region = tuple[int, int]
 """Characters [start, stop) of a text."""
 
-_OPEN, _CLOSE, _MARK, _ZERO = "\ufdd0", "\ufdd2", "\ufdd9", 0xFDE0
-_TAG = re.compile(f"([{_OPEN}{_CLOSE}][\ufde0-\ufdef]{{4}}|[{GENERATION_OPEN}{GENERATION_CLOSE}])")
+_TAG, _TAG_CHARACTERS = "\ufdd0", 5
+"""A tag is this, one character for its kind, and the number of a leaf in four."""
+_OPEN, _CLOSE, _MARK, _ZERO = "\ufdd1", "\ufdd2", "\ufdd9", 0xFDE0
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 _MAX_LEAVES = 16**4
 
@@ -51,8 +53,8 @@ class Located(NamedTuple):
     leaves: list[Leaf]
     regions: list[list[Region]]
     """For each leaf: once, more than once, or not at all."""
-    generation: list[Region]
-    """What `{% generation %}` blocks enclose."""
+    generation: list[Region] | None
+    """What `{% generation %}` blocks enclose; None if the template has no such blocks."""
 
 
 Swap = Callable[[int, str, str, str], str]
@@ -134,35 +136,32 @@ def locate(
     plain = _mapped(conversation, collect)
     _refuse_noncharacters(leaves)
     text = render(plain, False)
-    generation: list[Region] = []
-    everything = range(len(leaves))
-    regions = None
+    regions: list[list[Region]] = [[] for _ in leaves]
+    unsure = list(range(len(leaves)))
+    generation: list[Region] | None = None
     # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
-    for tagged in (everything, [n for n in everything if not _MARKUP.search(leaves[n].text)]):
-        skip = _untaggable(conversation, leaves).union(set(everything).difference(tagged))
-        styles = [None if n in skip else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
+    untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
+    marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
+    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
+        styles = [None if n in skipped else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
         found = _by_tags(conversation, text, styles, render, marks)
         if found is not None:
             regions, generation = found
-            unsure = [n for n in everything if styles[n] is None or _is_unsure(text, leaves[n], styles[n], regions[n])]
+            unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
             break
-        if len(tagged) == 0:
-            break
-    else:
-        found = None
-    if regions is None:
-        regions, unsure = [[] for _ in leaves], list(everything)
-        if marks:
-            generation = _generation_alone(plain, text, render, template)
-    for number in unsure:
-        if leaves[number].text or not _has_calls(conversation, leaves[number]):
-            regions[number] = _by_difference(conversation, text, number, leaves[number], render, template)
-    return Located(text, leaves, regions, generation)
+    if generation is None and marks:
+        generation = _generation_alone(plain, text, render, template)
+    for n in unsure:
+        if n not in untaggable:
+            regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
+    return Located(text, leaves, regions, generation if marks else None)
 
 
 def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
     for leaf in leaves:
-        if not leaf.text.isascii() and (found := _NONCHARACTER.search(leaf.text)):
+        if leaf.text.isascii() or b"\xef\xb7" not in leaf.text.encode("utf-8", "surrogatepass"):
+            continue  # U+FDC0 to U+FDFF start with these bytes: much faster than to look at each character
+        if found := _NONCHARACTER.search(leaf.text):
             raise ChatError(
                 "noncharacters in the text",
                 f"U+{ord(found[0]):04X} is no character, and is used here to find messages in their rendered text",
@@ -171,13 +170,9 @@ def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
             )
 
 
-def _has_calls(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
-    return leaf.kind == "content" and bool(conversation["messages"][leaf.turn].get("tool_calls"))
-
-
-def _untaggable(conversation: Mapping[str, Any], leaves: list[Leaf]) -> set[int]:
+def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
     """Templates ask of a message with tool calls whether it has content too; a tag would be some."""
-    return {n for n, leaf in enumerate(leaves) if not leaf.text and _has_calls(conversation, leaf)}
+    return not leaf.text and leaf.kind == "content" and bool(conversation["messages"][leaf.turn].get("tool_calls"))
 
 
 def _by_tags(
@@ -194,50 +189,60 @@ def _by_tags(
         style = styles[number]
         if style is None:
             return leaf
-        digits = _digits(number)
+        opening, closing = _tags(number)
         if style:
             core = leaf.strip()
             start = len(leaf) - len(leaf.lstrip()) if core else len(leaf)
-            return f"{leaf[:start]}{_OPEN}{digits}{core}{_CLOSE}{digits}{leaf[start + len(core) :]}"
-        return f"{_OPEN}{digits}{leaf}{_CLOSE}{digits}"
+            return f"{leaf[:start]}{opening}{core}{closing}{leaf[start + len(core) :]}"
+        return f"{opening}{leaf}{closing}"
 
     try:
         tagged = render(_mapped(conversation, tag), marks)
     except ChatError:
         return None
-    pieces = _TAG.split(tagged)
-    parts = pieces[::2]
-    if "".join(parts) != text:
+    untagged = _untagged(tagged)
+    if untagged[0] != text:
         return None
     regions: list[list[Region]] = [[] for _ in styles]
     generation: list[Region] = []
-    opened = started = -1
+    opened = started = 0
     within = ""
-    for mark, at in zip(pieces[1::2], accumulate(map(len, parts)), strict=False):
-        if mark == GENERATION_OPEN:
+    for tag_found, at in untagged[1]:
+        if tag_found == GENERATION_OPEN:
             started = at
-        elif mark == GENERATION_CLOSE:
+        elif tag_found == GENERATION_CLOSE:
             generation.append((started, at))
-        elif mark[0] == _OPEN:
-            if within:
+        elif not within:
+            opened, within = at, tag_found
+        else:  # only its own closing tag may follow an opening one
+            number = _number(within)
+            if number >= len(styles) or (within, tag_found) != _tags(number):
                 return None
-            opened, within = at, mark[1:]
-        else:
-            if mark[1:] != within:
-                return None
-            regions[_number(within)].append((opened, at))
+            regions[number].append((opened, at))
             within = ""
     return None if within else (regions, [region for region in generation if region[0] < region[1]])
 
 
-def _digits(number: int) -> str:
-    return "".join(chr(_ZERO + (number >> shift & 15)) for shift in (12, 8, 4, 0))
+def _untagged(tagged: str) -> tuple[str, list[tuple[str, int]]]:
+    """A text without its tags, and where each tag was in it."""
+    first, *others = tagged.split(_TAG)
+    texts = [first, *(other[_TAG_CHARACTERS:] for other in others)]
+    tags = [_TAG + other[:_TAG_CHARACTERS] for other in others]
+    return "".join(texts), list(zip(tags, accumulate(map(len, texts)), strict=False))
 
 
-def _number(digits: str) -> int:
+@lru_cache(maxsize=4096)
+def _tags(number: int) -> tuple[str, str]:
+    digits = "".join(chr(_ZERO + (number >> shift & 15)) for shift in (12, 8, 4, 0))
+    return _TAG + _OPEN + digits, _TAG + _CLOSE + digits
+
+
+@lru_cache(maxsize=4096)
+def _number(tag: str) -> int:
+    """The number of a leaf, from its tag; of anything else, some number."""
     number = 0
-    for digit in digits:
-        number = number << 4 | ord(digit) - _ZERO
+    for digit in tag[2:]:
+        number = number << 4 | (ord(digit) - _ZERO & 15)
     return number
 
 
@@ -251,16 +256,15 @@ def _is_unsure(text: str, leaf: Leaf, style: bool | None, regions: list[Region])
 
 
 def _generation_alone(plain: dict[str, Any], text: str, render: Render, template: str) -> list[Region]:
-    pieces = _TAG.split(render(plain, True))
-    if "".join(pieces[::2]) != text:
+    untagged = _untagged(render(plain, True))
+    if untagged[0] != text:
         raise ChatError(
             "generation marks cannot be followed",
             f"template {template!r} changes what its {{% generation %}} blocks give",
             remedy="a template that prints these blocks as they are",
         )
-    places = list(accumulate(map(len, pieces[::2])))[: len(pieces) // 2]
-    starts = [at for mark, at in zip(pieces[1::2], places, strict=True) if mark == GENERATION_OPEN]
-    stops = [at for mark, at in zip(pieces[1::2], places, strict=True) if mark == GENERATION_CLOSE]
+    starts = [at for tag, at in untagged[1] if tag == GENERATION_OPEN]
+    stops = [at for tag, at in untagged[1] if tag == GENERATION_CLOSE]
     return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
 
@@ -268,19 +272,32 @@ def _by_difference(
     conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
 ) -> list[Region]:
     """The second method: what of the text comes of this leaf."""
-    at = -1
 
-    def mark(turn: int, kind: str, role: str, other: str) -> str:
-        nonlocal at
-        at += 1
-        return _MARK if at == number else other
+    def render_with(new: str) -> str:
+        at = -1
 
+        def put(turn: int, kind: str, role: str, other: str) -> str:
+            nonlocal at
+            at += 1
+            return new if at == number else other
+
+        return render(_mapped(conversation, put), False)
+
+    for new, edge in ((leaf.text + _MARK, len(leaf.text)), (_MARK + leaf.text, 0)):
+        # A template that only asks how a message starts, or what is in it, prints all of it.
+        try:
+            before, mark, after = render_with(new).partition(_MARK)
+        except ChatError:
+            continue
+        start = len(before) - edge
+        if mark and before + after == text and text.startswith(leaf.text, max(0, start)):
+            return [(start, start + len(leaf.text))]
     where = f"message {leaf.turn}" if leaf.turn >= 0 else "the tools"
     what = f"template {template!r} changes {where} ({leaf.kind})"
     turn = leaf.turn if leaf.turn >= 0 else None
     remedy = "a template that prints messages as they are; report this one if it is a model's own"
     try:
-        marked = render(_mapped(conversation, mark), False)
+        marked = render_with(_MARK)
     except ChatError as error:
         raise ChatError("changed by the template", f"{what}: {error.reason}", turn=turn, remedy=remedy) from None
     if marked == text:

@@ -49,8 +49,7 @@ _MISTRAL = """\
         {%- if said.last != 'assistant' %}
             {{- raise_exception('Roles must alternate: user, assistant, user, assistant, ...') }}
         {%- endif %}
-        {%- set is_last_user = messages[loop.index:] | selectattr('role', 'equalto', 'user') | list | length == 0 %}
-        {%- if tools and is_last_user %}
+        {%- if tools and not messages[loop.index:] | selectattr('role', 'equalto', 'user') | list %}
             {{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
         {%- endif %}
         {{- '[INST] ' + said.system + message.content + '[/INST]' }}
@@ -127,8 +126,8 @@ _QWEN = """\
         {{- '\\n' + tool | tojson }}
     {%- endfor %}
     {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
-    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}' }}
-    {{- '\\n</tool_call>' }}
+    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
 {%- endif %}
 {{- '<|im_end|>\\n' }}
 {%- for message in messages %}

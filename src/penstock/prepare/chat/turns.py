@@ -33,7 +33,8 @@ class Markers(NamedTuple):
     ends: tuple[str, ...]
     """End-of-turn markers."""
     prompt: str
-    """What makes the model answer, such as "<|im_start|>assistant\\n"; empty if not known."""
+    """What makes the model answer, such as "<|im_start|>assistant\\n"; of a template without one, the header of an
+    answer."""
     lead: str
     """What stands between the prompt and the content of an answer, and so must be generated: " " in mistral."""
     bos: str
@@ -64,26 +65,36 @@ def find_turns(
 ) -> Rendered:
     """Spans of a located text. `prefix(n)` renders the first n messages with the generation prompt after them."""
     regions = _message_regions(located, messages)
+    said = _merged(sorted(region for found in located.regions for region in found if region[0] < region[1]))
+    text = _without(located.text, said)
     turns: list[_Turn] = []
     before = 0
     numbers = [number for number in range(len(messages)) if regions[number]]
     for at, number in enumerate(numbers):
         first, stop = regions[number][0][0], max(region[1] for region in regions[number])
-        until = regions[numbers[at + 1]][0][0] if at + 1 < len(numbers) else len(located.text)
+        until = regions[numbers[at + 1]][0][0] if at + 1 < len(numbers) else len(text)
         start = first
         if messages[number]["role"] == "assistant":
-            start = _answer_start(located.text, before, first, number, markers, prefix)
+            start = _answer_start(located.text, text, before, first, number, markers, prefix)
             if messages[number].get("tool_calls"):
-                found = [i for end in markers.ends if (i := located.text.find(end, stop, until)) >= 0]
+                found = [i for end in markers.ends if (i := text.find(end, stop, until)) >= 0]
                 stop = min(found, default=stop)
-        end = _after_end(located.text, stop, markers.ends)
+        end = _after_end(text, stop, markers.ends)
         turns.append(_Turn(number, start, stop, end))
         before = end
-    spans = _tile(located.text, turns, messages, markers)
-    if located.generation:
-        spans = _painted(spans, located, turns, messages, markers)
-    said = sorted(region for found in located.regions for region in found if region[0] < region[1])
-    return Rendered(located.text, tuple(spans), tuple(_merged(said)))
+    spans = _tile(text, turns, messages, markers)
+    if located.generation is not None:
+        spans = _painted(spans, text, located.generation, turns, messages, markers)
+    return Rendered(located.text, tuple(spans), tuple(said))
+
+
+def _without(text: str, said: Sequence[Region]) -> str:
+    """A text of the same length without what was said: a marker written in a message is not one."""
+    pieces, at = [], 0
+    for start, stop in said:
+        pieces += [text[at:start], "\0" * (stop - start)]
+        at = stop
+    return "".join([*pieces, text[at:]])
 
 
 def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
@@ -126,7 +137,7 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
 
 
 def _answer_start(
-    text: str, before: int, first: int, number: int, markers: Markers, prefix: Callable[[int], str | None]
+    whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Callable[[int], str | None]
 ) -> int:
     """Where the generation prompt of an answer ends."""
     if before == first:
@@ -135,7 +146,7 @@ def _answer_start(
         return at + len(markers.prompt)
     # Not the usual prompt (an answer after a tool's): ask for this very one.
     start = prefix(number)
-    if start is not None and before <= len(start) <= first and text.startswith(start):
+    if start is not None and before <= len(start) <= first and whole.startswith(start):
         return len(start)
     return first - len(markers.lead) if text.endswith(markers.lead, before, first) else first
 
@@ -194,7 +205,8 @@ def _last_end(text: str, start: int, stop: int, ends: Sequence[str]) -> int | No
 
 def _painted(
     spans: Sequence[TextSpan],
-    located: Located,
+    text: str,
+    generation: Sequence[Region],
     turns: Sequence[_Turn],
     messages: Sequence[Mapping[str, Any]],
     markers: Markers,
@@ -202,16 +214,13 @@ def _painted(
     """Spans in which generation blocks, and nothing else, are what assistants said."""
     spans = [span._replace(part=TEMPLATE) if span.role == _ASSISTANT else span for span in spans]
     answers = [turn for turn in turns if messages[turn.number]["role"] == "assistant"]
-    for start, stop in located.generation:
+    for start, stop in generation:
         if not answers:
             break
         turn = min(answers, key=lambda turn: max(0, turn.start - stop + 1, start - turn.end + 1))
-        inside = located.text[start:stop]
-        begins = max((at for end in markers.ends if (at := inside.rfind(end)) >= 0), default=-1)
-        is_last = begins >= 0 and not any(
-            inside[begins:].removeprefix(end).strip() == inside[begins:].strip() for end in markers.ends
-        )
-        border = start + begins if is_last else stop
+        inside = text[start:stop].rstrip()
+        end = next((end for end in markers.ends if inside.endswith(end)), "")
+        border = start + len(inside) - len(end) if end else stop
         model = next(span for span in spans if span.turn == turn.number)
         spans = _over(spans, model._replace(start=start, stop=border, part=TEXT))
         spans = _over(spans, model._replace(start=border, stop=stop, part=END))

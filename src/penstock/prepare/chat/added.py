@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.prepare.chat.spans import Rendered
 
-__all__ = ["MOST_KEPT_GAPS", "Markers", "any_of"]
+__all__ = ["MOST_KEPT_GAPS", "AddedTokens", "any_of"]
 
 MOST_KEPT_GAPS = 4096
 """Texts between messages that are remembered. A template has few; one that writes a date, or counts, has many."""
@@ -19,7 +19,7 @@ _ALSO_OF_WORDS = frozenset(
 ) | frozenset(map(chr, range(0x1F170, 0x1F18A)))
 
 
-class Markers:
+class AddedTokens:
     """Finds the added tokens of a tokenizer. Of names that overlap, the first counts, and of these the longest."""
 
     def __init__(self, added: dict[int, Any]) -> None:

@@ -1,0 +1,145 @@
+"""How fast is packing, and how full are the rows? Methods on 1M lengths; with tokens moved, beside TRL and torchtune.
+
+    .venv-peers/bin/python -m benchmarks.packing             what `make bench-peers` builds has all peers; 5 minutes
+    python -m benchmarks.packing --only methods              a few seconds
+    python -m benchmarks.packing --rounds 1 --samples 10000  quicker, noisier
+
+Lengths are log-normal, 490 on average, cut at 4096; a row holds 4096. The first table plans rows and moves nothing.
+
+In the second, each runs in a process of its own and gets the same samples in memory, in the form that it takes; making
+that form is not counted. penstock plans all rows and gathers every token into padded int64 arrays [rows, 4096]: input
+ids where it stands beside TRL, also labels and positions beside torchtune, which makes these three. TRL's rows stay
+ragged (int32, input ids alone), and padding them is not counted. The sum of all ids must be equal, so that none is
+lost. penstock runs once more right before each peer, and a ratio is between such neighbours; what is printed is the
+median of the rounds, with the least and the most.
+
+Not shown: reading samples from disk, and shuffling rows. One thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.peers.processes import run_child
+from benchmarks.peers.table import Row, markdown, missing, spread
+from penstock.assemble.pack import pack
+
+CAPACITY = 4096
+NUM_LENGTHS = 1_000_000
+
+
+class Peer(NamedTuple):
+    name: str
+    module: str
+    method: str
+    beside: str
+    """What penstock does for the same result."""
+
+
+PEERS = (
+    Peer("TRL bfd, its windows of 1000", "pack_trl", "bfd", "best_fit"),
+    Peer("TRL bfd, one window over all", "pack_trl", "bfd, whole", "best_fit"),
+    Peer("torchtune PackedDataset", "pack_torchtune", "in order", "best_fit+"),
+)
+
+
+def realistic_lengths(num_items: int) -> np.ndarray:
+    drawn = np.random.default_rng(7).lognormal(5.77, 0.93, num_items)
+    return np.clip(drawn, 1, CAPACITY).astype(np.int64)
+
+
+def fill_of(num_tokens: int, num_rows: int) -> str:
+    return f"{100 * num_tokens / (num_rows * CAPACITY):.3f} %"
+
+
+def measure_methods(rounds: int) -> str:
+    """Seconds and fill of each method for 1M lengths."""
+    lengths = realistic_lengths(NUM_LENGTHS)
+    seconds: dict[str, list[float]] = {"best_fit": [], "first_fit": [], "greedy": []}
+    num_rows = {method: pack(lengths, CAPACITY, method).num_rows for method in seconds}
+    for _ in range(rounds):
+        for method, taken in seconds.items():
+            began = time.perf_counter()
+            pack(lengths, CAPACITY, method)
+            taken.append(time.perf_counter() - began)
+    print(f"{NUM_LENGTHS:,} lengths, {lengths.mean():.0f} on average, {len(np.unique(lengths)):,} distinct", flush=True)
+    lines = [
+        [method, spread(taken, ".3f"), f"{num_rows[method]:,}", fill_of(int(lengths.sum()), num_rows[method])]
+        for method, taken in seconds.items()
+    ]
+    return markdown(["method", "seconds", "rows", "fill"], lines)
+
+
+def measure_peers(rounds: int, num_samples: int, say: Callable[[str], None]) -> str:
+    """Seconds to pack samples with their tokens. A peer that cannot run keeps its line, which then says why."""
+    lengths = realistic_lengths(num_samples)
+    tokens = np.random.default_rng(8).integers(1, 50_000, lengths.sum(), dtype=np.int32)
+    total = int(tokens.sum(dtype=np.int64))
+    rows = {peer.name: Row(peer.name) for peer in PEERS}
+    with tempfile.TemporaryDirectory(prefix="penstock-packing-") as folder:
+        np.save(Path(folder, "tokens.npy"), tokens)
+        np.save(Path(folder, "lengths.npy"), lengths)
+        task = {"do": "pack", "folder": folder, "capacity": CAPACITY}
+        for number in range(rounds):
+            for peer in PEERS:
+                if rows[peer.name].why_not is None:
+                    ours = run_child({**task, "peer": "pack_penstock", "method": peer.beside})
+                    found = run_child({**task, "peer": peer.module, "method": peer.method})
+                    for who, got in (("penstock", ours), (peer.name, found)):
+                        assert got.get("checksum", total) == total, f"{who} lost tokens"
+                    assert "error" not in ours, ours["error"]
+                    more = {} if "error" in found else {"ours_s": ours["seconds"], "ours_rows": ours["rows"]}
+                    rows[peer.name].add({**found, **more})
+                    say(f"round {number + 1}: {peer.name}: {found.get('error') or round(found['seconds'], 2)}")
+    lacking = missing([peer.name for peer in PEERS], rows.values(), "seconds")
+    assert not lacking, lacking
+    print(f"{num_samples:,} samples, {len(tokens):,} tokens", flush=True)
+    lines = [line_of(row) for row in rows.values()]
+    header = ["", "seconds", "rows", "fill", "penstock, seconds", "penstock's fill", "times as fast", "version"]
+    return markdown(header, lines)
+
+
+def line_of(row: Row) -> list[Any]:
+    if row.why_not is not None:
+        return [row.name, row.why_not, "", "", "", "", "", ""]
+    measured = row.measured
+    ratios = [theirs / ours for theirs, ours in zip(measured["seconds"], measured["ours_s"], strict=True)]
+    num_tokens = row.last("tokens")
+    return [
+        row.name,
+        spread(measured["seconds"], ".2f"),
+        f"{row.last('rows'):,}",
+        fill_of(num_tokens, row.last("rows")),
+        spread(measured["ours_s"], ".2f"),
+        fill_of(num_tokens, row.last("ours_rows")),
+        spread(ratios, ".1f"),
+        row.last("version"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=100_000, help="of the comparison with peers")
+    parser.add_argument("--only", choices=["methods", "peers"])
+    options = parser.parse_args()
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs"
+    print(f"{machine}, Python {platform.python_version()}, numpy {version('numpy')}")
+    if options.only in (None, "methods"):
+        print(measure_methods(options.rounds), flush=True)
+    if options.only in (None, "peers"):
+        print(measure_peers(options.rounds, options.samples, lambda text: print(text, flush=True)))
+
+
+if __name__ == "__main__":
+    main()
