@@ -7,13 +7,14 @@
 Lengths are log-normal, 490 on average, cut at 4096; a row holds 4096. The first table plans rows and moves nothing.
 
 In the second, each runs in a process of its own and gets the same samples in memory, in the form that it takes; making
-that form is not counted. penstock plans all rows and gathers every token into padded int64 arrays [rows, 4096]: input
-ids where it stands beside TRL, also labels and positions beside torchtune, which makes these three. TRL's rows stay
-ragged (int32, input ids alone), and padding them is not counted. The sum of all ids must be equal, so that none is
-lost. penstock runs once more right before each peer, and a ratio is between such neighbours; what is printed is the
-median of the rounds, with the least and the most.
+that form is not counted. All keep every row in memory. penstock plans rows and copies every token into padded arrays
+[rows, 4096]: beside TRL input ids (int32, as there; TRL's rows stay ragged, and padding them is not counted), beside
+torchtune input ids, labels and positions (int64, as there). The sum of all ids must be equal, so that none is lost.
+penstock runs once more right before each peer, and a ratio is between such neighbours; printed is the median of the
+rounds, with the least and the most.
 
-Not shown: reading samples from disk, and shuffling rows. One thread each.
+Not shown: reading samples from disk, and shuffling rows. One thread each. Where memory is touched for the first time
+the system has to find it, which is a large part of penstock's time here.
 """
 
 from __future__ import annotations

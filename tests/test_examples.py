@@ -49,6 +49,7 @@ def test_a_training_example_learns_and_goes_on_where_it_was(example, tmp_path):
     [
         "train_ddp.py",
         "train_hf_trainer.py",
+        "train_sft_hf.py",
         "train_accelerate.py",
         "train_lightning.py",
         "train_jax.py",

@@ -48,6 +48,8 @@ class StepDigest:
     """Of its first row."""
     row_hashes: NDArray[np.uint64]
     """One for each row of the global batch: two for a preference pair."""
+    num_tokens: int
+    """Of all rows, without what fills them up."""
 
     @property
     def number(self) -> str:
@@ -151,6 +153,9 @@ def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDi
         block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         ids = block.tokens[:, :-1]
         hashes = sample_hashes({**block.extra, "input_ids": ids}) if flow.has_samples else row_hashes(ids)
+        tokens = block.extra["attention_mask"].sum(axis=1) if "attention_mask" in block.extra else ids.shape[1]
+        of_steps = np.broadcast_to(tokens, len(ids)).reshape(task.num_steps, -1).sum(axis=1).tolist()
         for number, of_step in enumerate(np.split(hashes, task.num_steps)):
-            yield StepDigest(step, flow.order.skips.position(task.live + number * task.stride), of_step)
+            position = flow.order.skips.position(task.live + number * task.stride)
+            yield StepDigest(step, position, of_step, of_steps[number])
             step += 1

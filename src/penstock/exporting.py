@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import sys
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SpecError
 from penstock.files import out_of_space_at, part_name, publish
+from penstock.prepare.chat.spans import ROLES
 from penstock.progress import Progress, progress
 from penstock.spec import one_of
 from penstock.store.layout import is_store
@@ -24,6 +26,8 @@ from penstock.store.reader import Store, open_store
 from penstock.store.stream import TokenStream
 
 __all__ = ["FORMATS", "export"]
+
+log = logging.getLogger("penstock")
 
 FORMATS = ("megatron", "npy", "parquet", "jsonl")
 
@@ -48,6 +52,9 @@ def export(
     export("corpus.store", "out", to="parquet")    a row for each document: source, split, file, row, tokens, text
     export("corpus.store", "out", to="jsonl")      the same, a line for each
 
+    Of conversations, rows also have `spans`: which tokens are whose, of which turn, and what part of it. The other
+    formats have no place for that, and a warning says so.
+
     Files appear whole or not at all, after all of them were written; one that is there already is an error, unless
     `force`. Memory holds about a million tokens, or the longest document where formats have rows.
     """
@@ -56,6 +63,12 @@ def export(
     streams = _streams(opened, source, split)
     folder = Path(os.path.abspath(os.path.expanduser(path)))
     kind = _KINDS[to]
+    if not kind.has_spans and any(stream.has_spans for stream in streams):
+        log.warning(
+            "%s holds conversations, and %s files have only their tokens: whose turn a token is, and what is to be "
+            "learned, is left out; jsonl and parquet have it",
+            *(opened.path, to),
+        )
     planned = [[folder / f"{s.name}-{s.split}{suffix}" for suffix in kind.suffixes] for s in streams]
     _refuse_existing([file for files in planned for file in files], folder, force)
     total = sum(s.num_tokens * s.dtype.itemsize for s in streams)
@@ -107,6 +120,8 @@ class _Kind:
     suffixes: tuple[str, ...]
     """The file that makes the others readable comes last."""
     write: Callable[[Store, TokenStream, Sequence[BinaryIO], Progress], None]
+    has_spans: bool = False
+    """Whether it has a place for what the tokens of conversations are."""
 
 
 def _write(store: Store, streams: list[TokenStream], planned: list[list[Path]], kind: _Kind, done: Progress) -> None:
@@ -199,7 +214,7 @@ def _npy_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
 
 def _rows(store: Store, stream: TokenStream, done: Progress) -> Iterator[list[dict[str, Any]]]:
     """Documents as rows, some at a time. The text is without the id that ends the document."""
-    eos = store.manifest.tokenizer["eos"]
+    eos = None if stream.has_spans else store.manifest.tokenizer["eos"]  # what a template writes belongs to the text
     rows: list[dict[str, Any]] = []
     waiting = 0
     for number in range(stream.num_documents):
@@ -214,6 +229,7 @@ def _rows(store: Store, stream: TokenStream, done: Progress) -> Iterator[list[di
                 "row": document.row,
                 "tokens": tokens,
                 "text": store.decode(words),
+                **({"spans": _spans(stream, number)} if stream.has_spans else {}),
             }
         )
         waiting += len(tokens)
@@ -226,6 +242,32 @@ def _rows(store: Store, stream: TokenStream, done: Progress) -> Iterator[list[di
         done.advance(waiting * stream.dtype.itemsize)
 
 
+_PARTS = ("template", "text", "end")
+
+
+def _spans(stream: TokenStream, document: int) -> list[dict[str, Any]]:
+    """What the tokens of a conversation are: spans that follow each other, each up to token `stop`."""
+    shard = int(np.searchsorted(stream.document_starts, document, side="right")) - 1
+    of_shard = stream.shard(shard).spans
+    assert of_shard is not None
+    starts, fields = of_shard
+    local = document - int(stream.document_starts[shard])
+    found = {name: values[starts[local] : starts[local + 1]].tolist() for name, values in fields.items()}
+    return [
+        {
+            "stop": stop,
+            "role": ROLES[role],
+            "turn": turn,
+            "part": _PARTS[part],
+            "side": side,
+            "weight": None if weight != weight else weight,  # the message asked for nothing
+        }
+        for stop, role, turn, part, side, weight in zip(
+            *(found[name] for name in ("stop", "role", "turn", "part", "side", "weight")), strict=True
+        )
+    ]
+
+
 def _write_parquet(store: Store, stream: TokenStream, files: Sequence[BinaryIO], done: Progress) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -233,6 +275,10 @@ def _write_parquet(store: Store, stream: TokenStream, files: Sequence[BinaryIO],
     tokens = pa.large_list(pa.from_numpy_dtype(stream.dtype))
     text = [("source", pa.string()), ("split", pa.string()), ("file", pa.string())]
     schema = pa.schema([*text, ("row", pa.int64()), ("tokens", tokens), ("text", pa.large_string())])
+    if stream.has_spans:
+        numbers = {"stop": pa.int32(), "turn": pa.int16(), "side": pa.int8(), "weight": pa.float32()}
+        span = pa.struct({"role": pa.string(), "part": pa.string(), **numbers})
+        schema = schema.append(pa.field("spans", pa.list_(span)))
     with pq.ParquetWriter(files[0], schema, compression="zstd") as writer:
         for rows in _rows(store, stream, done):
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
@@ -247,6 +293,6 @@ def _write_jsonl(store: Store, stream: TokenStream, files: Sequence[BinaryIO], d
 _KINDS = {
     "megatron": _Kind((".bin", ".idx"), _write_megatron),
     "npy": _Kind((".npy", ".offsets.npy"), _write_npy),
-    "parquet": _Kind((".parquet",), _write_parquet),
-    "jsonl": _Kind((".jsonl",), _write_jsonl),
+    "parquet": _Kind((".parquet",), _write_parquet, has_spans=True),
+    "jsonl": _Kind((".jsonl",), _write_jsonl, has_spans=True),
 }

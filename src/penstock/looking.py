@@ -92,7 +92,9 @@ class _View:
 
 
 def _view(batch: Any) -> _View:
-    get = batch.get if isinstance(batch, Mapping) else lambda name: getattr(batch, name, None)
+    def get(name: str) -> Any:
+        return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
+
     tokens = _on_host(get("input_ids"))
     if tokens is None or tokens.ndim != 2:
         what = f"a {type(batch).__name__}" if tokens is None else f"input_ids of {tokens.ndim} dimensions"
@@ -170,7 +172,7 @@ def _is_known(
     tokens: NDArray[Any], labels: NDArray[Any], is_real: NDArray[np.bool_], is_ahead: bool
 ) -> NDArray[np.bool_]:
     if not is_ahead:
-        return labels == tokens
+        return np.asarray(labels == tokens, bool)
     known = np.zeros(tokens.shape, bool)  # the token after a row's last is in its label alone
     known[:, :-1] = (labels[:, :-1] == tokens[:, 1:]) & (is_real[:, 1:] | ~is_real[:, :-1])
     return known
@@ -178,7 +180,7 @@ def _is_known(
 
 def _is_odd(view: _View) -> NDArray[np.bool_]:
     """Where a trained label is another token than the row has in its place."""
-    odd = (view.weight != 0) & ~view.is_known
+    odd: NDArray[np.bool_] = (view.weight != 0) & ~view.is_known
     if view.is_ahead:
         odd[:, -1] = False
         odd[:, :-1] &= (view.sample[:, 1:] == view.sample[:, :-1]) & view.is_real[:, 1:]
@@ -245,7 +247,7 @@ class _Stretch(NamedTuple):
 
 
 _IN_PLACE, _LABEL_ONLY, _ODD = 0, 1, 2
-_KINDS = ("", "label only", "label, another token than follows")
+_KINDS = ("", "label only", "odd label")
 
 
 def _stretches(view: _View, row: int) -> Iterator[_Stretch]:
@@ -317,13 +319,16 @@ class _Speller(NamedTuple):
     spelling: Spelling | None
     ids: bool
 
-    def says(self, tokens: Sequence[int], before: Sequence[int]) -> list[Said]:
+    def runs(self, tokens: Sequence[int], before: Sequence[int], weight: float) -> Iterator[_Run]:
         if self.spelling is None:
-            return [Said(" ".join(map(str, tokens)) + " ", False)]
-        if not self.ids:
-            return self.spelling.says(tokens, before)
-        said = [(token, "".join(part.text for part in self.spelling.says([token], before))) for token in tokens]
-        return [Said(f"{token}:{text!r} ", False) for token, text in said]
+            yield from (_Run(f"{token} ", "id", weight) for token in tokens)
+        elif self.ids:
+            for number, token in enumerate(tokens):
+                said = self.spelling.says([token], [*before, *tokens[:number]][-_BEFORE:])
+                text = _printable("".join(part.text for part in said).replace("\n", "\\n"))
+                yield _Run(f"{token}:'{text}' ", "id", weight)
+        else:
+            yield from _text_runs(self.spelling.says(tokens, before), weight)
 
     def cut(self, tokens: Sequence[int], most: int) -> tuple[int, int] | None:
         """(end of the beginning, beginning of the end) of a stretch that is too long, both between characters."""
@@ -343,7 +348,7 @@ class _Run(NamedTuple):
 
     text: str
     kind: str
-    """"text", "special", "newline", or "note" for what is said about the tokens."""
+    """"text", "special", "id", "newline", or "note" for what is said about the tokens."""
     weight: float
 
 
@@ -370,17 +375,20 @@ def _shown_row(view: _View, row: int, speller: _Speller, whole: bool) -> _ShownR
     for sample, in_sample in groupby(stretches, key=lambda stretch: stretch.sample):
         some = list(in_sample)
         if sample and (num_samples > 1 or origins):
-            lines.append(_Line(-1, False, (), _border(some, sample, origins[row] if origins else ())))
+            lines.append(_Line(-1, False, (), _border(some, sample, num_samples, origins[row] if origins else ())))
         for (role, _), of_turn in groupby(some, key=lambda stretch: (stretch.role, stretch.turn)):
             lines += _lines(list(of_turn), role, speller, whole)
     return _ShownRow(_row_heading(view, row), tuple(lines), any(stretch.role >= 0 for stretch in stretches))
 
 
-def _border(stretches: list[_Stretch], sample: int, origins: Sequence[str]) -> str:
+def _border(stretches: list[_Stretch], sample: int, num_samples: int, origins: Sequence[str]) -> str:
+    """What stands between samples. `origins` are words on where each of the row's samples is from."""
+    origin = origins[sample - 1] if sample <= len(origins) else ""
+    if num_samples == 1:
+        return origin
     num_tokens = sum(len(s.tokens) for s in stretches if s.kind == _IN_PLACE)
     trained = sum(len(s.tokens) for s in stretches if s.weight)
-    origin = f", {origins[sample - 1]}" if sample <= len(origins) else ""
-    return f"sample {sample}{origin}: {num_tokens:,} tokens, {trained:,} trained"
+    return f"sample {sample}{origin and ', '}{origin}: {num_tokens:,} tokens, {trained:,} trained"
 
 
 def _lines(stretches: list[_Stretch], role: int, speller: _Speller, whole: bool) -> Iterator[_Line]:
@@ -403,12 +411,12 @@ def _runs(stretch: _Stretch, speller: _Speller, whole: bool) -> Iterator[_Run]:
         return
     cut = None if whole else speller.cut(tokens, _MOST_TRAINED if weight else _MOST_UNTRAINED)
     if cut is None:
-        yield from _text_runs(speller.says(tokens, stretch.before), weight)
+        yield from speller.runs(tokens, stretch.before, weight)
     else:
         first, last = cut
-        yield from _text_runs(speller.says(tokens[:first], stretch.before), weight)
+        yield from speller.runs(tokens[:first], stretch.before, weight)
         yield _Run(f" ... {last - first:,} tokens ... ", "note", weight)
-        yield from _text_runs(speller.says(tokens[last:], tokens[last - _BEFORE : last]), weight)
+        yield from speller.runs(tokens[last:], tokens[last - _BEFORE : last], weight)
     if stretch.kind != _IN_PLACE:
         yield _Run(f"({_KINDS[stretch.kind]})", "note", 0)
 
@@ -459,11 +467,9 @@ class Look:
         lines = [self.heading, *(f"note: {note}" for note in self.notes)]
         lines.append("  ".join(paint([_Run(*run)], -1) for run in legend) + " newline")
         for row in self.rows:
-            lines += [
-                "",
-                _bold(row.heading) if in_color else row.heading,
-                *_plain_lines(row, paint, self.width or columns),
-            ]
+            heading = _printable(row.heading)
+            lines += ["", f"\x1b[1m{heading}\x1b[0m" if in_color else heading]
+            lines += _plain_lines(row, paint, self.width or columns)
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -484,7 +490,8 @@ class Look:
         notes = "".join(f'<p class="warn">{markup.escape(note)}</p>' for note in self.notes)
         return (
             f'<div class="penstock-look"><p>{markup.escape(self.heading)}</p>{notes}'
-            '<p><span class="t">trained</span> <span class="s">special token</span> <span class="n">↵</span> newline</p>'
+            '<p><span class="t">trained</span> <span class="s">special token</span> <span class="n">↵</span> newline'
+            "</p>"
             f"{''.join(map(_row_html, self.rows))}</div>"
         )
 
@@ -518,7 +525,7 @@ def _plain_lines(row: _ShownRow, paint: Paint, width: int) -> Iterator[str]:
 
 
 def _wrapped(runs: Sequence[_Run], columns: int) -> Iterator[list[_Run]]:
-    """A line as several that are short enough, cut wherever they end; a special token, a note, a mark stay whole."""
+    """A line as several that are short enough, cut after a space if there is one. All but text stays whole."""
     line: list[_Run] = []
     left = columns
     for run in runs:
@@ -529,6 +536,8 @@ def _wrapped(runs: Sequence[_Run], columns: int) -> Iterator[list[_Run]]:
                 fits = len(text)
             elif run.kind != "text":
                 fits = 0 if line else len(text)
+            else:
+                fits = text.rfind(" ", 0, fits) + 1 or fits
             if fits:
                 line.append(run._replace(text=text[:fits]))
                 left -= sum(map(_columns, text[:fits]))
@@ -561,8 +570,10 @@ def _marked(runs: Sequence[_Run], role: int) -> str:
     """
     parts = []
     for weight, group in groupby(runs, key=lambda run: run.weight):
-        text = "".join(f"⟨{_unmarked(r.text)}⟩" if r.kind == "special" else _unmarked(r.text) for r in group)
-        parts.append(f"⟦{text}⟧{_times(weight)}" if weight else text)
+        some = list(group)
+        text = "".join(f"⟨{_unmarked(run.text)}⟩" if run.kind == "special" else _unmarked(run.text) for run in some)
+        after = " " if some[-1].kind == "id" else ""
+        parts.append(f"⟦{text.removesuffix(after)}⟧{_times(weight)}{after}" if weight else text)
     return "".join(parts)
 
 
@@ -589,10 +600,6 @@ def _colored(runs: Sequence[_Run], role: int) -> str:
         if _times(weight):
             parts.append(f"\x1b[2m{_times(weight)}\x1b[0m")
     return "".join(parts)
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m"
 
 
 _STYLE = (

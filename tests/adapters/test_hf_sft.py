@@ -1,4 +1,4 @@
-"""Conversations in Hugging Face's Trainer: its loss is the one computed by hand, and no sample of a row sees another."""
+"""Conversations in Hugging Face's Trainer: its loss is the one computed by hand, and no sample sees another."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ CONVERSATIONS = [
     {"messages": [{"role": "user", "content": question(n)}, {"role": "assistant", "content": answer(n)}]}
     for n in range(23)
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """These models are small: on a busy machine, threads that wait for each other take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

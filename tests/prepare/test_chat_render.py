@@ -1,4 +1,4 @@
-"""Spans from unmodified templates: those that trim, split, branch, drop, reorder; generation marks; finding templates."""
+"""Spans from unmodified templates that trim, split, branch, drop or reorder; generation marks; which template it is."""
 
 from __future__ import annotations
 
@@ -89,13 +89,9 @@ class TestTemplatesThatPrintWhatIsThere:
         template = template_of(CHATML)
         conversation = said(*[QUESTION, ("assistant", " <b> So. ")] * 5)
         template.rendered(conversation)
-        renders = []
-        compiled = template._compiled
-        monkeypatch.setattr(
-            type(compiled),
-            "render",
-            lambda self, *a, _real=type(compiled).render, **k: renders.append(1) or _real(self, *a, **k),
-        )
+        renders, render = [], type(template._compiled).render
+        counted = lambda self, *args, **kwargs: renders.append(1) or render(self, *args, **kwargs)
+        monkeypatch.setattr(type(template._compiled), "render", counted)
         template.rendered(conversation)
         assert len(renders) == 2
 
@@ -147,6 +143,11 @@ class TestTemplatesThatTrim:
     def test_blanks_that_look_like_the_templates_own_are_not_mistaken(self):
         assert answers(CHATML_TRIMMED, said(QUESTION, ("assistant", "\nSo.\n")))[0] == ("So.", "text")
         assert answers(CHATML, said(QUESTION, ("assistant", "\nSo.\n")))[0] == ("\nSo.\n", "text")
+
+    def test_blanks_at_one_end_that_look_like_the_templates_own_are_not_mistaken(self):
+        assert answers(CHATML_TRIMMED, said(QUESTION, ("assistant", "\nSo.")))[0] == ("So.", "text")
+        source = CHATML_TRIMMED.replace("<|im_end|>", "\n<|im_end|>")
+        assert answers(source, said(QUESTION, ("assistant", "So.\n")))[0] == ("So.", "text")
 
     def test_only_newlines_are_stripped_and_spaces_stay(self):
         source = CHATML.replace("m.content", "m.content.strip('\\n')")

@@ -1,4 +1,4 @@
-"""Templates of strangers: what is wrong with one is said, none gets out of the sandbox, and every one comes to an end."""
+"""Templates of strangers: errors in them are named, none gets out of the sandbox, and every one comes to an end."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class TestWhatTransformersGivesToTemplates:
             ("{{ {'b': 1, 'a': [2]} | tojson }}", '{"b": 1, "a": [2]}'),
             ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
             (
-                "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
-                "013",
+                "{% for i in [0, 1, 2] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+                "02",
             ),
+            ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
             ("{% generation %}a{% endgeneration %}b", "ab"),
             ("{% set ns = namespace(n=1) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "4"),
             ("{{ 'a' ~ 1 ~ none ~ undefined }}", "a1None"),
@@ -146,7 +147,7 @@ def test_a_way_out_of_the_sandbox_is_refused_and_named(source):
     assert conversation == HELLO
 
 
-GROW = "{{% set ns = namespace(x='aa') %}}{{% for i in range(90) %}}{{% set ns.x = {} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
+GROW = "{{% set ns = namespace(x='aa') %}}{{% for i in range(90) %}}{{% set ns.x = {} %}}{{% endfor %}}"
 NEST = "{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 ENDLESS = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -158,7 +159,6 @@ ENDLESS = [
     "{% set r = range(99999) %}{% for i in r %}{{ r | sum }}{% endfor %}",
     "{% set r = range(99999) %}{% for i in r %}{{ r | map('abs') | list | length }}{% endfor %}",
     "{% set b = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in b %}{% endif %}{% endfor %}",
-    "{% set b = 'x' * 9999999 %}{% for i in range(99999) %}{{ b.count('y') }}{% endfor %}",
 ]
 BOMBS = [
     "{{ 'a' * 10 ** 10 }}",
@@ -200,7 +200,8 @@ BOMBS = [
     GROW.format("'{0}{0}'.format(ns.x)"),
     GROW.format("[ns.x, ns.x] | join"),
     GROW.format("ns.x | tojson | tojson"),
-    "{% set ns = namespace(x='aa') %}{% for i in range(90) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "{% set ns = namespace(x='aa') %}{% for i in range(90) %}"
+    "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
     "{% set ns = namespace(x=3) %}{% for i in range(90) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
     NEST + "{{ ns.x }}",
     NEST + "{{ ns.x | string }}",
@@ -223,7 +224,8 @@ def test_a_template_without_end_is_an_error(source):
 
 
 def test_an_error_leaves_the_template_usable():
-    source = "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}ok"
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    source = f"{{% if messages[0].content == 'loop' %}}{loop}{{% endif %}}ok"
     with pytest.raises(SpecError, match="does not end"):
         render(source, {"messages": [{"role": "user", "content": "loop"}]})
     assert render(source) == "ok"

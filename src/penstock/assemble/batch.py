@@ -131,26 +131,37 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
 
 
 def add_sample_fields(block: Block, laid: Laid, fields: Fields) -> None:
-    """Masks and labels of rows of samples, and what says which sample a token is of."""
-    tokens, begins = laid.tokens, laid.begins[:, :-1]
-    place = np.arange(tokens.shape[1] - 1)
-    end = laid.offset + laid.length
-    is_real = (place >= laid.offset[:, None]) & (place < end[:, None])
+    """Masks and labels of rows of samples, and what says which sample a token is of.
+
+    Samples and padding tile the rows in runs: what is the same for a whole run is said once and repeated.
+    """
+    rows, width = laid.tokens.shape[0], laid.tokens.shape[1] - 1
     loss = np.ascontiguousarray(laid.weight[:, 1:])
-    block.extra["attention_mask"] = is_real.astype(np.int64)
     block.extra["loss_mask"] = loss
-    block.extra["labels"] = np.where(loss > 0, tokens[:, 1:], -100)
-    if fields.segment_ids:
-        block.extra["segment_ids"] = np.where(is_real, np.cumsum(begins, axis=1, dtype=np.int64), 0)
-    if fields.position_ids:
-        latest = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
-        block.extra["position_ids"] = np.where(is_real, place - latest, 0)
+    block.extra["labels"] = np.where(loss > 0, laid.tokens[:, 1:], -100)
     block.widths = laid.widths
+
+    begins = laid.begins[:, :-1]
+    seams = begins.copy()
+    seams[:, 0] = True
+    end = laid.offset + laid.length
+    padded = np.flatnonzero(end < width)
+    seams[padded, end[padded]] = True
+    start = np.flatnonzero(seams)
+    count = np.diff(start, append=rows * width)
+    is_sample = begins.reshape(-1)[start]
+    block.extra["attention_mask"] = np.repeat(is_sample.astype(np.int64), count).reshape(rows, width)
+    if fields.segment_ids:
+        samples = np.cumsum(is_sample)
+        before = (samples - is_sample)[np.searchsorted(start, start // width * width)]  # in the rows above
+        block.extra["segment_ids"] = np.repeat((samples - before) * is_sample, count).reshape(rows, width)
+    if fields.position_ids:
+        positions = np.repeat(start, count)
+        np.subtract(np.arange(rows * width), positions, out=positions)
+        positions = positions.reshape(rows, width)
+        positions *= block.extra["attention_mask"]
+        block.extra["position_ids"] = positions
     if fields.cu_seqlens:
-        seams = begins.copy()
-        seams[:, 0] = True
-        is_padded = end < seams.shape[1]
-        seams[np.flatnonzero(is_padded), end[is_padded]] = True
         block.seams = seams
 
 

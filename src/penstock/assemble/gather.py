@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["gather_windows", "tokens_at", "windows_at"]
+__all__ = ["copy_runs", "gather_windows", "windows_at"]
+
+_LONG_RUN = 32
+"""Tokens from which on a copy of its own is cheaper than an index for each token."""
 
 
 class _Memory:
@@ -53,22 +56,32 @@ def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDAr
     np.copyto(out, windows[rows])
 
 
-def tokens_at(
+def copy_runs(
     addresses: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    run: NDArray[np.int64],
-    ends: NDArray[np.int64],
     dtype: np.dtype[Any],
-) -> NDArray[Any]:
-    """The tokens of runs of different lengths, end to end: lengths[i] of them from addresses[i] on.
+    out: NDArray[np.int64],
+    starts: NDArray[np.int64],
+) -> None:
+    """Copy runs of different lengths: lengths[i] tokens from addresses[i] to out[starts[i]:], widening them.
 
-    `run` is 0, 1, ... for all tokens, `ends` where each run ends among them. As for `windows_at`, the caller vouches
-    for the addresses, and holds what they lie in.
+    As for `windows_at`, the caller vouches for the addresses, and holds what they lie in.
+
+    >>> tokens, out = np.arange(10, dtype=np.uint16), np.zeros(6, np.int64)
+    >>> copy_runs(tokens.ctypes.data + 2 * np.array([7, 2]), np.array([3, 2]), tokens.dtype, out, np.array([0, 4]))
+    >>> out.tolist()
+    [7, 8, 9, 0, 2, 3]
     """
-    if not len(run):
-        return np.empty(0, dtype)
+    if not len(addresses):
+        return
     lowest = int(addresses.min())
     places = (addresses - lowest) // dtype.itemsize
     table = np.asarray(_Memory(lowest, (int((places + lengths).max()),), dtype))
-    found: NDArray[Any] = table[run + np.repeat(places - (ends - lengths), lengths)]
-    return found
+    total = int(lengths.sum())
+    if total >= _LONG_RUN * len(lengths):
+        for place, to, length in zip(places.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+            out[to : to + length] = table[place : place + length]
+        return
+    run = np.arange(total)
+    before = np.cumsum(lengths) - lengths
+    out[run + np.repeat(starts - before, lengths)] = table[run + np.repeat(places - before, lengths)]

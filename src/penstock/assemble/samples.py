@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.assemble.gather import tokens_at
+from penstock.assemble.gather import copy_runs
 from penstock.assemble.rows import RowIndex, RowSpec, Trained, ragged
 from penstock.errors import SpecError
 
@@ -173,28 +173,28 @@ class SampleRows:
             row_length = self._row_length[index]
         offset = widths - row_length if left else np.zeros(len(row_length), np.int64)
         width = out.shape[1]
-        total = int(length.sum())
-        ends = np.cumsum(length)
-        # Where each token goes, and where it comes from: a piece is one run in both.
-        run = np.arange(total)
-        to = run + np.repeat(row * width + column + offset[row] - (ends - length), length)
+        at = row * width + column + offset[row]
         address, _, _held = self.stream.addresses(start, 1)
         out[:] = pad
-        flat = out.reshape(-1)
-        flat[to] = tokens_at(address, length, run, ends, self.stream.dtype)
-        weight = np.zeros(out.shape, np.float32)
+        copy_runs(address, length, self.stream.dtype, out.reshape(-1), at)
+        place = np.arange(width)
+        end = offset + row_length
+        end[row[length > inputs]] += 1  # a piece that goes on fills its row, and has a label more
+        is_token = place < end[:, None]
+        if left:
+            is_token &= place >= offset[:, None]
         shown: dict[str, NDArray[Any]] = {}
         if self.trained is None:
-            weight.reshape(-1)[to] = 1
+            weight = is_token.astype(np.float32)
         else:
+            weight = np.zeros(out.shape, np.float32)
             document = table.document[piece]
             begin = start - self.borders[document]
-            weight.reshape(-1)[to] = self.trained.expand(self.trained.weight, document, begin, begin + length)
+            weight[is_token] = self.trained.expand(self.trained.weight, document, begin, begin + length)
             for name, values in self.columns.items() if show else ():
                 shown[name] = np.full(out.shape, -1, np.int16)
-                shown[name].reshape(-1)[to] = self.trained.expand(values, document, begin, begin + length)
+                shown[name][is_token] = self.trained.expand(values, document, begin, begin + length)
         begins = np.zeros(out.shape, bool)
-        at = row * width + column + offset[row]
         begins.reshape(-1)[at] = True
         weight.reshape(-1)[at] = 0  # nothing comes before it that could predict it
         return Laid(out, weight, begins, row_length, offset, widths, shown)

@@ -19,6 +19,7 @@ from penstock.cli.common import (
     add_json,
     add_weights,
     epochs_of_sources,
+    holds_conversations,
     named_store,
     plan_argument,
     position_range,
@@ -104,14 +105,21 @@ def run(arguments: argparse.Namespace) -> int:
         keep_plan(store.path, amended)
     use = _use(amended, stores)
     if arguments.json:
-        print_json({**as_json_of(amended), "parent": plan.fingerprint, "kept_in": _kept(amended, stores), "use": use})
+        print_json(
+            {
+                **as_json_of(amended, streams=streams),
+                "parent": plan.fingerprint,
+                "kept_in": _kept(amended, stores),
+                "use": use,
+            }
+        )
         return 0
     amendment = amended.amendments[-1]
     print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
     print(*(f"  kept in {file}" for file in _kept(amended, stores)), sep="\n")
     print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
     print(*(f"  {line}" for line in use), "", sep="\n")
-    return describe(amended, as_json=False)
+    return describe(amended, streams=streams, as_json=False)
 
 
 def _state(path: str) -> State:
@@ -188,5 +196,6 @@ def _kept(plan: Plan, stores: list[Store]) -> list[str]:
 def _use(plan: Plan, stores: list[Store]) -> list[str]:
     """What a run does to go on with the plan."""
     paths = [str(store.path) for store in stores]
-    loader = f"PretrainDataLoader({paths[0]!r}" if len(paths) == 1 else f"MixedDataLoader({paths}"
+    door = "ConversationDataLoader" if holds_conversations(stores[0]) else "PretrainDataLoader"
+    loader = f"{door}({paths[0]!r}" if len(paths) == 1 else f"MixedDataLoader({paths}"
     return [f"loader = ps.{loader}, plan={plan.fingerprint!r})", "loader.load_state_dict(state)"]

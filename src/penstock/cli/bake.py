@@ -1,4 +1,4 @@
-"""Make a store from raw text.
+"""Make a store from raw text, or from conversations.
 
 A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. A
 file's format is told by its extension (.jsonl, .txt, .parquet ...; .gz, .zst ... are unpacked) or by --format. --text
@@ -6,6 +6,11 @@ is a column, a path into nested data (message.content), or a template ('{title}\
 --quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. --option is for the files'
 format: --option delimiter=';', or --option NAME.delimiter=';' for one source. Run again over unchanged files it does
 nothing; killed, the same command continues.
+
+--chat renders rows that are conversations by a chat template (chatml, llama-3, mistral, gemma, zephyr, qwen, plain, a
+.jinja file; alone, the tokenizer's own), and the store keeps what each token is, so that a loader can say what is
+learned. Their format is told by the first row, or by --conversation-format, and --columns and --roles rename what a row
+has.
 
 With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
 is baked. It is code: run only files that you trust.
@@ -37,10 +42,15 @@ examples:
   penstock bake data/ --tokenizer bytes --append-eos --to corpus.store
   penstock bake web='web/*.jsonl.gz' code='src/**/*.py' --format code=text --text web=content \\
       --tokenizer tokenizer.json --append-eos --holdout 0.005 --to mix.store
+  penstock bake sft.jsonl --chat chatml --tokenizer tokenizer.json --to sft.store
   penstock bake recipe.py --to corpus.store
 """
 
-_OF_A_RECIPE = ("format", "text", "option", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed")
+_OF_CHAT = ("conversation_format", "columns", "roles")
+_OF_A_RECIPE = (
+    *("format", "text", "option", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed"),
+    *("chat", *_OF_CHAT),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
     parser.add_argument("--append-eos", action="store_true", help="end every document with the end-of-document id")
     parser.add_argument("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
+    parser.add_argument(
+        "--chat", nargs="?", const="", metavar="TEMPLATE", help="conversations, by this template (the tokenizer's own)"
+    )
+    parser.add_argument(
+        "--conversation-format", metavar="F", help="messages, sharegpt, alpaca, prompt_completion or preference"
+    )
+    parser.add_argument(
+        "--columns", type=_renamed, metavar="OURS=THEIRS,...", help="where a row has what, e.g. messages=turns"
+    )
+    parser.add_argument(
+        "--roles", type=_renamed, metavar="THEIRS=OURS,...", help="what roles are called, e.g. bot=assistant"
+    )
     parser.add_argument("--name", help="name of the sources that are given without one")
     parser.add_argument(
         "--quantity", action="append", metavar="N", help="keep so many rows of a source, or a share such as 0.1"
@@ -110,9 +132,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _renamed(text: str) -> dict[str, str]:
+    """
+    >>> _renamed("bot=assistant,me=user")
+    {'bot': 'assistant', 'me': 'user'}
+    """
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    wrong = next((part for part in pairs if not all(part)), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"{''.join(wrong)!r} is not NAME=NAME, as in bot=assistant,me=user")
+    return {name: other for name, _, other in pairs}
+
+
 def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     from penstock.baking import DatasetRecipe
-    from penstock.prepare import tokenize
 
     if arguments.tokenizer is None:
         raise SpecError(
@@ -120,12 +153,7 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
             parameter="tokenizer",
             remedy="--tokenizer bytes, --tokenizer chars, or --tokenizer path/to/tokenizer.json",
         )
-    eos = arguments.eos
-    step = tokenize(
-        arguments.tokenizer,
-        append_eos=arguments.append_eos or eos is not None,
-        eos=int(eos) if eos is not None and eos.isdigit() else eos,
-    )
+    step = _text_step(arguments) if arguments.chat is None else _chat_step(arguments)
     recipe = DatasetRecipe(seed=arguments.seed or 0)
     named = _by_name(arguments.source, arguments.name)
     formats, texts, quantities = (
@@ -143,6 +171,41 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
         )
     recipe.prepare_step(step)
     return recipe if arguments.holdout is None else recipe.holdout(arguments.holdout)
+
+
+def _text_step(arguments: argparse.Namespace) -> Any:
+    from penstock.prepare import tokenize
+
+    given = next((name for name in _OF_CHAT if getattr(arguments, name) is not None), None)
+    if given is not None:
+        flag = f"--{given.replace('_', '-')}"
+        raise SpecError(f"{flag} is for conversations", parameter=given, remedy=f"--chat too, or leave out {flag}")
+    eos = arguments.eos
+    return tokenize(
+        arguments.tokenizer,
+        append_eos=arguments.append_eos or eos is not None,
+        eos=int(eos) if eos is not None and eos.isdigit() else eos,
+    )
+
+
+def _chat_step(arguments: argparse.Namespace) -> Any:
+    from penstock.prepare import chat
+
+    for name, instead in (
+        ("text", "--columns, for the columns of a conversation"),
+        ("append_eos", "leave it out: the template ends every turn"),
+        ("eos", "leave it out: the template ends every turn"),
+    ):
+        if getattr(arguments, name) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecError(f"{flag} is for plain text, and --chat for conversations", parameter=name, remedy=instead)
+    return chat(
+        arguments.tokenizer,
+        arguments.chat or None,
+        format=arguments.conversation_format,
+        columns=arguments.columns,
+        roles=arguments.roles,
+    )
 
 
 def _by_name(sources: list[str], default: str | None) -> dict[str | None, list[str]]:

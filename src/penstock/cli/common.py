@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
-    from penstock.plan import Plan
+    from penstock.plan import Plan, Segments
     from penstock.store import Store
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "bytes_in_words",
     "counted",
     "epochs_of_sources",
+    "holds_conversations",
     "indented",
     "lines_in_words",
     "named_store",
@@ -54,11 +55,32 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The settings of a PretrainDataLoader or MixedDataLoader that make a plan, with their names and defaults."""
+    """The settings of a loader over stores that make a plan, with their names and defaults."""
     group = parser.add_argument_group(
-        "loader settings", "as in PretrainDataLoader and MixedDataLoader, with the same defaults"
+        "loader settings",
+        "as in PretrainDataLoader, ConversationDataLoader (over a store of conversations) and MixedDataLoader, with "
+        "the same defaults",
     )
-    group.add_argument("--chunk-size", type=whole_number, metavar="TOKENS", help="tokens of a row")
+    group.add_argument("--chunk-size", type=whole_number, metavar="TOKENS", help="tokens of a row of text")
+    group.add_argument(
+        "--packing",
+        action="append",
+        metavar="[NAME=]HOW",
+        help="whole documents side by side in rows: best_fit, first_fit or greedy",
+    )
+    group.add_argument(
+        "--max-length", type=whole_number, metavar="TOKENS", help="most tokens of a conversation, or of a row of them"
+    )
+    group.add_argument(
+        "--loss", metavar="WHAT", help="of conversations: assistant (turns), last, all, or roles such as user+assistant"
+    )
+    group.add_argument("--no-end-of-turn", action="store_true", help="do not learn the token that ends a turn")
+    group.add_argument(
+        "--truncation",
+        choices=("drop", "keep_start", "keep_end", "drop_oldest", "raise"),
+        help="what becomes of conversations over --max-length (drop)",
+    )
+    group.add_argument("--pad", metavar="TOKEN", help="the token or id that fills up rows of whole documents")
     group.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="rows of a step over all ranks (8)")
     group.add_argument("--seed", type=int, help="of the shuffle (0)")
     add_weights(group)
@@ -111,44 +133,138 @@ def add_weights(group: Any) -> None:
 
 _PLAN_SETTINGS = ("seed", "num_tokens", "num_rows", "stop", "split", "epoch_end", "shuffle", "pool_rows")
 _OF_MIXTURES = ("by", "temperature", "max_epochs", "exhausted")
+_OF_CONVERSATIONS = ("max_length", "loss", "truncation", "no_end_of_turn")
+_OF_TEXT = ("chunk_size", "lanes", "no_recut")
 
 
 def settings_given(arguments: argparse.Namespace) -> list[str]:
     """The loader settings that fix a plan and were given, as they were written."""
-    names = ("chunk_size", "weights", "ramp", "lanes", *_PLAN_SETTINGS, *_OF_MIXTURES)
-    given = [name for name in names if getattr(arguments, name) is not None]
-    given += [name for name in ("no_shuffle", "no_recut") if getattr(arguments, name)]
-    return [f"--{name.replace('_', '-')}" for name in given]
+    names = (*_OF_TEXT, *_OF_CONVERSATIONS, "packing", "pad", "weights", "ramp", *_PLAN_SETTINGS, *_OF_MIXTURES)
+    return [_flag(name) for name in (*names, "no_shuffle") if getattr(arguments, name) not in (None, False)]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Namespace) -> Plan:
-    """The plan that a loader with these settings would run, cut into its batches. Nothing is written.
+    """The plan that a loader with these settings would run, cut into its batches. No plan is written.
 
-    Of one store, that is a PretrainDataLoader; of named ones, or with settings that only a mixture has, a
-    MixedDataLoader.
+    Of one store, that is a PretrainDataLoader, or a ConversationDataLoader; of named ones, or with settings that only a
+    mixture has, a MixedDataLoader over such. (How documents are packed is kept with their store: counting needs it.)
     """
     from penstock.loaders.mixed import plan_mixture
-    from penstock.loaders.planning import DEFAULT_BATCH, lanes_of
+    from penstock.loaders.planning import DEFAULT_BATCH, lanes_of, plan_members, segments_of
     from penstock.loaders.pretrain import make_plan
     from penstock.order.split import Cut
     from penstock.plans import with_places
+    from penstock.store import Store
 
-    if arguments.chunk_size is None:
-        raise SpecError("how long is a row?", parameter="chunk_size", remedy="--chunk-size 2048")
+    is_one = isinstance(sources, Store)
+    stores = {"": sources} if isinstance(sources, Store) else {name: Store(path) for name, path in sources.items()}
+    packing = _packing_of(arguments.packing, stores)
     asked = {name: getattr(arguments, name) for name in (*_PLAN_SETTINGS, *_OF_MIXTURES)}
     chosen = {name: value for name, value in asked.items() if value is not None}
     if arguments.no_shuffle:
         chosen["shuffle"] = "none"
-    chosen |= {"weights": schedule_of(arguments.weights, arguments.ramp), "recut": not arguments.no_recut}
-    chosen["lanes"] = lanes_of(arguments.lanes, arguments.batch_size)
-    if isinstance(sources, Mapping) or chosen.keys() & set(_OF_MIXTURES):
-        plan, streams = plan_mixture(sources, chunk_size=arguments.chunk_size, **chosen)
+    weights = schedule_of(arguments.weights, arguments.ramp)
+    is_mixture = not is_one or bool(chosen.keys() & set(_OF_MIXTURES))
+    _refuse_what_is_of_others(stores, arguments, is_mixture)
+    chosen |= {"recut": not arguments.no_recut, "lanes": lanes_of(arguments.lanes, arguments.batch_size)}
+    if is_mixture:
+        parts = {name: _part_of(store, packing.get(name), arguments) for name, store in stores.items()}
+        plan, streams = plan_mixture(parts[""] if is_one else parts, weights, chunk_size=arguments.chunk_size, **chosen)
         plan = with_places(plan, streams)
+    elif holds_conversations(store := stores[""]):
+        segments = segments_of(weights, store.names)
+        members = _conversations_of(store, packing.get(""), arguments, segments)
+        plan = plan_members(members, segments=segments, **{"split": "train", **chosen})
     else:
-        plan = make_plan(sources, arguments.chunk_size, **chosen)
+        how = packing.get("")
+        plan = make_plan(store, arguments.chunk_size, weights=weights, packing=how, pad=_id_of(arguments.pad), **chosen)
     rows = DEFAULT_BATCH if arguments.batch_size is None else arguments.batch_size
     Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])
+
+
+def _refuse_what_is_of_others(stores: Mapping[str, Store], arguments: argparse.Namespace, is_mixture: bool) -> None:
+    """Settings for text where there are only conversations, or the other way round; and what every loader needs."""
+    first = next(iter(stores.values()))
+    talks = [holds_conversations(store) for store in stores.values()]
+    of_text = ("chunk_size",) if is_mixture else _OF_TEXT  # a mixture of conversations has lanes, too
+    for unused, names, holds, length in (
+        (all(talks), of_text, "conversations", "--max-length 2048"),
+        (not any(talks), _OF_CONVERSATIONS, "plain text", "--chunk-size 2048"),
+    ):
+        given = next((name for name in names if unused and getattr(arguments, name) not in (None, False)), None)
+        if given is not None:
+            raise SpecError(
+                f"{_flag(given)} means nothing here: {first.path} holds {holds}",
+                parameter=given,
+                file=first.path,
+                remedy=length if given in ("chunk_size", "max_length") else f"leave out {_flag(given)}",
+            )
+    if any(talks) and arguments.max_length is None:
+        raise SpecError("how long may a conversation be?", parameter="max_length", remedy="--max-length 2048")
+    if not all(talks) and arguments.chunk_size is None:
+        raise SpecError("how long is a row?", parameter="chunk_size", remedy="--chunk-size 2048")
+
+
+def holds_conversations(store: Store) -> bool:
+    return "chat" in store.manifest.tokenizer
+
+
+def _packing_of(given: list[str] | None, names: Iterable[str]) -> dict[str, str]:
+    """How rows of each source are packed: HOW is for all of them, NAME=HOW for one."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, how = text.rpartition("=")
+        if equals and name not in names:
+            raise SpecError(
+                f"--packing {text}: no source is named {name!r}",
+                parameter="packing",
+                sources=", ".join(filter(None, names)) or "none has a name",
+                remedy=f"--packing {how}",
+            )
+        found.update({name: how} if equals else {each: found.get(each, how) for each in names})
+    return found
+
+
+def _part_of(store: Store, packing: str | None, arguments: argparse.Namespace) -> Any:
+    """A source of a mixture, as `flatten` takes it."""
+    from penstock.loaders.pretrain import packed_members
+
+    if holds_conversations(store):
+        return _conversations_of(store, packing, arguments)
+    if packing is None:
+        return store
+    streams = [store.stream(name, arguments.split or "train") for name in store.names]
+    return packed_members(streams, arguments.chunk_size, packing, _id_of(arguments.pad))
+
+
+def _conversations_of(
+    store: Store, packing: str | None, arguments: argparse.Namespace, segments: Segments = ((0, None),)
+) -> Any:
+    from penstock.loaders.conversation import members_of
+
+    pad = arguments.pad
+    return members_of(
+        store,
+        arguments.max_length,
+        split=arguments.split or "train",
+        segments=segments,
+        loss=arguments.loss,
+        end_of_turn=not arguments.no_end_of_turn,
+        truncation=arguments.truncation or "drop",
+        packing=packing,
+        pad=int(pad) if pad is not None and pad.isdecimal() else pad,
+    )
+
+
+def _id_of(pad: str | None) -> int | None:
+    if pad is not None and not pad.isdecimal():
+        raise SpecError(f"--pad {pad} is no id", parameter="pad", remedy="the id of a token, such as 0")
+    return None if pad is None else int(pad)
 
 
 def named_store(text: str) -> tuple[str, str] | None:

@@ -1,8 +1,9 @@
 """One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
 
 Compare it between two machines, two releases, or a plan and a run: penstock.digest has the functions that give the same
-number from batches in a training loop. It hashes the input ids of every row of the global batch, in order; rows that
-an amendment skips are in no batch. STORE is any one store of a mixture: the plan knows where the others are.
+number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and labels
+and loss mask, where rows are whole documents); rows that an amendment skips are in no batch. STORE is any one store of
+a mixture: the plan knows where the others are.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         at_least(1, batch_size=arguments.batch_size)
     first, last = arguments.steps
     plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
-    each, hashes, num_rows = [], [], 0
+    each, hashes, num_rows, num_tokens = [], [], 0, 0
     for step in digest_steps(arguments.store, plan, first, last):
         hashes.append(step.row_hashes)
         num_rows += len(step.row_hashes)
+        num_tokens += step.num_tokens
         if arguments.each and arguments.json:
             each.append({"step": step.step, "position": step.position, "digest": step.number})
         elif arguments.each:
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             "plan": plan.fingerprint,
             "steps": [first, last],
             "num_rows": num_rows,
-            "num_tokens": num_rows * plan.row_tokens,
+            "num_tokens": num_tokens,
             "digest": number,
         }
         print_json({**facts, "each": each} if arguments.each else facts)

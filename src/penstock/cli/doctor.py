@@ -9,6 +9,7 @@ where a check failed.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -105,7 +106,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     findings.sort(key=lambda finding: not finding.is_failure)
     ok = not any(finding.is_failure for finding in findings)
     shown = (
-        _batch_of(encoded[: arguments.show], policy, checkup.step) if arguments.show and encoded and policy else None
+        _batch_of(encoded[: arguments.show], checkup.places, policy) if arguments.show and encoded and policy else None
     )
     if arguments.json:
         print_json(
@@ -138,7 +139,14 @@ def _read(paths: list[str], step: Chat, count: int) -> _Checkup:
     from penstock.prepare.chat.faults import ChatError
     from penstock.prepare.chat.formats import detect
     from penstock.sources.formats import Malformed
+    from penstock.store.layout import is_store
 
+    if is_store(Path(paths[0])):
+        raise SpecError(
+            f"{paths[0]} is a store, and this looks at raw conversations",
+            parameter="FILE",
+            remedy="the files that it was baked from; ConversationDataLoader checks a store when it opens it",
+        )
     source = paths if len(paths) > 1 else paths[0]
     recipe = DatasetRecipe().add_ingredient(source, name="conversations").prepare_step(step)
     (work,) = plan_work(recipe, Inputs.of(recipe, shuffle=False), "skip", shuffle=False)
@@ -220,7 +228,7 @@ def _rows_of(encoded: list[Encoded], places: list[dict[str, Any]]) -> Rows:
         np.concatenate([one.tokens for one in encoded]),
         np.cumsum([0, *(len(one.tokens) for one in encoded)], dtype=np.int64),
         np.cumsum([0, *(len(one.spans) for one in encoded)], dtype=np.int64),
-        {name: spans[name] for name in spans.dtype.names},
+        {name: spans[name] for name in spans.dtype.names or ()},
         lambda number: dict(places[number]),
     )
 
@@ -235,7 +243,7 @@ def _row_findings(checkup: _Checkup) -> Iterator[Finding]:
     for kind, faults in checkup.faults.items():
         examples = tuple(where | ({"why": why} if why else {}) for where, why, _ in faults[:_MOST_EXAMPLES])
         remedy = next((remedy for _, _, remedy in faults if remedy), "")
-        share = f"{len(faults):,} of {counted(checkup.num_rows, 'row')} cannot be used: {kind}"
+        share = f"{len(faults):,} of {counted(checkup.num_rows, 'row')} cannot be used"
         yield Finding(kind, True, share, examples, remedy or "mend these rows, or on_error='skip' leaves them out")
 
 
@@ -295,12 +303,11 @@ def _squeezed(text: str) -> str:
 def _check_names(checkup: _Checkup) -> Iterator[Finding]:
     """Names of special tokens inside of messages: text that was rendered before, or somebody's words."""
     from penstock.loaders.chat_checks import Finding
-    from penstock.prepare.chat.markers import any_of
 
     end = checkup.step.template.end_of_turn
     names = {*getattr(checkup.step.tokenizer, "special", ()), *([end] if end else ())}
-    pattern = any_of(name for name in names if len(name) > 2)
-    if pattern is None:
+    pattern = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if len(name) > 2))
+    if not pattern.pattern:
         return
     found: list[dict[str, Any]] = []
     first = ""
@@ -353,7 +360,7 @@ def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any)
     samples, names = [], []
     for one, place in zip(encoded, places, strict=False):
         starts = np.array([0, len(one.spans)])
-        fields = {name: one.spans[name] for name in one.spans.dtype.names}
+        fields = {name: one.spans[name] for name in one.spans.dtype.names or ()}
         length = np.diff(one.spans["stop"], prepend=0)
         shown = {"weight": policy.weights(starts, fields), "role": fields["role"], "turn": fields["turn"]}
         by_token = {name: np.repeat(values, length) for name, values in shown.items()}
@@ -368,7 +375,7 @@ def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any)
     mask = np.zeros(shape, np.float32)
     role, turn = np.full(shape, -1, np.int16), np.full(shape, -1, np.int16)
     for row, (tokens, known) in enumerate(samples):
-        n = len(tokens) - 1
+        n, tokens = len(tokens) - 1, tokens.astype(np.int64)
         ids[row, :n], attention[row, :n], mask[row, :n] = tokens[:-1], 1, known["weight"][1:]
         labels[row, :n] = np.where(mask[row, :n] > 0, tokens[1:], -100)
         role[row, :n], turn[row, :n] = known["role"][1:], known["turn"][1:]

@@ -109,7 +109,7 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
                 "which plan?",
                 parameter="target",
                 plans=_kept(target),
-                remedy=f"--chunk-size and other loader settings, or a plan: penstock drill PLAN --store {target}",
+                remedy=f"--chunk-size or --max-length (and more), or a plan: penstock drill PLAN --store {target}",
             )
         return target, plan_of_settings(store, arguments)
     if given:
@@ -133,9 +133,10 @@ def _kept(store: Path) -> str:
 
 
 def _begin(arguments: argparse.Namespace, store: Path, plan: Plan, rows: int, legs: list[Leg]) -> None:
+    at_most = "at most " if any(source.rows for source in plan.all_sources) else ""
     print(
         f"drill of plan {plan.fingerprint} over {store}: {counted(arguments.steps, 'step')} of {rows} x "
-        f"{plan.row_tokens:,} tokens, {counted(len(legs) - 1, 'kill')}"
+        f"{at_most}{plan.row_tokens:,} tokens, {counted(len(legs) - 1, 'kill')}"
     )
     if max(leg.ranks for leg in legs) > rows:
         print(f"a batch has {counted(rows, 'row')}, so no leg has more ranks than that")

@@ -1,7 +1,8 @@
 """Write a store's documents in the formats of other tools.
 
 The folder OUT gets files for each source and split: SOURCE-SPLIT.bin and .idx (megatron), .npy and .offsets.npy (npy),
-.parquet or .jsonl (a row for each document: source, split, file, row, tokens, text). They appear whole or not at all,
+.parquet or .jsonl (a row for each document: source, split, file, row, tokens, text; of conversations also spans, which
+say whose turn each token is: the other formats have only tokens). They appear whole or not at all,
 and nothing that is there is written over, except with --force.
 """
 

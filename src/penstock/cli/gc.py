@@ -1,6 +1,7 @@
 """Remove what no longer serves: versions of a store that are not current, and the work of bakes that did not finish.
 
-A version that some process has open stays, and so do all plans.
+A version that some process has open stays, and so do all plans. How documents were packed into rows goes, and is made
+again where it is needed.
 """
 
 from __future__ import annotations

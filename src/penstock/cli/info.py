@@ -39,13 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.cli.plan import describe
+    from penstock.cli.plan import describe, streams_of
     from penstock.plan import Plan
     from penstock.plans import find_plan
     from penstock.store import Store
 
     if arguments.plan is not None:
-        return describe(find_plan(arguments.store, plan_argument(arguments.plan)), as_json=arguments.json)
+        plan = find_plan(arguments.store, plan_argument(arguments.plan))
+        return describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
     if Path(arguments.store).is_file():
         body = plan_argument(arguments.store)
         if isinstance(body, dict):
@@ -101,7 +102,8 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
 
 def _render(facts: dict[str, Any]) -> str:
     tokenizer = facts["tokenizer"]
-    end = "" if tokenizer["eos"] is None else f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
+    is_text = tokenizer["eos"] is not None and "chat" not in tokenizer
+    end = "" if not is_text else f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
     current = "current" if facts["is_current"] else "not the current one"
     lines = [
         f"store {facts['store']} ({facts['fingerprint']})",
@@ -109,6 +111,8 @@ def _render(facts: dict[str, Any]) -> str:
         f"{facts['token_dtype']}, {bytes_in_words(facts['num_bytes'])}",
         f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']:,} ids{end}",
     ]
+    if "chat" in tokenizer:
+        lines += _of_conversations(tokenizer["chat"], facts["report"].get("layouts", {}))
     lines += [
         f"  source     {source['name']} ({source['split']}): {counted(source['num_documents'], 'document')}, "
         f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
@@ -134,3 +138,14 @@ def _render(facts: dict[str, Any]) -> str:
     if (more := facts["num_files"] - len(facts["files"])) > 0:
         lines.append(f"    and {more:,} more: --files lists all")
     return "\n".join(lines)
+
+
+def _of_conversations(chat: dict[str, Any], layouts: dict[str, str]) -> list[str]:
+    """How conversations became text, and where in a row they are."""
+    ends = chat["end_of_turn"]
+    said = f"; turns end with {ends!r}" if ends else "; it has no end of turn"
+    newest = f"; only the newest turns that fit {chat['keep_newest']:,} tokens" if chat["keep_newest"] else ""
+    return [
+        f"  template   {printable(chat['template'])}{said}{newest}",
+        *(f"  format     {printable(name)}: {printable(layout)}" for name, layout in layouts.items()),
+    ]

@@ -4,6 +4,9 @@ Without loader settings it shows documents as they are stored. With --chunk-size
 step, decoded, with a line where a document begins and which source it is from, and one for rows that an amendment
 skips. STORE is any one store of a mixture: its plan knows where the others are. Control characters in the text are
 shown as escapes.
+
+Of conversations, and of rows that a plan packs, trained tokens are marked, as `penstock.look(batch)` does; --html
+writes that of any store or plan as a page.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import (
     add_json,
     add_settings,
     counted,
+    holds_conversations,
     indented,
     lines_in_words,
     plan_argument,
@@ -32,10 +37,16 @@ from penstock.errors import SpecError
 
 if TYPE_CHECKING:
     from penstock.plan import Plan
-    from penstock.store import Store, StoredDocument
-    from penstock.types import TraceRecord
+    from penstock.store import Store
+    from penstock.store.stream import TokenStream
+    from penstock.types import TraceRecord, TrainingBatch
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+Found = tuple[int, "TokenStream", int]
+"""(number of a document in its store, its stream, its number there)."""
+_OF_DOCUMENTS = {"--split", "--loss", "--no-end-of-turn"}
+"""Loader settings that documents alone can be shown with."""
 
 SUMMARY = "documents and batches, decoded, in the terminal"
 
@@ -45,6 +56,8 @@ examples:
   penstock look corpus.store --document 120 --count 1 --chars 0  one, whole
   penstock look corpus.store --chunk-size 64 --batch-size 4 --step 0
   penstock look corpus.store 3f2a --step 100 --ids
+  penstock look chats.store --loss last                          conversations: what would be trained
+  penstock look chats.store 81c0 --step 100 --html masks.html
 """
 
 
@@ -59,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all"
     )
     parser.add_argument("--ids", action="store_true", help="show token by token: id and text")
+    parser.add_argument("--html", metavar="FILE", help="write a page with trained tokens marked, in place of text here")
     add_settings(parser)
     add_json(parser)
 
@@ -70,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.count is not None:
         at_least(1, count=arguments.count)
+    if arguments.html is not None and arguments.json:
+        raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
     of_documents = [f"--{name}" for name in ("document", "source") if getattr(arguments, name) is not None]
     given = settings_given(arguments)
     if arguments.plan is not None:
@@ -77,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
         plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
         store = next(iter(streams_for_plan(arguments.store, plan).values())).store
-    elif arguments.step is not None or set(given) - {"--split"}:
+    elif arguments.step is not None or set(given) - _OF_DOCUMENTS:
         store = Store(arguments.store)
         plan = plan_of_settings(store, arguments)
     else:
@@ -92,6 +108,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _documents(store: Store, arguments: argparse.Namespace) -> int:
     found = list(_chosen(store, arguments))
+    of_conversations = [flag for flag in settings_given(arguments) if flag in _OF_DOCUMENTS - {"--split"}]
+    if of_conversations and not holds_conversations(store):
+        raise SpecError(
+            f"{of_conversations[0]} means nothing here: {store.path} holds plain text",
+            remedy=f"leave out {of_conversations[0]}",
+        )
+    if holds_conversations(store) or arguments.html is not None:
+        return _trained_documents(store, found, arguments)
+    read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
     if arguments.json:
         documents = [
             {
@@ -104,12 +129,12 @@ def _documents(store: Store, arguments: argparse.Namespace) -> int:
                 "text": store.decode(document.tokens),
                 **({"ids": document.tokens} if arguments.ids else {}),
             }
-            for number, document in found
+            for number, document in read
         ]
         print_json({"store": str(store.path), "documents": documents})
         return 0
     out = _Out()
-    for number, document in found:
+    for number, document in read:
         out.heading(
             f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
             f"{counted(len(document.tokens), 'token')}"
@@ -118,8 +143,7 @@ def _documents(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[tuple[int, StoredDocument]]:
-    """(number in the store, document)."""
+def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[Found]:
     if arguments.source is not None and arguments.source not in store.names:
         store.stream(arguments.source)  # says which names there are
     base, skip = 0, arguments.document or 0
@@ -133,7 +157,7 @@ def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[tuple[int, 
             for number in range(min(skip, info.num_documents), info.num_documents):
                 if not left:
                     return
-                yield base + number, stream.document(number)
+                yield base + number, stream, number
                 left -= 1
             skip = max(skip - info.num_documents, 0)
         base += info.num_documents
@@ -143,6 +167,54 @@ def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[tuple[int, 
             parameter="document",
             remedy=f"--document {max(total - 1, 0)} or less",
         )
+
+
+def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> int:
+    """Documents with their trained tokens marked: of a preference pair, two rows."""
+    from penstock.cli.masks import batch_of_documents, rows_of_document
+    from penstock.prepare.chat.spans import ROLES
+
+    documents, rows = [], []
+    for number, stream, number_in_stream in found:
+        document = stream.document(number_in_stream)
+        words = f"document {number:,}: {document.file}, row {document.row:,}"
+        for row in rows_of_document(stream, number_in_stream, words, arguments.loss, not arguments.no_end_of_turn):
+            rows.append(row)
+            documents.append(
+                {
+                    "document": number,
+                    "source": document.source,
+                    "split": document.split,
+                    "file": document.file,
+                    "row": document.row,
+                    "side": row.side,
+                    "num_tokens": len(row.tokens),
+                    "num_trained": int((row.weight != 0).sum()),
+                    "text": store.decode(row.tokens),
+                }
+            )
+            if arguments.ids:
+                role = [ROLES[role] for role in row.role.tolist()]
+                documents[-1] |= {"ids": row.tokens, "loss_mask": row.weight, "role": role}
+    if arguments.json:
+        print_json({"store": str(store.path), "documents": documents})
+    else:
+        _show(batch_of_documents(rows), store, arguments, len(rows))
+    return 0
+
+
+def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, rows: int) -> None:
+    """Rows of a batch with their trained tokens marked: on stdout, or as a page."""
+    from penstock.files import write_whole
+    from penstock.looking import look
+
+    batch.metadata["tokenizer"] = str(store.folder / "tokenizer.json")
+    shown = look(batch, rows=max(rows, 1), ids=arguments.ids, whole=arguments.chars == 0)
+    if arguments.html is None:
+        print(shown)
+    else:
+        write_whole(Path(arguments.html), shown.html().encode())
+        print(f"{printable(arguments.html)}: {shown.heading}")
 
 
 # Rows
@@ -157,6 +229,8 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
     rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
     shown = rows[: arguments.count]
     skipped_before = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
+    if arguments.html is not None or any(source.rows for source in plan.all_sources):
+        return _trained_rows(where, store, plan, rows, skipped_before, arguments)
     ids = _ids(where, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
     if arguments.json:
         print_json(
@@ -196,6 +270,46 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
     if len(shown) < len(rows):
         out.border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
     return 0
+
+
+def _trained_rows(
+    where: str,
+    store: Store,
+    plan: Plan,
+    rows: list[list[TraceRecord]],
+    skipped_before: dict[int, tuple[int, int]],
+    arguments: argparse.Namespace,
+) -> int:
+    """The rows of a step with their trained tokens marked: of a preference pair, two."""
+    from penstock.cli.masks import batch_of_step
+
+    step, batch = arguments.step or 0, batch_of_step(where, plan, rows)
+    each = len(batch) // len(rows)
+    count = each * len(rows[: arguments.count])
+    skipped = [skipped_before[row[0].position] for row in rows if row[0].position in skipped_before]
+    if arguments.json:
+        facts = {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": skipped}
+        print_json(facts | {"rows": [_facts(batch, number, rows[number // each]) for number in range(count)]})
+        return 0
+    for first, last in skipped:
+        print(f"skipped: {_positions(first, last)}")
+    print(f"step {step:,} of plan {plan.fingerprint}")
+    _show(batch, store, arguments, count)
+    if count < len(batch):
+        print(f"and {counted((len(batch) - count) // each, 'more row')}: --count {len(rows)}")
+    return 0
+
+
+def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict[str, Any]:
+    known = batch.metadata
+    return {
+        "position": pieces[0].position,
+        "source": pieces[0].source,
+        "epoch": pieces[0].epoch,
+        **({"side": known["side"][number]} if "side" in known else {}),
+        **{name: batch[name][number] for name in ("input_ids", "attention_mask", "labels", "loss_mask")},
+        "pieces": [asdict(piece) for piece in pieces],
+    }
 
 
 def _positions(first: int, last: int) -> str:

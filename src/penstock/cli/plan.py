@@ -1,8 +1,11 @@
 """What a run will read, before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
 
-With loader settings, it answers for a run that you consider; nothing is written but --save. With PLAN, it answers for
-a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read more than four
-times is marked, and the step is said at which each cap of --max-epochs binds.
+With loader settings, it answers for a run that you consider; no plan is written, except by --save. With PLAN, it
+answers for a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read
+more than four times is marked, and the step is said at which each cap of --max-epochs binds.
+
+Of rows that are made of whole documents (--packing, and all conversations) it says how full they are, how many tokens
+a row has in the mean, what share of them is learned, and how many documents are in no row, and why.
 
 NAME=STORE, once or several times, describes a mixture of stores, as MixedDataLoader makes it. An argument that exists
 as a path is a path, also with a '=' in it; ./a=b.store is always one. --weights may be given again with a position:
@@ -13,6 +16,7 @@ little. Positions are rows: steps times the batch size.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +32,13 @@ from penstock.cli.common import (
     table,
     whole_number,
 )
-from penstock.errors import PlanError, SpecError
+from penstock.errors import PenstockError, PlanError, SpecError
 
 if TYPE_CHECKING:
     from penstock.plan import Plan
-    from penstock.store import Store
+    from penstock.store import Store, TokenStream
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run"]
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run", "streams_of"]
 
 SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
 
@@ -43,6 +47,8 @@ examples:
   penstock plan corpus.store --chunk-size 2048 --batch-size 32 --weights web=.7,code=.3 --num-tokens 10e9
   penstock plan corpus.store                        the plans of runs over this store
   penstock plan corpus.store 3f2a                   one of them, with its history
+  penstock plan corpus.store --chunk-size 2048 --packing best_fit
+  penstock plan sft.store --max-length 2048 --packing best_fit --loss last
   penstock plan web=web.store code=code.store --chunk-size 2048 --weights web=.7,code=.3 --max-epochs code=4 \\
       --num-tokens 10e9
 """
@@ -88,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(Store(store), as_json=arguments.json)
     if arguments.save is not None:
         _save(plan, Path(arguments.save))
-    return describe(plan, epochs=arguments.epochs, as_json=arguments.json)
+    streams = streams_of(store if sources is None else sources, plan)
+    return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
 
 
 def _named(target: list[str]) -> dict[str, str] | None:
@@ -119,20 +126,36 @@ def _named(target: list[str]) -> dict[str, str] | None:
     return found
 
 
-def describe(plan: Plan, *, epochs: int | None = None, as_json: bool) -> int:
+def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
+    """The streams that can say more of a plan's rows, where there is more to say, and they are still in their place."""
+    from penstock.plans import streams_for_plan
+
+    if not any(source.rows for source in plan.all_sources):
+        return None
+    with suppress(PenstockError):
+        return streams_for_plan(where, plan)
+    return None
+
+
+def describe(
+    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
+) -> int:
     if as_json:
-        print_json(as_json_of(plan, epochs=epochs))
+        print_json(as_json_of(plan, epochs=epochs, streams=streams))
     else:
         from penstock.cli.summary import render, summarize
 
-        print(render(plan, summarize(plan, epochs=epochs)))
+        print(render(plan, summarize(plan, epochs=epochs, streams=streams)))
     return 0
 
 
-def as_json_of(plan: Plan, *, epochs: int | None = None) -> dict[str, Any]:
+def as_json_of(
+    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None
+) -> dict[str, Any]:
     from penstock.cli.summary import summarize
 
-    return {**summarize(plan, epochs=epochs).as_json(), "plan": plan.spec(), "runs": plan.runs}
+    summary = summarize(plan, epochs=epochs, streams=streams)
+    return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}
 
 
 def _save(plan: Plan, path: Path) -> None:

@@ -1,7 +1,8 @@
 """What a plan will do, in numbers: steps, tokens, and for each source its share and how often it is read.
 
 From the plan alone, by the order's own arithmetic: no data is touched, and the counts are exact, for plans that are
-amended, capped, skipped and growing too.
+amended, capped, skipped and growing too. Where rows are made of whole documents, each has tokens of its own: a part of
+an epoch is counted by the mean row, and the stores say what became of the documents.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from penstock.plan import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from penstock.order.sweep import Leg
-    from penstock.plan import Plan
+    from penstock.plan import Plan, PlanSource
+    from penstock.store import TokenStream
 
 __all__ = [
     "AmendmentSummary",
     "CapSummary",
+    "DocumentsSummary",
     "PlanSummary",
     "SourceSummary",
     "StretchSummary",
@@ -31,6 +34,19 @@ __all__ = [
 _FEWEST_OF_A_RAMP = 8
 _SOURCES_SHOWN = 6
 _STRETCHES_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsSummary:
+    """What became of the documents of a source whose rows are made of whole ones."""
+
+    num_documents: int
+    left_out: dict[str, int]
+    """Documents that are in no row, by what is wrong with them."""
+    num_cut: int
+    """Documents of which only a part is in a row, as --truncation asks."""
+    learned_share: float | None
+    """Of all tokens in rows; None for plain text, of which all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,12 @@ class SourceSummary:
     num_rows: int
     num_tokens: int
     row_tokens: int
+    """The most that a row has."""
+    mean_row_tokens: float
+    fill: float | None
+    """Of the places of packed rows, how many have tokens. None where rows are not packed."""
+    documents: DocumentsSummary | None
+    """None where rows are windows over all tokens, and where the store was not looked at."""
     rows_read: int | None
     """None where the stream has no end."""
     tokens_read: int | None
@@ -106,8 +128,10 @@ class PlanSummary:
     skipped_rows: int
     steps: int | None
     tokens: int | None
+    mean_row_tokens: float
+    """Over the whole run; without an end, in the end."""
     padding_tokens: int | None
-    """What fills up the rows of sources with shorter ones."""
+    """What fills up rows. None where a batch is as wide as its longest row, as loaders of single conversations do."""
     sources: tuple[SourceSummary, ...]
     stretches: tuple[StretchSummary, ...]
     caps: tuple[CapSummary, ...]
@@ -117,22 +141,27 @@ class PlanSummary:
         return asdict(self)
 
 
-def summarize(plan: Plan, *, epochs: int | None = None) -> PlanSummary:
-    """`epochs`: how often the run goes through the rows: once; or, amended, up to what the last amendment changes."""
-    return _Summary(plan, epochs).made()
+def summarize(
+    plan: Plan, *, epochs: int | None = None, streams: Mapping[str, TokenStream] | None = None
+) -> PlanSummary:
+    """`epochs`: how often the run goes through the rows: once; or, amended, up to what the last amendment changes.
+
+    `streams` are the plan's, and say more of rows that are made of whole documents.
+    """
+    return _Summary(plan, epochs, streams or {}).made()
 
 
 class _Summary:
     """A plan, the run that is looked at, and where that run ends."""
 
-    def __init__(self, plan: Plan, epochs: int | None) -> None:
+    def __init__(self, plan: Plan, epochs: int | None, streams: Mapping[str, TokenStream]) -> None:
         from penstock.order.epochs import Epochs, Skips
 
-        self.plan, self.order = plan, plan.order
+        self.plan, self.order, self.streams = plan, plan.order, streams
         self.all_epochs: Epochs = plan.epoch_spec["epochs"]
         self.skips = self.all_epochs.skips
         self.sources = plan.all_sources
-        self.row_tokens = [source.row_tokens or plan.row_tokens for source in self.sources]
+        self.mean_row_tokens = [plan.tokens_per_row(source) for source in self.sources]
         self.steps = plan.steps if len(plan.runs) == 1 else None
         self.epochs = epochs or self._epochs_to_the_last_change()
         self.end_live: int | None = self.all_epochs.end_of(self.epochs)
@@ -151,7 +180,8 @@ class _Summary:
         num_steps, spans = self._read()
         rows, epochs = self._rows_of_sources(spans)
         stretches = self._stretches()
-        tokens = [count * of_row for count, of_row in zip(rows, self.row_tokens, strict=True)]
+        tokens = [round(count * of_row) for count, of_row in zip(rows, self.mean_row_tokens, strict=True)]
+        of_rows = [self._over_the_run(stretches, "effective", source.name) for source in self.sources]
         return PlanSummary(
             fingerprint=plan.fingerprint,
             row_tokens=plan.row_tokens,
@@ -162,17 +192,21 @@ class _Summary:
             skipped_rows=(self.end or 0) - (self.end_live or 0),
             steps=num_steps if has_end else None,
             tokens=sum(tokens) if has_end else None,
-            padding_tokens=sum(rows) * plan.row_tokens - sum(tokens) if has_end else None,
+            mean_row_tokens=sum(share * mean for share, mean in zip(of_rows, self.mean_row_tokens, strict=True)),
+            padding_tokens=self._padding(rows, tokens) if has_end else None,
             sources=tuple(
                 SourceSummary(
                     name=source.name,
                     split=source.split,
                     asked_share=self._over_the_run(stretches, "asked", source.name),
-                    effective_share=self._over_the_run(stretches, "effective", source.name),
+                    effective_share=of_rows[number],
                     effective_token_share=self._over_the_run(stretches, "effective_tokens", source.name),
                     num_rows=source.num_rows,
                     num_tokens=source.num_tokens,
-                    row_tokens=self.row_tokens[number],
+                    row_tokens=source.row_tokens or plan.row_tokens,
+                    mean_row_tokens=self.mean_row_tokens[number],
+                    fill=_fill(plan, source),
+                    documents=_documents(source, self.streams.get(source.name)),
                     rows_read=rows[number] if has_end else None,
                     tokens_read=tokens[number] if has_end else None,
                     epochs=epochs[number] if has_end else None,
@@ -193,6 +227,12 @@ class _Summary:
                 for amendment, fingerprint in zip(plan.amendments, plan.lineage[1:], strict=True)
             ),
         )
+
+    def _padding(self, rows: list[int], tokens: list[int]) -> int | None:
+        read = [source for count, source in zip(rows, self.sources, strict=True) if count]
+        if any(source.rows and _fill(self.plan, source) is None for source in read):
+            return None
+        return sum(rows) * self.plan.row_tokens - sum(tokens)
 
     # What is read
 
@@ -258,7 +298,7 @@ class _Summary:
                 asked=self._asked(leg),
                 effective=(effective := self._effective(leg)),
                 effective_tokens=_normalised(
-                    {name: share * self.row_tokens[self._number(name)] for name, share in effective.items()}
+                    {name: share * self.mean_row_tokens[self._number(name)] for name, share in effective.items()}
                 ),
                 is_inside_a_ramp=any(first < leg.start < last for first, last in inside),
             )
@@ -325,6 +365,31 @@ class _Summary:
         return None if self.steps is None else step_of_position(self.steps, position, **self.plan.epoch_spec)
 
 
+def _fill(plan: Plan, source: PlanSource) -> float | None:
+    if not dict(source.rows).get("packing"):
+        return None
+    return source.num_tokens / (source.num_rows * (source.row_tokens or plan.row_tokens))
+
+
+def _documents(source: PlanSource, stream: TokenStream | None) -> DocumentsSummary | None:
+    from penstock.loaders.packed import open_samples, rows_of_spec
+
+    if not source.rows or stream is None:
+        return None
+    rows = open_samples(stream, rows_of_spec(source.rows), source.name)
+    counts = dict(rows.index.counts)
+    num_documents, num_cut = counts.pop("documents"), counts.pop("cut", 0)
+    share = None
+    if rows.trained is not None:
+        index = rows.index
+        begin = index.start - rows.borders[index.document]
+        learned = rows.trained.count(
+            index.document, begin + 1, begin + index.length
+        )  # nothing predicts the first token
+        share = int(learned.sum()) / max(rows.num_tokens, 1)
+    return DocumentsSummary(num_documents, counts, num_cut, share)
+
+
 def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
     """(first, last + 1, steps) of the live rows that whole steps read from a row to an end, epoch after epoch."""
     rows = cut.rows_per_step
@@ -371,12 +436,16 @@ def render(plan: Plan, summary: PlanSummary) -> str:
     windows = "" if plan.pool_rows is None else f" (windows of {plan.pool_rows:,} rows{lanes})"
     lines = [
         f"plan {summary.fingerprint}",
-        f"  rows    {plan.row_tokens:,} tokens each, shuffle {plan.shuffle}{windows}, seed {plan.seed}",
+        f"  rows    {_rows(plan)}, shuffle {plan.shuffle}{windows}, seed {plan.seed}",
         f"  batch   {_batch(plan, summary)}",
         f"  run     {_run(plan, summary)}",
         "",
         *_source_lines(plan, summary),
     ]
+    if of_documents := [source for source in plan.all_sources if source.rows]:
+        said = {source.name: source for source in summary.sources}
+        lines += ["", "rows of whole documents"]
+        lines += [line for source in of_documents for line in _documents_lines(source, said[source.name])]
     if len(summary.stretches) > 1:
         lines += ["", *_stretch_lines(plan, summary)]
     if summary.caps:
@@ -417,11 +486,49 @@ def _source_lines(plan: Plan, summary: PlanSummary) -> list[str]:
         ]
         for source in summary.sources
     ]
-    header = ["source", "split", *shares, "tokens in store", "tokens read", "epochs", "once by step", ""]
+    of_documents = any(source.rows for source in plan.all_sources)  # not all tokens of the store are in rows then
+    in_all = "tokens in rows" if of_documents else "tokens in store"
+    header = ["source", "split", *shares, in_all, "tokens read", "epochs", "once by step", ""]
     unused = [i for i, name in enumerate(header) if all(not row[i] for row in rows) and name in ("once by step", "")]
     keep = [i for i in range(len(header)) if i not in unused]
     body = table([header[i] for i in keep], [[row[i] for i in keep] for row in rows], left=["source", "split", ""])
     return body.split("\n")
+
+
+def _documents_lines(of: PlanSource, source: SourceSummary) -> list[str]:
+    """How the rows of a source are made, and what became of its documents."""
+    rows, documents = dict(of.rows), source.documents
+    kind, how = ("pair", "two rows of a batch each") if rows.get("pairs") else ("row", "a document each")
+    if source.fill is not None:
+        how = f"packed {rows['packing']}, {100 * source.fill:.2f} % full"
+    learned = f", loss on {rows['loss']}" if "loss" in rows else ""
+    if documents is not None and documents.learned_share is not None:
+        learned += f" ({100 * documents.learned_share:.1f} % of the tokens)"
+    mean = f"{source.mean_row_tokens:,.1f} tokens in the mean"
+    lines = [f"  {printable(source.name)}: {counted(source.num_rows, kind)}, {how}, {mean}{learned}"]
+    if documents is None:
+        return lines
+    total = documents.num_documents
+    words = {"over length": f"over {rows['row_tokens']:,} tokens", "empty mask": "nothing to learn"}
+    for what, number in documents.left_out.items():
+        lines.append(f"    left out: {_of_all(number, total)}: {words.get(what, what)}")
+    if documents.num_cut:
+        lines.append(f"    cut ({rows['truncation']}): {_of_all(documents.num_cut, total)}: {words['over length']}")
+    return lines
+
+
+def _of_all(number: int, total: int) -> str:
+    """
+    >>> _of_all(312, 40_000)
+    '312 of 40,000 documents (0.8 %)'
+    """
+    return f"{number:,} of {counted(total, 'document')} ({100 * number / max(total, 1):.1f} %)"
+
+
+def _rows(plan: Plan) -> str:
+    if not any(source.rows for source in plan.all_sources):
+        return f"{plan.row_tokens:,} tokens each"
+    return f"{plan.row_tokens:,} tokens at most"
 
 
 def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
@@ -453,7 +560,7 @@ def _stretch_lines(plan: Plan, summary: PlanSummary) -> list[str]:
 
 def _says_both(plan: Plan, summary: PlanSummary) -> bool:
     """Whether shares of rows and of tokens are two things."""
-    return plan.by == "tokens" or any(source.row_tokens != plan.row_tokens for source in summary.sources)
+    return plan.by == "tokens" or len({source.mean_row_tokens for source in summary.sources}) > 1
 
 
 def _shares_in_words(shares: Mapping[str, float]) -> str:
@@ -481,9 +588,10 @@ def _batch(plan: Plan, summary: PlanSummary) -> str:
     if summary.batch_rows is None:
         return "not said: runs cut this plan differently, or none did yet (--batch-size)"
     earlier = [f", {rows:,} before step {step:,}" for (_, _, rows), (step, _, _) in pairwise(plan.steps)]
-    return f"{counted(summary.batch_rows, 'row')}, {summary.batch_rows * summary.row_tokens:,} tokens a step" + "".join(
-        reversed(earlier)
-    )
+    about = "about " if any(source.rows for source in plan.all_sources) else ""
+    of_row = summary.mean_row_tokens if about else summary.row_tokens
+    tokens = f"{about}{round(summary.batch_rows * of_row):,} tokens a step"
+    return f"{counted(summary.batch_rows, 'row')}, {tokens}" + "".join(reversed(earlier))
 
 
 def _run(plan: Plan, summary: PlanSummary) -> str:

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Adam", "Weights", "loss_and_gradients", "new_weights", "row_losses_and_gradients"]
+__all__ = [
+    "Adam",
+    "Weights",
+    "loss_and_gradients",
+    "new_weights",
+    "row_losses_and_gradients",
+    "token_losses_and_gradients",
+]
 
 Weights = dict[str, NDArray[Any]]
 
@@ -46,6 +53,22 @@ def row_losses_and_gradients(
     weights: Weights, input_ids: NDArray[Any], labels: NDArray[Any]
 ) -> tuple[NDArray[Any], Weights]:
     """Mean cross-entropy of each row, and the gradient of the mean over all rows."""
+    losses, gradients = token_losses_and_gradients(weights, input_ids, labels)
+    return losses.mean(axis=1, dtype=np.float64), gradients
+
+
+def token_losses_and_gradients(
+    weights: Weights,
+    input_ids: NDArray[Any],
+    labels: NDArray[Any],
+    *,
+    loss_mask: NDArray[Any] | None = None,
+    segment_ids: NDArray[Any] | None = None,
+) -> tuple[NDArray[Any], Weights]:
+    """Cross-entropy of each token [rows, tokens], and the gradient of the mean of those that `loss_mask` counts.
+
+    Where several samples are in a row, `segment_ids` tells them apart, and the model sees none of another one.
+    """
     B, T = input_ids.shape  # rows, tokens
     E = weights["embedding"].shape[1]
     vocab_size = len(weights["output_bias"])
@@ -54,28 +77,42 @@ def row_losses_and_gradients(
     before = np.full((B, CONTEXT_TOKENS - 1), vocab_size - 1)
     ids = np.concatenate([before, input_ids], axis=1)
     embedded = weights["embedding"][ids]
-    seen = np.stack([embedded[:, c : c + T] for c in range(CONTEXT_TOKENS)], axis=2).reshape(B * T, -1)
+    context = np.stack([embedded[:, c : c + T] for c in range(CONTEXT_TOKENS)], axis=2)
+    if segment_ids is not None:  # and so is what lies before the first token of a sample
+        segments = np.concatenate([np.full_like(before, -1), segment_ids], axis=1)
+        is_other = np.stack([segments[:, c : c + T] != segment_ids for c in range(CONTEXT_TOKENS)], axis=2)
+        context[is_other] = weights["embedding"][vocab_size - 1]
+    seen = context.reshape(B * T, -1)
     hidden = np.maximum(seen @ weights["hidden"] + weights["hidden_bias"], 0)
     logits = hidden @ weights["output"] + weights["output_bias"]
 
     logits -= logits.max(axis=1, keepdims=True)
     probabilities = np.exp(logits)
     total = probabilities.sum(axis=1, keepdims=True)
-    each, right = np.arange(B * T), labels.ravel()
-    losses = (np.log(total[:, 0]) - logits[each, right]).reshape(B, T).mean(axis=1, dtype=np.float64)
+    each, right = np.arange(B * T), np.maximum(labels.ravel(), 0)  # -100 is no label: the mask must leave it out
+    losses = (np.log(total[:, 0]) - logits[each, right]).reshape(B, T)
 
     by_logits = probabilities / total
     by_logits[each, right] -= 1
-    by_logits /= B * T
+    if loss_mask is None:
+        by_logits /= B * T
+    else:
+        by_logits *= (loss_mask / loss_mask.sum()).reshape(-1, 1)
     by_hidden = by_logits @ weights["output"].T
     by_hidden *= hidden > 0
     by_seen = (by_hidden @ weights["hidden"].T).reshape(B, T, CONTEXT_TOKENS, E)
     by_embedded = np.zeros_like(embedded)
+    by_last = np.zeros(E, embedded.dtype)
+    if segment_ids is not None:
+        by_last = by_seen[is_other].sum(axis=0)
+        by_seen[is_other] = 0
     for c in range(CONTEXT_TOKENS):
         by_embedded[:, c : c + T] += by_seen[:, :, c]
     one_hot = np.eye(vocab_size, dtype=embedded.dtype)[ids.ravel()]
+    by_embedding = one_hot.T @ by_embedded.reshape(-1, E)
+    by_embedding[vocab_size - 1] += by_last
     return losses, {
-        "embedding": one_hot.T @ by_embedded.reshape(-1, E),
+        "embedding": by_embedding,
         "hidden": seen.T @ by_hidden,
         "hidden_bias": by_hidden.sum(axis=0),
         "output": hidden.T @ by_logits,

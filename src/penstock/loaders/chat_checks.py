@@ -142,7 +142,7 @@ def facts_of(info: Mapping[str, Any], tokenizer: Any) -> Facts:
         markers=markers,
         special=frozenset(tokenizer.special.values()) if isinstance(tokenizer, JsonTokenizer) else frozenset(),
         bos=tuple(encode(name) for name in sorted(filter(None, bos_names))) if encode else (),
-        ends=frozenset(ends - {None}),
+        ends=frozenset(end for end in ends if end is not None),
     )
 
 
@@ -242,7 +242,7 @@ class _Measured:
         turns, turn = np.unique(sample * (1 << 16) + spans["turn"] + 1, return_inverse=True)
         return cls(length, trained, document, sample, turn, len(turns))
 
-    def by_turn(self, is_counted: NDArray[np.bool_], what: NDArray[np.int64]) -> NDArray[np.float64]:
+    def by_turn(self, is_counted: NDArray[np.bool_], what: NDArray[np.int64]) -> NDArray[Any]:
         return np.bincount(self.turn[is_counted], what[is_counted], self.num_turns)
 
 
@@ -283,7 +283,7 @@ def _check_markers(facts: Facts) -> Iterator[Finding]:
             "marker is not a token",
             not facts.is_own or facts.end_of_turn in cut,
             what,
-            remedy="no template, which takes the tokenizer's own; one for this tokenizer; or a tokenizer with these tokens",
+            remedy="no template: the tokenizer's own; one for this tokenizer; or a tokenizer with these tokens",
         )
 
 

@@ -257,7 +257,8 @@ def make_plan(
 def packed_members(streams: list[TokenStream], chunk_size: int, packing: str, pad: int | None) -> list[Member]:
     """Text as rows of whole documents, as a plan takes it."""
     rows = RowSpec(chunk_size, one_of(PACKINGS, packing=packing), "split")
-    return [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(s.store, pad)) for s in streams if s.num_tokens]
+    not_empty = [stream for stream in streams if stream.num_tokens] or streams[:1]  # which says that it has no rows
+    return [Member(s.name, s, chunk_size, rows=rows, pad=_pad_of(s.store, pad)) for s in not_empty]
 
 
 def _pad_of(store: Store, asked: int | None) -> int:

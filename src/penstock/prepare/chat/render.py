@@ -19,8 +19,10 @@ from typing import Any
 
 from penstock.errors import SpecError, TokenizerError
 from penstock.fingerprint import fingerprint
+from penstock.prepare.chat.blind import is_blind
 from penstock.prepare.chat.faults import ChatError
 from penstock.prepare.chat.sandbox import Compiled, compile_template
+from penstock.prepare.chat.skeleton import Skeletons
 from penstock.prepare.chat.spans import Rendered
 from penstock.prepare.chat.tagging import locate, plain_conversation
 from penstock.prepare.chat.templates import BUILT_IN
@@ -70,6 +72,14 @@ class ChatTemplate:
 
         Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
         """
+        # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
+        return (self._rendered_in_full if self._compiled.has_generation else self._skeletons.rendered)(conversation)
+
+    @cached_property
+    def _skeletons(self) -> Skeletons:
+        return Skeletons(self._rendered_in_full, self.render, is_blind=is_blind(self.source))
+
+    def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
         located = locate(
             conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
         )

@@ -275,7 +275,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 first = list(first)
                 args = (args[0], first, *others) if passed else (first, *others)
             if isinstance(first, str | bytes | list | tuple | dict | range):
-                meter.step(1 + (len(first) >> 8 if isinstance(first, str | bytes) else 8 * len(first)))
+                meter.step(
+                    1 + (len(first) >> 8 if isinstance(first, str | bytes) else 16 * len(first))
+                )  # map and select take long
             if name not in ("default", "d", "int", "float", "round", "abs"):
                 self._check_filter(name, first, (*others, *kwargs.values()))
             result = function(*args, **kwargs)

@@ -2,8 +2,8 @@
 
 First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
 tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
-trims, splits or looks into: the text is rendered once more with the string marked by, or replaced with, one such character;
-what differs is what came of it.
+trims, splits or looks into: the text is rendered once more with that string marked by one such character, or replaced
+by it; what differs is what came of it.
 """
 
 from __future__ import annotations
@@ -283,8 +283,14 @@ def _by_difference(
 
         return render(_mapped(conversation, put), False)
 
-    for new, edge in ((leaf.text + _MARK, len(leaf.text)), (_MARK + leaf.text, 0)):
-        # A template that only asks how a message starts, or what is in it, prints all of it.
+    for new, edge, other_end in (
+        (leaf.text + _MARK, len(leaf.text), leaf.text[:1]),
+        (_MARK + leaf.text, 0, leaf.text[-1:]),
+    ):
+        # A template that only asks how a message starts, or what is in it, prints all of it. One that strips blanks at
+        # the other end may print such blanks of its own there: the mark at this end would not tell.
+        if other_end.isspace():
+            continue
         try:
             before, mark, after = render_with(new).partition(_MARK)
         except ChatError:

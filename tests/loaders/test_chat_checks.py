@@ -1,0 +1,273 @@
+"""Bad conversations are refused before a run, in words: each kind of fault once, beside the same data without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import penstock as ps
+from penstock.errors import SpecError
+from penstock.loaders.chat_checks import Finding, Rows, Settings, facts_of, findings_of, place_in_words
+from penstock.prepare.chat.policy import LossPolicy
+from penstock.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
+from penstock.prepare.chat.step import chat
+
+SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>")
+HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+CHATML = HEADER + "{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    """Every byte a token, and the five special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={character: number for number, character in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def conversation(number: int, *before: tuple[str, str], answer: str | None = None) -> dict:
+    turns = [*before, ("user", f"{number} + 1?"), ("assistant", f"{number + 1}." if answer is None else answer)]
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def forty(bad: int = 0, **fault) -> list[dict]:
+    """40 rows; the rows from number 10 on have the fault, as many as are asked for."""
+    rows = [conversation(number) for number in range(40)]
+    for number in range(10, 10 + bad):
+        rows[number] = conversation(number, *fault.get("before", ()), answer=fault.get("answer"))
+        rows[number]["messages"] = rows[number]["messages"][: fault.get("turns")]
+    return rows
+
+
+def write(folder: Path, rows: list[dict]) -> Path:
+    path = folder / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def opened(path, tokenizer, template="chatml", **settings):
+    given = {"max_length": 64, "framework": "numpy", "shuffle": False} | settings
+    return ps.ConversationDataLoader(path, tokenizer, chat_template=template, **given)
+
+
+SYSTEM = {"before": [("system", "Count.")]}
+FAULTS = {
+    # name: (kind, rows, template, settings, what is said, where the first one is)
+    "empty mask": ("empty mask", forty(3, turns=1), CHATML, {}, "3 of 40 rows (7.5 %)", r"row 1[012]$"),
+    "empty answer": (
+        "empty answer",
+        forty(3, answer=""),
+        CHATML,
+        {},
+        "3 of 40 rows (7.5 %)",
+        r"row 1[012], message 1$",
+    ),
+    "over length": ("over length", forty(3, answer="x" * 80), CHATML, {}, "max_length=64", r"row 1[012]$"),
+    "no end-of-turn marker": (
+        "end of turn",
+        forty(),
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        {},
+        "writes no end-of-turn marker",
+        r"row \d+, message 1$",
+    ),
+    "generation marks without the end of turn": (
+        "end of turn",
+        forty(),
+        HEADER
+        + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
+        "{% endif %}<|im_end|>\n{% endfor %}",
+        {},
+        "<|im_end|> is never trained",
+        r"row \d+, message 1$",
+    ),
+    "double BOS": ("double BOS", forty(), "<s><s>" + CHATML, {}, "40 of 40 rows (100.0 %)", r"row \d+$"),
+    "a template for another tokenizer": (
+        "marker is not a token",
+        forty(),
+        "llama-3",
+        {"max_length": 256},
+        "<|start_header_id|> (19), <|end_header_id|> (17), <|eot_id|> (10)",
+        "",
+    ),
+    "a template that drops messages": (
+        "dropped by the template",
+        forty(3, **SYSTEM),
+        CHATML.replace("<|im_start|>", "{% if m.role == 'system' %}{% continue %}{% endif %}<|im_start|>"),
+        {"on_error": "skip"},
+        "3 of 40 rows (7.5 %) were left out",
+        r"row 1[012], dropped by the template: its text is not in the rendered text \(message 0\)",
+    ),
+    "a template that reorders messages": (
+        "reordered by the template",
+        forty(3, **SYSTEM),
+        CHATML.replace("in messages", "in messages | sort(attribute='role', reverse=true)"),
+        {"on_error": "skip"},
+        "3 of 40 rows (7.5 %) were left out",
+        r"row 1[012], reordered by the template",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_nobody_can_mean_is_refused_with_row_and_remedy(name, tmp_path, tokenizer):
+    kind, rows, template, settings, said, first = FAULTS[name]
+    path = write(tmp_path, rows)
+    with pytest.raises(SpecError, match=f"would teach what nobody means: {kind}") as refused:
+        opened(path, tokenizer, template, **settings)
+    assert said in refused.value.where[kind]
+    assert not first or re.search(rf"^first: {path}, {first}", refused.value.where[kind], re.MULTILINE)
+    assert "penstock doctor chat" in refused.value.remedy
+    assert "check=False" in refused.value.remedy
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_with_check_false_the_same_rows_are_opened(name, tmp_path, tokenizer):
+    _, rows, template, settings, _, _ = FAULTS[name]
+    loader = opened(write(tmp_path, rows), tokenizer, template, check=False, **settings)
+    assert len(loader.get_batch(4)) == 4
+
+
+def test_one_error_says_all_that_is_wrong(tmp_path, tokenizer):
+    rows = forty(3, turns=1)
+    rows[20:24] = forty(4, answer="x" * 80)[10:14]
+    with pytest.raises(SpecError, match="empty mask, double BOS, over length") as refused:
+        opened(write(tmp_path, rows), tokenizer, "<s><s>" + CHATML)
+    assert {"empty mask", "double BOS", "over length"} <= refused.value.where.keys()
+
+
+@pytest.mark.parametrize("template", ["chatml", CHATML, "<s>" + CHATML])
+def test_rows_without_a_fault_pass(template, tmp_path, tokenizer):
+    opened(write(tmp_path, forty()), tokenizer, template)
+
+
+@pytest.mark.parametrize("fault", [{"turns": 1}, {"answer": ""}, {"answer": "x" * 80}])
+def test_one_row_in_twenty_with_a_fault_is_a_note(fault, tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty(2, **fault)), tokenizer)
+    assert "2 of 40 rows (5.0 %)" in caplog.text
+
+
+def test_notes_say_format_shares_and_that_pad_is_eos(tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty()), tokenizer, pad="<|im_end|>")
+    for words in ("format: messages: messages in 'messages'", "% of their tokens trained", "2.0 messages"):
+        assert words in caplog.text
+    assert (
+        "pad == eos: rows are filled up with the token that ends a text or a turn: our masks come from" in caplog.text
+    )
+
+
+def test_end_of_turn_false_is_a_wish_and_is_noted(tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty()), tokenizer, end_of_turn=False)
+    assert "a model learns from these answers what to say, and not to stop" in caplog.text
+
+
+@pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
+def test_rows_that_are_cut_as_asked_for_are_noted(truncation, tmp_path, tokenizer, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty(20, answer="x" * 80)), tokenizer, truncation=truncation)
+    assert f"truncation='{truncation}' cuts them" in caplog.text
+
+
+def test_bytes_have_no_tokens_for_markers_and_that_is_a_note(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty()), "bytes", max_length=256)
+    assert "'bytes' has no tokens for markers" in caplog.text
+
+
+def test_a_store_is_checked_as_its_files_are(tmp_path, tokenizer):
+    recipe = ps.DatasetRecipe().add_ingredient(str(write(tmp_path, forty(3, turns=1))), name="sums")
+    store = ps.bake(recipe.prepare_step(ps.chat(tokenizer, "chatml")), tmp_path / "sums.store", show_progress=False)
+    with pytest.raises(SpecError, match="empty mask"):
+        ps.ConversationDataLoader(store, max_length=64)
+    ps.ConversationDataLoader(store, max_length=64, loss="user")
+
+
+def test_pairs_are_checked_side_by_side(tmp_path, tokenizer):
+    pairs = [{"prompt": "?", "chosen": "yes", "rejected": "no" * (60 if n < 3 else 1)} for n in range(40)]
+    with pytest.raises(SpecError, match=r"means: over length\n"):
+        opened(write(tmp_path, pairs), tokenizer)
+    opened(write(tmp_path, pairs), tokenizer, max_length=160)
+
+
+# Masks that are wrong on purpose
+
+
+@pytest.fixture(scope="module")
+def right(tokenizer) -> tuple[Rows, Settings, object]:
+    """(40 rows as they should be, settings, facts of template and tokenizer)."""
+    step = chat(tokenizer, "chatml", format="messages")
+    encoded = step.encode([step.prepare(row) for row in forty()])
+    spans = np.concatenate([one.spans for one in encoded])
+    rows = Rows(
+        np.concatenate([one.tokens for one in encoded]),
+        np.cumsum([0, *(len(one.tokens) for one in encoded)]),
+        np.cumsum([0, *(len(one.spans) for one in encoded)]),
+        {name: spans[name].copy() for name in spans.dtype.names},
+        lambda number: {"file": "sft.jsonl", "row": number},
+    )
+    return rows, Settings(LossPolicy.of("assistant"), 64), facts_of(step.info(), step.tokenizer)
+
+
+def failures(rows: Rows, settings: Settings, facts: object) -> list[Finding]:
+    return [finding for finding in findings_of(rows, facts, settings) if finding.is_failure]
+
+
+def broken(rows: Rows, **fields: np.ndarray) -> Rows:
+    return Rows(rows.tokens, rows.borders, rows.starts, {**rows.spans, **fields}, rows.where)
+
+
+def test_the_right_mask_passes(right):
+    assert failures(*right) == []
+
+
+def test_a_mask_without_the_end_of_turn_fails(right):
+    rows, settings, facts = right
+    part = np.where(rows.spans["part"] == END, TEMPLATE, rows.spans["part"])
+    (found,) = failures(broken(rows, part=part), settings, facts)
+    assert found.headline == "<|im_end|> is never trained: a model would never stop"
+    assert found.examples == ({"file": "sft.jsonl", "row": 0, "turn": 1},)
+
+
+def test_a_mask_over_the_wrong_role_fails(right):
+    rows, settings, facts = right
+    role = np.where(rows.spans["role"] == ROLES.index("assistant"), ROLES.index("user"), rows.spans["role"])
+    (found,) = failures(broken(rows, role=role), settings, facts)
+    assert found.kind == "empty mask"
+
+
+def test_a_mask_that_begins_at_the_header_fails(right):
+    rows, settings, facts = right
+    is_header = (rows.spans["role"] == ROLES.index("assistant")) & (rows.spans["part"] == TEMPLATE)
+    (found,) = failures(broken(rows, part=np.where(is_header, TEXT, rows.spans["part"])), settings, facts)
+    assert found.headline == "<|im_start|> is inside of what an assistant said, where only the template writes it"
+    assert place_in_words(found.examples[0]) == "sft.jsonl, row 0, message 1"
+
+
+def test_a_mask_that_goes_on_past_the_end_of_turn_fails(right):
+    rows, settings, facts = right
+    is_end = (rows.spans["role"] == ROLES.index("assistant")) & (rows.spans["part"] == END)
+    found = failures(broken(rows, part=np.where(is_end, TEXT, rows.spans["part"])), settings, facts)
+    assert {finding.kind for finding in found} == {"end of turn", "marker in an answer"}
+
+
+@pytest.mark.parametrize("span", [-1, 3])
+def test_spans_that_do_not_fit_their_tokens_fail(span, right):
+    rows, settings, facts = right
+    stop = rows.spans["stop"].copy()
+    stop[span] = 0
+    (found,) = failures(broken(rows, stop=stop), settings, facts)
+    assert found.kind == "wrong spans"
