@@ -1,16 +1,18 @@
-"""How fast do conversations become tokens with loss masks? penstock beside transformers, TRL and torchtune, on two cores.
+"""How fast do conversations become tokens with loss masks? penstock, transformers, TRL and torchtune, on two cores.
 
     .venv-peers/bin/python -m benchmarks.conversations                what `make bench-peers` builds has all of them
     python -m benchmarks.conversations --rounds 1 --num 2000          quicker, noisier
 
 All get the same conversations, as dicts in memory, the same tokenizer and the same template (llama-3), and give the
 ids and which of them are trained: the answers with their end-of-turn tokens. Each runs in a process of its own, loads
-what it needs, encodes 200 conversations, and only then the clock starts. Ids and masks must be equal, all of them;
-torchtune adds one token at the end, which is taken off first. Each is asked to use two cores in its own way: penstock
-by two processes, transformers by the threads of `tokenizers`, TRL by `dataset_num_proc=2`, torchtune by a torch
-DataLoader with two workers. Rounds go over all in turn; a ratio is between neighbours of one round.
+what it needs, encodes 200 conversations, and only then the clock starts. Rounds go over all in turn; a ratio is between
+two of one round. All ids must be equal, and all masks: but torchtune trains the headers of answers too, and adds one
+token at the end, which is taken off here. `tokenizers` in transformers has threads for both cores; TRL is asked for
+`dataset_num_proc=2`; torchtune's recipes encode in one process, and a torch DataLoader with two workers is shown too.
 
-Not shown: what follows (packing, padding, writing). TRL's time is that of its own preparation, which writes Arrow files.
+Not shown: what follows (packing, padding, and writing a store). TRL's time is that of its own preparation of a dataset,
+which writes Arrow files. The conversations are plain questions and answers, all of one template that prints messages as
+they are: tools, or templates that look into messages, take penstock longer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -226,18 +229,19 @@ def open_trl(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
 
     def run(conversations: list[dict[str, Any]]) -> Answer:
         dataset = datasets.Dataset.from_list(conversations)
-        ready = trainer._prepare_dataset(
+        prepared: Any = trainer._prepare_dataset(
             dataset, tokenizer, args, packing=False, formatting_func=None, dataset_name="x"
         )
-        return ready  # type: ignore[return-value]  # read after the clock has stopped
+        return prepared["input_ids"], prepared["labels"]
 
     return run
 
 
-def open_torchtune(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
-    """Llama3Tokenizer over the same merges, in the order of its SFT dataset: messages, then tokens and mask."""
-    from torch.utils.data import DataLoader, Dataset
+def open_torchtune(path: Path, workers: int = 0) -> Callable[[list[dict[str, Any]]], Answer]:
+    """Llama3Tokenizer over the same merges, in the transform of its SFT dataset: messages, then tokens and labels."""
+    from torch.utils.data import DataLoader
     from torchtune.data import OpenAIToMessages
+    from torchtune.datasets._sft import SFTTransform
     from torchtune.models.llama3 import Llama3Tokenizer
     from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
@@ -251,26 +255,27 @@ def open_torchtune(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
     unused = max([*ids.values(), *ranks.values()]) + 1
     special = {name: unused + number for number, name in enumerate(LLAMA3_SPECIAL_TOKENS)}
     special |= {name: ids[name] for name in SPECIAL}
-    to_messages = OpenAIToMessages(train_on_input=False)
-    tokenizer = Llama3Tokenizer(str(file), special_tokens=special)
+    transform = SFTTransform(OpenAIToMessages(train_on_input=False), Llama3Tokenizer(str(file), special_tokens=special))
 
-    class Conversations(Dataset):  # type: ignore[type-arg, misc]
-        def __init__(self, conversations: list[dict[str, Any]]) -> None:
-            self.conversations = conversations
-
-        def __len__(self) -> int:
-            return len(self.conversations)
-
-        def __getitem__(self, number: int) -> Any:
-            found = tokenizer(to_messages(self.conversations[number]))
-            return found["tokens"][:-1], [not masked for masked in found["mask"][:-1]]
+    def several(conversations: list[dict[str, Any]]) -> Answer:
+        found = [transform(one) for one in conversations]
+        return [one["tokens"] for one in found], [one["labels"] for one in found]
 
     def run(conversations: list[dict[str, Any]]) -> Answer:
-        loader = DataLoader(Conversations(conversations), 64, num_workers=WORKERS, collate_fn=list)
-        found = [one for batch in loader for one in batch]
-        return [tokens for tokens, _ in found], [mask for _, mask in found]
+        tokens, labels = [], []
+        # Workers give arrays: lists of numbers take longer to send than to make.
+        collate = partial(_as_arrays, several) if workers else several
+        for some_tokens, some_labels in DataLoader(conversations, 64, num_workers=workers, collate_fn=collate):
+            tokens += some_tokens
+            labels += some_labels
+        return [one[:-1] for one in tokens], [one[:-1] for one in labels]
 
     return run
+
+
+def _as_arrays(several: Callable[[list[dict[str, Any]]], Answer], conversations: list[dict[str, Any]]) -> Answer:
+    tokens, labels = several(conversations)
+    return [np.array(one) for one in tokens], [np.array(one) for one in labels]
 
 
 # One run, and the rounds
@@ -281,16 +286,18 @@ RIVALS: dict[str, tuple[str, Callable[[Path], Callable[[list[dict[str, Any]]], A
     "transformers": ("transformers", open_transformers),
     "TRL": ("trl", open_trl),
     "torchtune": ("torchtune", open_torchtune),
+    "torchtune, 2 workers": ("torchtune", partial(open_torchtune, workers=WORKERS)),
 }
 
 
-def ids_and_masks(answer: Any) -> list[tuple[list[int], list[bool]]]:
-    """What came out, in one form. The first token of an answer is always trained, so labels of -100 are the others."""
-    if not isinstance(answer, tuple):  # TRL's dataset
-        return [
-            (ids, [label != -100 for label in labels]) for ids, labels in zip(answer["input_ids"], answer["labels"])
-        ]
-    return [(np.asarray(ids).tolist(), np.asarray(mask, bool).tolist()) for ids, mask in zip(*answer, strict=True)]
+def ids_and_masks(answer: Answer) -> list[tuple[list[int], list[bool]]]:
+    """What came out, in one form: labels of -100, and masks of 0, are not trained."""
+    found = []
+    for ids, mask in zip(*answer, strict=True):
+        trained = np.asarray(mask)
+        trained = trained if trained.dtype == bool else trained == 1 if trained.max(initial=0) <= 1 else trained != -100
+        found.append((np.asarray(ids).tolist(), trained.tolist()))
+    return found
 
 
 def run_one(name: str, num: int) -> dict[str, Any]:
@@ -305,7 +312,8 @@ def run_one(name: str, num: int) -> dict[str, Any]:
         "conversations_s": num / seconds,
         "tokens": sum(len(ids) for ids, _ in found),
         "trained": sum(sum(mask) for _, mask in found),
-        "hash": hashlib.sha256(json.dumps(found).encode()).hexdigest(),
+        "ids": hashlib.sha256(json.dumps([ids for ids, _ in found]).encode()).hexdigest(),
+        "masks": hashlib.sha256(json.dumps([mask for _, mask in found]).encode()).hexdigest(),
         "version": version_of(package),
     }
 
@@ -344,16 +352,19 @@ def main() -> int:
         return 0
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     rounds = [{name: in_a_process(name, options.num) for name in options.only} for _ in range(options.rounds)]
-    ours = next(iter(options.only))
-    print(f"{'':<24}{'version':<10}{'conversations/s':<28}{ours + ' is faster by':<36}same ids and masks")
+    ours = options.only[0]
+    print(f"{'':<24}{'version':<10}{'conversations/s':<28}{ours + ' is faster by':<36}same ids, masks")
     for name in options.only:
         if errors := [found[name]["error"] for found in rounds if "error" in found[name]]:
             print(f"{name:<24}{errors[0]}")
             continue
         rates = [found[name]["conversations_s"] for found in rounds]
         ratios = [found[ours].get("conversations_s", 0) / found[name]["conversations_s"] for found in rounds]
-        same = all(found[name]["hash"] == found[ours].get("hash") for found in rounds)
-        print(f"{name:<24}{rounds[0][name]['version']:<10}{spread(rates, ',.0f'):<28}{spread(ratios, '.2f'):<36}{same}")
+        same = [all(found[name][what] == found[ours].get(what) for found in rounds) for what in ("ids", "masks")]
+        shown = ", ".join("yes" if one else "no" for one in same)
+        print(
+            f"{name:<24}{rounds[0][name]['version']:<10}{spread(rates, ',.0f'):<28}{spread(ratios, '.2f'):<36}{shown}"
+        )
     facts = rounds[0][ours]
     if "tokens" in facts:
         print(f"{options.num:,} conversations, {facts['tokens']:,} tokens, {facts['trained']:,} trained")

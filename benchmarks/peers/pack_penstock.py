@@ -1,4 +1,4 @@
-"""penstock: plan rows over all lengths, then copy every sample to its place in padded arrays."""
+"""penstock: plan rows over all lengths, then copy every sample to its place in padded arrays, one batch after another."""
 
 from __future__ import annotations
 
@@ -7,50 +7,53 @@ from typing import Any
 
 import numpy as np
 
-from penstock.assemble.pack import pack
+from benchmarks.peers.source import ROWS
+from penstock.assemble.pack import Packing, pack
 
 PACKAGE = "penstock"
 
 
 def pack_samples(tokens: np.ndarray, lengths: np.ndarray, capacity: int, method: str) -> dict[str, Any]:
-    """With `method` "best_fit": input ids as int32, as TRL makes them.
+    """`method` is that of `pack`; input ids are int32 then, as TRL makes them.
 
-    With "best_fit+": input ids, labels and position ids as int64, as torchtune makes them.
+    With "+" after it: input ids, labels and position ids as int64, as torchtune makes them. With " kept" at the end: all
+    rows are kept in memory, as both do; else a batch is summed, and the next is made in its place.
     """
     began = time.perf_counter()
-    packing = pack(lengths, capacity, method.removesuffix("+"))
-    shape, sizes = (packing.num_rows, capacity), lengths[packing.items]
-    starts = (np.cumsum(lengths) - lengths)[packing.items]
-    before = np.concatenate([[0], np.cumsum(sizes)])
-    row_begins = before[packing.row_starts]
-    used = np.diff(row_begins)
-    padding_before = np.arange(packing.num_rows) * capacity - row_begins[:-1]
-    places = before[:-1] + np.repeat(padding_before, np.diff(packing.row_starts))
-    copies = zip(places.tolist(), starts.tolist(), sizes.tolist(), strict=True)
-    if method.endswith("+"):
-        ids, labels, positions = _with_labels(tokens, copies, shape, used)
-        assert labels.shape == positions.shape == shape
-    else:
-        ids = np.zeros(shape, np.int32)
-        flat = ids.reshape(-1)
-        for place, start, size in copies:
-            flat[place : place + size] = tokens[start : start + size]
+    is_kept, has_labels = method.endswith(" kept"), "+" in method
+    packing = pack(lengths, capacity, method.removesuffix(" kept").removesuffix("+"))
+    starts, sizes = (np.cumsum(lengths) - lengths)[packing.items], lengths[packing.items]
+    shape = (packing.num_rows if is_kept else ROWS, capacity)
+    arrays = [np.empty(shape, np.int64 if has_labels else np.int32) for _ in range(3 if has_labels else 1)]
+    checksum = 0
+    for row in range(0, packing.num_rows, ROWS):
+        num_rows = min(ROWS, packing.num_rows - row)
+        batch = [array[row : row + num_rows] if is_kept else array[:num_rows] for array in arrays]
+        _fill(batch, tokens, packing, row, starts, sizes)
+        checksum += 0 if is_kept else int(batch[0].sum(dtype=np.int64))
     seconds = time.perf_counter() - began
-    checksum = int(ids.sum(dtype=np.int64))
+    checksum = int(arrays[0].sum(dtype=np.int64)) if is_kept else checksum
     return {"seconds": seconds, "rows": packing.num_rows, "tokens": int(lengths.sum()), "checksum": checksum}
 
 
-def _with_labels(tokens: np.ndarray, copies: Any, shape: tuple[int, int], used: np.ndarray) -> list[np.ndarray]:
-    ids, labels, positions = arrays = [np.empty(shape, np.int64) for _ in range(3)]
-    flat_ids, flat_labels, flat_positions = (array.reshape(-1) for array in arrays)
-    count = np.arange(shape[1])
-    for place, start, size in copies:
-        sample = tokens[start : start + size]
-        flat_ids[place : place + size] = sample
-        flat_labels[place : place + size] = sample
-        flat_positions[place : place + size] = count[:size]
-    for row, first in enumerate(used.tolist()):
-        ids[row, first:] = 0
-        labels[row, first:] = -100
-        positions[row, first:] = count[: shape[1] - first]
-    return arrays
+def _fill(
+    batch: list[np.ndarray], tokens: np.ndarray, packing: Packing, row: int, starts: np.ndarray, sizes: np.ndarray
+) -> None:
+    """Rows from `row` on, sample after sample."""
+    ids, labels, positions = batch if len(batch) == 3 else (batch[0], None, None)
+    capacity = ids.shape[1]
+    count = np.arange(capacity)
+    borders = packing.row_starts[row : row + len(ids) + 1].tolist()
+    all_starts, all_sizes = (part[borders[0] : borders[-1]].tolist() for part in (starts, sizes))
+    for number in range(len(ids)):
+        at, here = 0, slice(borders[number] - borders[0], borders[number + 1] - borders[0])
+        for start, size in zip(all_starts[here], all_sizes[here], strict=True):
+            ids[number, at : at + size] = tokens[start : start + size]
+            if positions is not None:
+                positions[number, at : at + size] = count[:size]
+            at += size
+        ids[number, at:] = 0
+        if labels is not None and positions is not None:
+            labels[number] = ids[number]
+            labels[number, at:] = -100
+            positions[number, at:] = count[: capacity - at]

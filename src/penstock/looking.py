@@ -350,6 +350,8 @@ class _Run(NamedTuple):
     kind: str
     """"text", "special", "id", "newline", or "note" for what is said about the tokens."""
     weight: float
+    is_apart: bool = False
+    """Whether it is a label that the row does not have in its place."""
 
 
 class _Line(NamedTuple):
@@ -405,6 +407,15 @@ def _lines(stretches: list[_Stretch], role: int, speller: _Speller, whole: bool)
 
 
 def _runs(stretch: _Stretch, speller: _Speller, whole: bool) -> Iterator[_Run]:
+    runs = _runs_of_tokens(stretch, speller, whole)
+    if stretch.kind == _IN_PLACE:
+        yield from runs
+    else:
+        yield from (run._replace(is_apart=True) for run in runs)
+        yield _Run(f"({_KINDS[stretch.kind]})", "note", 0)
+
+
+def _runs_of_tokens(stretch: _Stretch, speller: _Speller, whole: bool) -> Iterator[_Run]:
     tokens, weight = stretch.tokens, stretch.weight
     if not stretch.sample and not weight:
         yield _Run(f"... {len(tokens):,} of padding", "note", 0)
@@ -417,8 +428,6 @@ def _runs(stretch: _Stretch, speller: _Speller, whole: bool) -> Iterator[_Run]:
         yield from speller.runs(tokens[:first], stretch.before, weight)
         yield _Run(f" ... {last - first:,} tokens ... ", "note", weight)
         yield from speller.runs(tokens[last:], tokens[last - _BEFORE : last], weight)
-    if stretch.kind != _IN_PLACE:
-        yield _Run(f"({_KINDS[stretch.kind]})", "note", 0)
 
 
 def _text_runs(said: list[Said], weight: float) -> Iterator[_Run]:
@@ -569,12 +578,16 @@ def _marked(runs: Sequence[_Run], role: int) -> str:
     'Hi ⟦Yo⟨<e>⟩⟧x0.5'
     """
     parts = []
-    for weight, group in groupby(runs, key=lambda run: run.weight):
+    for (weight, _), group in groupby(runs, key=_marking):
         some = list(group)
         text = "".join(f"⟨{_unmarked(run.text)}⟩" if run.kind == "special" else _unmarked(run.text) for run in some)
         after = " " if some[-1].kind == "id" else ""
         parts.append(f"⟦{text.removesuffix(after)}⟧{_times(weight)}{after}" if weight else text)
     return "".join(parts)
+
+
+def _marking(run: _Run) -> tuple[float, bool]:
+    return run.weight, run.is_apart
 
 
 def _unmarked(text: str) -> str:
@@ -591,7 +604,7 @@ _ROLE_COLORS = {"system": "35", "developer": "35", "user": "36", "tool": "33", "
 
 def _colored(runs: Sequence[_Run], role: int) -> str:
     parts = []
-    for weight, group in groupby(runs, key=lambda run: run.weight):
+    for (weight, _), group in groupby(runs, key=_marking):
         base = _ROLE_COLORS.get(_role_name(role), "") if not weight else "30;42" if weight == 1 else "30;43"
         for run in group:
             own = {"special": "1;4", "newline": "2", "note": "2;3"}.get(run.kind, "")
@@ -638,7 +651,7 @@ def _line_html(line: _Line, row: _ShownRow) -> str:
 
 def _runs_html(runs: Sequence[_Run]) -> str:
     parts = []
-    for weight, group in groupby(runs, key=lambda run: run.weight):
+    for (weight, _), group in groupby(runs, key=_marking):
         text = "".join(_run_html(run) for run in group)
         if weight:
             kind, title = ("t" if weight == 1 else "w"), f"trained, weight {weight:.3g}"

@@ -390,15 +390,19 @@ class Plan:
             if mine.get(key) == theirs.get(key):
                 continue
             if key == "sources":
-                for one, two in zip(mine[key], theirs[key], strict=False):
-                    for part in one:
-                        if one[part] != two.get(part):
-                            return f"source {one['name']!r}: {part} {one[part]} here, {two.get(part)} there"
+                for one, two in zip(self.sources, other.sources, strict=False):
+                    # How rows are made before how many there are, which follows from it.
+                    first, second = ({**dict(source.rows), **_source_spec(source)} for source in (one, two))
+                    for part in ("name", "split", "fingerprint", *dict(one.rows), *dict(two.rows), *first):
+                        if part != "rows" and first.get(part) != second.get(part):
+                            return f"source {one.name!r}: {part} {first.get(part)} here, {second.get(part)} there"
                 return f"sources: {len(mine[key])} here, {len(theirs[key])} there"
             if key in ("segments", "amendments"):
                 what = "segment" if key == "segments" else "amendment"
                 return _first_difference(what, getattr(self, key), getattr(other, key))
-            return f"{'chunk_size' if key == 'row_tokens' else key}: {mine.get(key)} here, {theirs.get(key)} there"
+            has_loss = any("loss" in dict(source.rows) for source in self.sources)
+            name = ("max_length" if has_loss else "chunk_size") if key == "row_tokens" else key
+            return f"{name}: {mine.get(key)} here, {theirs.get(key)} there"
         return None
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ def live(
     world_size = job["world_size"]
     folder.mkdir(parents=True)
     np.zeros(world_size, np.int64).tofile(folder / "done")
-    defaults = {"settings": {}, "plan": None, "state": None, "amendments": []}
+    defaults = {"settings": {}, "delivery": {}, "plan": None, "state": None, "amendments": []}
     most_steps = None if kill_after is None else kill_after[1]
     (folder / "job.json").write_text(json.dumps(defaults | job | {"most_steps": most_steps}))
     command = [sys.executable, str(RANK_SCRIPT), str(folder / "job.json")]

@@ -22,18 +22,30 @@ import xxhash
 import penstock as ps
 from penstock.files import write_whole
 
+_FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask", "segment_ids", "position_ids")
+
 
 def handed(batch: Any) -> list[list[Any]]:
-    """[position, digest of its tokens and labels] of each row of a batch."""
-    tokens = np.concatenate([batch.input_ids, batch.labels], axis=1)
+    """[position, digest of what it has, as wide as it is] of each row of a batch."""
+    fields = [batch[name] for name in _FIELDS if name in batch]
+    rows = np.concatenate(fields, axis=1)
     positions = batch.metadata["position"].tolist()
-    return [[p, xxhash.xxh3_64_hexdigest(row.tobytes())] for p, row in zip(positions, tokens, strict=True)]
+    return [[p, xxhash.xxh3_64_hexdigest(row.tobytes())] for p, row in zip(positions, rows, strict=True)]
+
+
+def open_source(source: Any) -> Any:
+    """A store by its path, or a loader over one: {"door": its class, "path": the store, and its settings}."""
+    if isinstance(source, str):
+        return source
+    settings = dict(source)
+    return getattr(ps, settings.pop("door"))(settings.pop("path"), **settings)
 
 
 def open_rank(job: dict[str, Any], rank: int) -> ps.MixedDataLoader:
     """From settings, or from files alone: a plan that is kept with the stores, and a state."""
     loader = ps.MixedDataLoader(
-        job["sources"],
+        {name: open_source(source) for name, source in job["sources"].items()},
+        **job["delivery"],
         **(job["settings"] if job["plan"] is None else {"plan": job["plan"]}),
         batch_size=job["batch_size"],
         epochs=None,

@@ -132,6 +132,14 @@ class TestTemplatesThatPrintWhatIsThere:
             *[("b", "text"), ("<|return|>", "end")],
         ]
 
+    def test_the_header_of_the_next_turn_is_no_end(self):
+        source = (
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+        assert template_of(source).end_of_turn is None
+        assert answers(source, said(QUESTION, ("assistant", "a"), QUESTION)) == [("a", "text")]
+
 
 class TestTemplatesThatTrim:
     @pytest.mark.parametrize("text", ["  So.  ", "\n\nSo.", "So.\n", "\u00a0So.\t"])
@@ -173,6 +181,20 @@ class TestTemplatesThatLookInside:
             ("So.", "text"),
             ("<|im_end|>", "end"),
             ("<think>\nwell\n</think>\n\nThus.", "text"),
+            ("<|im_end|>", "end"),
+        ]
+
+    @pytest.mark.parametrize("thought", ["<think>\nhm\n</think>\n\n", "<think>hm</think>"])
+    def test_reasoning_before_a_tool_call_is_learnt_with_the_call(self, thought):
+        source = THINKING.replace(
+            "    {{- '<|im_end|>\\n' }}",
+            "    {%- for call in message.tool_calls %}{{ '\\n' if content else '' }}"
+            "<call>{{ call.function.name }}</call>{% endfor %}\n    {{- '<|im_end|>\\n' }}",
+        )
+        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+        conversation = said(QUESTION, ("assistant", thought, {"tool_calls": [call]}))
+        assert answers(source, conversation) == [
+            ("<think>\nhm\n</think>\n\n<call>look</call>", "text"),
             ("<|im_end|>", "end"),
         ]
 

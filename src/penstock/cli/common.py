@@ -140,7 +140,12 @@ _OF_TEXT = ("chunk_size", "lanes", "no_recut")
 def settings_given(arguments: argparse.Namespace) -> list[str]:
     """The loader settings that fix a plan and were given, as they were written."""
     names = (*_OF_TEXT, *_OF_CONVERSATIONS, "packing", "pad", "weights", "ramp", *_PLAN_SETTINGS, *_OF_MIXTURES)
-    return [_flag(name) for name in (*names, "no_shuffle") if getattr(arguments, name) not in (None, False)]
+    return [_flag(name) for name in (*names, "no_shuffle") if _is_given(arguments, name)]
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    value = getattr(arguments, name)
+    return value is not None and value is not False  # 0 is given
 
 
 def _flag(name: str) -> str:
@@ -196,7 +201,7 @@ def _refuse_what_is_of_others(stores: Mapping[str, Store], arguments: argparse.N
         (all(talks), of_text, "conversations", "--max-length 2048"),
         (not any(talks), _OF_CONVERSATIONS, "plain text", "--chunk-size 2048"),
     ):
-        given = next((name for name in names if unused and getattr(arguments, name) not in (None, False)), None)
+        given = next((name for name in names if unused and _is_given(arguments, name)), None)
         if given is not None:
             raise SpecError(
                 f"{_flag(given)} means nothing here: {first.path} holds {holds}",

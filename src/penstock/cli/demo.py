@@ -1,6 +1,7 @@
 """See it work in under a minute: bake real text, train a tiny model, kill it, resume it exactly, trace a step.
 
-`penstock demo spike` is another story: the loss jumps, the document that did it is found and skipped.
+`penstock demo spike` is another story: the loss jumps, the document that did it is found and skipped. So is
+`penstock demo chat`: a bad set of conversations is caught, and a good one trained where it should be.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ EXAMPLES = """\
 examples:
   penstock demo
   penstock demo spike
+  penstock demo chat
 """
 
 
@@ -25,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    if argv[:1] == ["spike"]:
-        return int(import_module("penstock.demo.spike").main(list(argv[1:])))
+    if argv[:1] in (["spike"], ["chat"]):
+        return int(import_module(f"penstock.demo.{argv[0]}").main(list(argv[1:])))
     return int(import_module("penstock.demo.run").main(list(argv)) or 0)

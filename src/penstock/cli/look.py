@@ -86,6 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
         at_least(1, count=arguments.count)
     if arguments.html is not None and arguments.json:
         raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
+    if arguments.html is not None and (Path(arguments.html).is_dir() or not Path(arguments.html).parent.is_dir()):
+        is_folder = Path(arguments.html).is_dir()
+        raise SpecError(
+            f"{arguments.html} is a folder" if is_folder else f"{arguments.html} is in a folder that does not exist",
+            parameter="html",
+            remedy="the name of a file, in a folder that is there",
+        )
     of_documents = [f"--{name}" for name in ("document", "source") if getattr(arguments, name) is not None]
     given = settings_given(arguments)
     if arguments.plan is not None:

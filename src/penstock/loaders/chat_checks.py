@@ -402,7 +402,10 @@ def _check_lengths(rows: Rows, measured: _Measured, settings: Settings) -> Itera
     fits = int(np.quantile(lengths, 1 - MOST_LEFT_OUT, method="inverted_cdf"))
     if settings.truncation == "drop":
         what = f"have more than max_length={settings.max_length:,} tokens: they would be dropped"
-        yield from _of_share(rows, over, "over length", what, f"max_length={fits:,} holds 95 % of them; or truncation=")
+        longer = f"max_length={fits} holds 95 % of them, or " if fits > settings.max_length else ""
+        yield from _of_share(
+            rows, over, "over length", what, f"{longer}truncation='keep_start', ... keeps a part of them"
+        )
     else:
         what = f"have more than max_length={settings.max_length:,} tokens: truncation='{settings.truncation}' cuts them"
         yield Finding("over length", False, f"{_rows_in_words(len(over), rows)} {what}", (rows.where(int(over[0])),))

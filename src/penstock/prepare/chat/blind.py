@@ -1,4 +1,4 @@
-"""Whether a chat template prints what messages say without ever looking at it: then only their roles decide on the rest.
+"""Whether a chat template prints what messages say without looking at it: then only their roles decide on the rest.
 
 This is read off the template's syntax. What messages say may be printed, put together with other text, stripped of
 blanks, kept in a variable, asked for its type, and asked whether it is empty. Everything else (comparing, splitting,
@@ -77,9 +77,8 @@ class _Reader:
                 if not isinstance(part, nodes.TemplateData) and self.kind(part) not in (_PLAIN, _SAID):
                     raise _Looks
         elif isinstance(node, nodes.If):
-            self.kind(node.test)  # of all kinds it is known: nothing here is empty, for the same roles
-            for part in (node.body, node.elif_, node.else_):
-                self.body(part)
+            self.kind(node.test)  # no content is empty, so for the same roles it is always as true
+            self.body([*node.body, *node.elif_, *node.else_])
         elif isinstance(node, nodes.For):
             self.loop(node)
         elif isinstance(node, nodes.Assign):

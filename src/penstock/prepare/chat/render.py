@@ -128,11 +128,12 @@ class ChatTemplate:
     @cached_property
     def _markers(self) -> Markers:
         user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
-        ends = []
-        for more in ((), ({"role": "user", "content": _ASKED_AGAIN},)):
-            _, _, after = (self._try(user, answer, *more) or "").partition(_ANSWER)
-            if (end := self._end_in(after)) and end not in ends:
-                ends.append(end)
+        again = {"role": "user", "content": _ASKED_AGAIN}
+        ends = self._ends_in((self._try(user, answer) or "").partition(_ANSWER)[2])[:1]
+        between = (self._try(user, answer, again) or "").partition(_ANSWER)[2].partition(_ASKED_AGAIN)[0]
+        first, *others = [*self._ends_in(between), ""]
+        if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
+            ends.append(first)
         alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
         if prompted.startswith(alone) and prompted != alone:
             prompt = prompted[len(alone) :]
@@ -143,13 +144,11 @@ class ChatTemplate:
         lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
 
-    def _end_in(self, after: str) -> str | None:
-        after = after.lstrip()
+    def _ends_in(self, after: str) -> list[str]:
+        """What looks like a token in the text after an answer, if it starts with one."""
         eos = self.special_tokens.get("eos_token")
-        if eos and after.startswith(eos):
-            return eos
-        found = _SPECIAL.match(after)
-        return found[0] if found else None
+        found = re.compile(f"{re.escape(eos)}|{_SPECIAL.pattern}") if eos else _SPECIAL
+        return found.findall(after) if found.match(after.lstrip()) else []
 
     def _is_trimmed(self, role: str, kind: str) -> bool:
         if kind not in ("content", "reasoning"):

@@ -54,19 +54,18 @@ class _Limit(Exception):
 
 
 class _Meter:
-    """What one render did so far."""
+    """What one render did so far. Threads that share a template share it: limits are looser then, texts the same."""
 
     def __init__(self) -> None:
         self.start(0, 0, 0)
 
-    def start(self, num_nodes: int, num_messages: int, num_characters: int, *, marks: bool = False) -> None:
+    def start(self, num_nodes: int, num_messages: int, num_characters: int) -> None:
         self.steps = self.made = 0
         self.max_steps = MAX_STEPS + 4 * num_nodes * num_messages
         self.max_seconds = MAX_SECONDS + num_messages * 1e-2 + num_characters * 1e-6
         self.max_characters = MAX_CHARACTERS + 8 * num_characters
         self.max_made = MAX_MADE + 64 * num_characters
         self.check_at, self.seconds = _CHECK_STEPS, -1.0
-        self.marks = marks
 
     def step(self, steps: int) -> None:
         self.steps += steps
@@ -191,7 +190,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     @staticmethod
     @jinja2.pass_context
     def _mark(context: Any, mark: str) -> str:
-        return mark if context.environment.meter.marks else ""
+        return mark if context.parent.get(_MARK) else ""
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         meter = self.meter
@@ -431,8 +430,8 @@ class Compiled:
         """The text. `num_characters` is how much the conversation itself brought: limits grow with it."""
         environment, template = self._environment, self._template
         num_messages = len(variables.get("messages", ()))
-        environment.meter.start(environment.num_nodes, num_messages, num_characters, marks=marks)
-        variables = dict(variables)
+        environment.meter.start(environment.num_nodes, num_messages, num_characters)
+        variables = {**variables, _MARK: marks}
         if "strftime_now" in variables:
             variables["strftime_now"] = _fixed_date(self.name, variables["strftime_now"])
         try:
