@@ -6,9 +6,10 @@
 All get the same conversations, as dicts in memory, the same tokenizer and the same template (llama-3), and give the
 ids and which of them are trained: the answers with their end-of-turn tokens. Each runs in a process of its own, loads
 what it needs, encodes 200 conversations, and only then the clock starts. Rounds go over all in turn; a ratio is between
-two of one round. All ids must be equal, and all masks: but torchtune trains the headers of answers too, and adds one
-token at the end, which is taken off here. `tokenizers` in transformers has threads for both cores; TRL is asked for
-`dataset_num_proc=2`; torchtune's recipes encode in one process, and a torch DataLoader with two workers is shown too.
+two of one round. CPU time is of all threads, and is given for what runs in one process. All ids must be equal, and all
+masks: but torchtune trains the headers of answers too, and adds one token at the end, which is taken off here.
+`tokenizers` in transformers has threads for both cores; TRL is asked for `dataset_num_proc=2`; torchtune's recipes
+encode in one process, and a torch DataLoader with two workers is shown too.
 
 Not shown: what follows (packing, padding, and writing a store). TRL's time is that of its own preparation of a dataset,
 which writes Arrow files. The conversations are plain questions and answers, all of one template that prints messages as
@@ -144,20 +145,24 @@ def _penstock_encoder(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
 _worker: Any = None
 
 
-def _open_worker(path: Path) -> None:
+def _open_worker(path: Path, all_ready: Any) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a bake: one process for each core
     _worker = _penstock_encoder(path)
+    _worker(make_conversations(WARM_CONVERSATIONS))
+    all_ready.wait()
 
 
 def _in_worker(conversations: list[dict[str, Any]]) -> Answer:
-    ids, masks = _worker(conversations)
-    return ids, masks
+    return _worker(conversations)  # type: ignore[no-any-return]
 
 
 def open_penstock_processes(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
     """In two processes, to which conversations are sent, and from which arrays come back."""
-    pool = get_context("fork").Pool(WORKERS, _open_worker, (path,))
+    context = get_context("fork")
+    all_ready = context.Barrier(WORKERS + 1)
+    pool = context.Pool(WORKERS, _open_worker, (path, all_ready))
+    all_ready.wait()
 
     def run(conversations: list[dict[str, Any]]) -> Answer:
         parts = [conversations[start : start + BATCH // 4] for start in range(0, len(conversations), BATCH // 4)]
@@ -289,6 +294,8 @@ RIVALS: dict[str, tuple[str, Callable[[Path], Callable[[list[dict[str, Any]]], A
     "torchtune, 2 workers": ("torchtune", partial(open_torchtune, workers=WORKERS)),
 }
 
+IN_SEVERAL_PROCESSES = ("penstock, 2 processes", "TRL", "torchtune, 2 workers")
+
 
 def ids_and_masks(answer: Answer) -> list[tuple[list[int], list[bool]]]:
     """What came out, in one form: labels of -100, and masks of 0, are not trained."""
@@ -304,12 +311,13 @@ def run_one(name: str, num: int) -> dict[str, Any]:
     package, opened = RIVALS[name]
     run, conversations = opened(find_tokenizer()), make_conversations(num)
     run(conversations[:WARM_CONVERSATIONS])
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     answer = run(conversations)
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     found = ids_and_masks(answer)
     return {
         "conversations_s": num / seconds,
+        "cpu_ms": None if name in IN_SEVERAL_PROCESSES else cpu_seconds / num * 1000,
         "tokens": sum(len(ids) for ids, _ in found),
         "trained": sum(sum(mask) for _, mask in found),
         "ids": hashlib.sha256(json.dumps([ids for ids, _ in found]).encode()).hexdigest(),
@@ -353,7 +361,9 @@ def main() -> int:
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
     rounds = [{name: in_a_process(name, options.num) for name in options.only} for _ in range(options.rounds)]
     ours = options.only[0]
-    print(f"{'':<24}{'version':<10}{'conversations/s':<28}{ours + ' is faster by':<36}same ids, masks")
+    print(
+        f"{'':<24}{'version':<10}{'conversations/s':<28}{ours + ' is faster by':<36}{'CPU ms each':<24}same ids, masks"
+    )
     for name in options.only:
         if errors := [found[name]["error"] for found in rounds if "error" in found[name]]:
             print(f"{name:<24}{errors[0]}")
@@ -362,9 +372,9 @@ def main() -> int:
         ratios = [found[ours].get("conversations_s", 0) / found[name]["conversations_s"] for found in rounds]
         same = [all(found[name][what] == found[ours].get(what) for found in rounds) for what in ("ids", "masks")]
         shown = ", ".join("yes" if one else "no" for one in same)
-        print(
-            f"{name:<24}{rounds[0][name]['version']:<10}{spread(rates, ',.0f'):<28}{spread(ratios, '.2f'):<36}{shown}"
-        )
+        cpu = spread([found[name]["cpu_ms"] for found in rounds if found[name]["cpu_ms"]], ".2f")
+        speed = f"{spread(rates, ',.0f'):<28}{spread(ratios, '.2f'):<36}{cpu:<24}"
+        print(f"{name:<24}{rounds[0][name]['version']:<10}{speed}{shown}", flush=True)
     facts = rounds[0][ours]
     if "tokens" in facts:
         print(f"{options.num:,} conversations, {facts['tokens']:,} tokens, {facts['trained']:,} trained")

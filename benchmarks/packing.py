@@ -1,6 +1,6 @@
 """How fast is packing, and how full are the rows? Methods on 1M lengths; with tokens moved, beside TRL and torchtune.
 
-    .venv-peers/bin/python -m benchmarks.packing             what `make bench-peers` builds has all peers; 3 minutes
+    .venv-peers/bin/python -m benchmarks.packing             what `make bench-peers` builds has all peers
     python -m benchmarks.packing --only methods              a few seconds
     python -m benchmarks.packing --rounds 1 --samples 10000  quicker, noisier
 
@@ -10,10 +10,10 @@ In the second, each runs in a process of its own and gets the same samples in me
 that form is not counted. penstock plans rows and copies every token into padded arrays [rows, 4096]: beside TRL input
 ids (int32, as there; TRL's rows stay ragged, and padding them is not counted), beside torchtune input ids, labels and
 positions (int64, as there). The peers make all rows and keep them in memory. penstock makes them batch after batch, as
-a loader does, 32 rows that are summed and then overwritten; "all kept" is penstock keeping them too, most of which is
-the system's time to hand out memory. The sum of all ids must be equal, so that none is lost. penstock runs both ways
-right before each peer, and a ratio is between such neighbours; printed is the median of the rounds, with the least and
-the most.
+a loader does, 32 rows that are summed and then overwritten, which is less work for memory; "all kept" is the ratio with
+penstock keeping them too: the same result on both sides. The sum of all ids must be equal, so that none is lost.
+penstock runs both ways right before each peer, and a ratio is between such neighbours; printed is the median of the
+rounds, with the least and the most.
 
 Not shown: reading samples from disk, and shuffling rows. One thread each.
 """

@@ -125,6 +125,24 @@ def long_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def chat_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 conversations of 90 to 138 bytes by chatml, in one source, `talk`. Read only."""
+    path = tmp_path_factory.mktemp("chat") / "talk.store"
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"question {n:02} " + "x" * n},
+                {"role": "assistant", "content": f"answer {n:02}"},
+            ]
+        }
+        for n in range(48)
+    ]
+    recipe = ps.DatasetRecipe(seed=1).add_ingredient(rows, name="talk").prepare_step(ps.chat("bytes", "chatml"))
+    ps.bake(recipe, to=path, workers=0, show_progress=False)
+    return path
+
+
 @pytest.fixture
 def own_store(small_store: Path, tmp_path: Path) -> Path:
     """A copy of `small_store` without plans, for tests that look at what is written beside a store."""

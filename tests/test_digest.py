@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.digest import combine, digest_of, digest_steps, row_hashes
+from penstock.digest import combine, digest_of, digest_steps, row_hashes, sample_hashes
 from penstock.errors import PlanError
 
 
@@ -120,3 +120,59 @@ def test_backward_steps_are_refused_at_once(small_store, open_loader):
 def test_a_negative_step_is_refused(small_store, open_loader):
     with pytest.raises(PlanError, match="step -1 does not exist"):
         digest_steps(small_store, open_loader(small_store), -1, 3)
+
+
+# Rows of whole documents
+
+
+def open_talk(store, **given):
+    settings = {"max_length": 120, "batch_size": 6, "framework": "numpy", "epochs": None, "check": False}
+    return ps.ConversationDataLoader(store, **settings | given)
+
+
+def of_samples(loader, steps):
+    return [sample_hashes(loader.get_batch()) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"pad_to": 32}, {"pad_to": "max_length", "padding_side": "left"}, {"max_length": 256, "packing": "best_fit"}],
+    ids=["longest", "a multiple", "left", "packed"],
+)
+def test_conversations_have_the_number_of_what_a_loader_hands_over_however_it_pads(chat_store, given):
+    loader = open_talk(chat_store, **given)
+    assert combine(of_samples(loader, 9)) == digest_of(digest_steps(chat_store, loader, 0, 8))
+
+
+def test_packed_text_has_the_number_of_what_a_loader_hands_over(small_store, open_loader):
+    loader = open_loader(small_store, chunk_size=64, packing="best_fit", epochs=None)
+    assert combine(of_samples(loader, 20)) == digest_of(digest_steps(small_store, loader, 0, 19))
+
+
+def test_preference_pairs_have_a_hash_for_each_side():
+    rows = [{"prompt": f"q{n}", "chosen": f"good {n}", "rejected": "bad" * (n % 5 + 1)} for n in range(20)]
+    loader = open_talk(rows, tokenizer="bytes", chat_template="chatml")
+    (step,) = digest_steps(loader.store, loader, 0, 0)
+    assert np.array_equal(step.row_hashes, sample_hashes(loader.get_batch()))
+    assert len(step.row_hashes) == 2 * 6
+
+
+def test_ranks_together_give_the_same_number_of_conversations_as_wide_as_their_longest(chat_store):
+    loaders = [open_talk(chat_store, rank=rank, world_size=4, uneven=True) for rank in range(4)]
+    parts = zip(*(of_samples(loader, 7) for loader in loaders), strict=True)
+    assert combine(hashes for step in parts for hashes in step) == digest_of(
+        digest_steps(chat_store, loaders[0], 0, 6, batch_size=6)
+    )
+
+
+def test_another_mask_over_the_same_tokens_gives_another_number(chat_store):
+    one, two = (open_talk(chat_store, end_of_turn=is_learned) for is_learned in (True, False))
+    ids = [batch.input_ids for batch in (one.get_batch(), two.get_batch())]
+    assert np.array_equal(*ids)
+    assert digest_of(digest_steps(chat_store, one, 0, 3)) != digest_of(digest_steps(chat_store, two, 0, 3))
+
+
+def test_tokens_are_counted_without_padding(chat_store):
+    loader = open_talk(chat_store)
+    (step,) = digest_steps(chat_store, loader, 0, 0)
+    assert step.num_tokens == loader.get_batch().attention_mask.sum()

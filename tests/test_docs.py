@@ -16,6 +16,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 SMALLER = {  # the pages show sizes of real runs
     "chunk_size=2048": "chunk_size=64",
+    "max_length=2048": "max_length=128",
     "vocab_size=32_000": "vocab_size=280",
     "10**9": "10**4",
     "step=41_200": "step=3",
@@ -98,7 +99,12 @@ def corpus(tmp_path, monkeypatch):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     said = [[{"role": "user", "content": text[:40]}, {"role": "assistant", "content": text[40:60]}] for text in texts]

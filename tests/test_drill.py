@@ -9,7 +9,17 @@ import pytest
 
 import penstock as ps
 from penstock.digest import digest_of, digest_steps
-from penstock.drill import Leg, _Crew, _RankError, legs_over, run_drill
+from penstock.drill import (
+    Leg,
+    Opening,
+    _Crew,
+    _RankError,
+    _record,
+    _what_differs,
+    legs_over,
+    open_rank,
+    run_drill,
+)
 from penstock.errors import PlanError, SpecError, WorkerError
 from penstock.loaders.pretrain import make_plan
 from penstock.processes import Worker
@@ -202,3 +212,39 @@ def test_fewer_steps_than_legs_are_refused(small_store, plan):
 def test_the_default_legs_are_every_number_of_ranks_with_every_number_of_workers():
     assert [(leg.ranks, leg.workers) for leg in legs_over()] == [(1, 0), (3, 0), (8, 0), (1, 2), (3, 2), (8, 2)]
     assert np.any([leg.prefetch for leg in legs_over()])
+
+
+# Rows of whole documents
+
+
+def talk_plan(store):
+    return ps.ConversationDataLoader(store, max_length=120, batch_size=6, framework="numpy", check=False).plan
+
+
+def packed_plan(store):
+    return make_plan(ps.open_store(store), 64, packing="best_fit", weights={"web": 1, "code": 2})
+
+
+@pytest.mark.parametrize(("store", "plan_of"), [("chat_store", talk_plan), ("small_store", packed_plan)])
+def test_whole_documents_that_are_killed_and_restarted_equal_themselves(store, plan_of, request):
+    store = request.getfixturevalue(store)
+    plan = plan_of(store)
+    report = run_drill(store, plan, **SETTINGS)
+    assert report.ok
+    assert report.digest == digest_of(digest_steps(store, plan, 0, 11, batch_size=6))
+
+
+def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
+    plan, stores = talk_plan(chat_store), ((str(chat_store), ps.open_store(chat_store).version),)
+    whole = open_rank(Opening(stores, plan, 6, Leg(ranks=1), 0))
+    true, differences = _record(whole.get_batch(), whole, plan), []
+    for rank, mine in enumerate((slice(0, 3), slice(3, 6))):
+        loader = open_rank(Opening(stores, plan, 6, Leg(ranks=2), rank))
+        batch = loader.get_batch()
+        assert _what_differs(true, _record(batch, loader, plan), mine) is None
+        width = int(batch.attention_mask.sum(axis=1).max())
+        for name in ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids"):
+            setattr(batch, name, batch[name][:, :width])
+        differences.append(_what_differs(true, _record(batch, loader, plan), mine))
+    assert [what is None for what in differences].count(True) == 1  # the rank that has the longest row of all
+    assert any("labels, masks or position" in (what or "") for what in differences)

@@ -316,3 +316,34 @@ def test_megatron_core_reads_ours_and_we_read_theirs(small_store, tmp_path):
     assert said["borders"] == list(range(stream.num_documents + 1))
     theirs = adopt(tmp_path / "theirs", name="web")
     assert documents(theirs.stream("web")) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("to", ["parquet", "jsonl"])
+def test_rows_of_conversations_say_what_each_token_is(to, chat_store, tmp_path):
+    (file,) = export(chat_store, tmp_path, to)
+    rows = (
+        pq.read_table(file).to_pylist() if to == "parquet" else [json.loads(s) for s in file.read_text().splitlines()]
+    )
+    row = next(row for row in rows if row["row"] == 7)
+    begins = [0, *(span["stop"] for span in row["spans"])]
+    said = [
+        (span["role"], span["part"], span["turn"], bytes(row["tokens"][start : span["stop"]]).decode())
+        for start, span in zip(begins, row["spans"], strict=False)
+    ]
+    assert "".join(text for *_, text in said) == row["text"]
+    assert ("user", "text", 0, "question 07 xxxxxxx") in said
+    assert said[-3:] == [
+        ("assistant", "text", 1, "answer 07"),
+        ("assistant", "end", 1, "<|im_end|>"),
+        ("assistant", "template", 1, "\n"),
+    ]
+    assert all((span["side"], span["weight"]) == (0, None) for span in row["spans"])
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_formats_that_have_no_place_for_roles_say_so(to, chat_store, tmp_path, caplog):
+    export(chat_store, tmp_path, to)
+    assert ("holds conversations, and" in caplog.text) == (to in ("megatron", "npy"))

@@ -102,6 +102,12 @@ def test_the_last_label_of_a_window_is_not_among_its_inputs():
     assert shown(batch) == ["", "row 0: 3 tokens, 3 trained", "  | a⟦bc⟧⟦d⟧(label only)"]
 
 
+def test_a_last_label_that_is_also_the_token_for_padding_is_no_padding():
+    batch = batch_of("ab[cd]", "a[b]")
+    batch.labels[1, 1], batch.loss_mask[1, 1] = 0, 1  # a row that is shorter than others ends with this label
+    assert shown(batch)[-2:] == ["  | a⟦b⟧⟦\\x00⟧(label only)", "  | ... 2 of padding"]
+
+
 @pytest.mark.parametrize("says_so", [True, False])
 def test_labels_that_the_model_shifts_are_marked_alike(says_so):
     metadata = {"alignment": "same"} if says_so else {}
@@ -342,14 +348,16 @@ def test_a_notebook_shows_the_first_rows_of_a_batch():
 
 
 def test_tensors_are_shown_as_arrays_are():
-    torch = pytest.importorskip("torch")
+    import torch
+
     array, tensor = batch_of("a[b]c"), batch_of("a[b]c", framework=torch.as_tensor)
     tensor.loss_mask = tensor.loss_mask.to(torch.bfloat16)
     assert shown(tensor) == shown(array)
 
 
 def test_jax_arrays_are_shown_as_arrays_are():
-    jnp = pytest.importorskip("jax.numpy")
+    import jax.numpy as jnp
+
     assert shown(batch_of("a[b]c", framework=jnp.asarray)) == shown(batch_of("a[b]c"))
 
 

@@ -1,4 +1,4 @@
-"""penstock: plan rows over all lengths, then copy every sample to its place in padded arrays, one batch after another."""
+"""penstock: plan rows over all lengths, then copy every sample to its place in padded arrays, batch after batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PACKAGE = "penstock"
 def pack_samples(tokens: np.ndarray, lengths: np.ndarray, capacity: int, method: str) -> dict[str, Any]:
     """`method` is that of `pack`; input ids are int32 then, as TRL makes them.
 
-    With "+" after it: input ids, labels and position ids as int64, as torchtune makes them. With " kept" at the end: all
-    rows are kept in memory, as both do; else a batch is summed, and the next is made in its place.
+    With "+" after it: input ids, labels and position ids as int64, as torchtune makes them. With " kept" at the end:
+    all rows are kept in memory, as both do; else a batch is summed, and the next is made in its place.
     """
     began = time.perf_counter()
     is_kept, has_labels = method.endswith(" kept"), "+" in method

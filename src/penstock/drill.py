@@ -43,7 +43,9 @@ from penstock.types import TrainingBatch
 
 __all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "legs_over", "open_rank", "run_drill"]
 
-_COMPARED = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids")
+_COMPARED = ("labels", "loss_mask")
+_COMPARED_OF_SAMPLES = (*_COMPARED, "input_ids", "attention_mask", "position_ids", "segment_ids")
+"""With padding, which the hashes of samples leave out."""
 _MOST_WAIT_SECONDS = 0.003
 """A kill comes this long or less after the ranks were told to go on, so that it finds them at work."""
 
@@ -417,13 +419,14 @@ def _epoch_after_epoch(loader: DataLoader) -> Iterator[TrainingBatch]:
 
 def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
     facts = batch.metadata
-    fields = [batch[name] for name in _COMPARED if name in batch]
+    is_samples = _has_samples(plan)
+    fields = [batch[name] for name in (_COMPARED_OF_SAMPLES if is_samples else _COMPARED) if name in batch]
     rest = [
         xxhash.xxh3_64_intdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in row))
         for row in zip(*fields, facts["position"], facts["weight"], strict=True)
     ]
     return _Record(
-        tokens=sample_hashes(batch) if _has_samples(plan) else row_hashes(batch.input_ids),
+        tokens=sample_hashes(batch) if is_samples else row_hashes(batch.input_ids),
         rest=np.array(rest, np.uint64),
         is_real=np.asarray(facts["weight"]) > 0,
         state=loader.state_dict(),

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from penstock.errors import SpecError
 from penstock.files import out_of_space_at, part_name, publish
-from penstock.prepare.chat.spans import ROLES
 from penstock.progress import Progress, progress
 from penstock.spec import one_of
 from penstock.store.layout import is_store
@@ -247,6 +246,8 @@ _PARTS = ("template", "text", "end")
 
 def _spans(stream: TokenStream, document: int) -> list[dict[str, Any]]:
     """What the tokens of a conversation are: spans that follow each other, each up to token `stop`."""
+    from penstock.prepare.chat.spans import ROLES
+
     shard = int(np.searchsorted(stream.document_starts, document, side="right")) - 1
     of_shard = stream.shard(shard).spans
     assert of_shard is not None

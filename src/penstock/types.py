@@ -32,8 +32,8 @@ class TrainingBatch:
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
-    `metadata["tokenizer"]` is the file of the tokenizer that can decode it, `metadata["alignment"]` is "next", or "same"
-    where labels are input_ids and the model shifts them.
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it, `metadata["alignment"]` is "next", or
+    "same" where labels are input_ids and the model shifts them.
 
     >>> import numpy as np
     >>> ids = np.array([[5, 6, 7]])

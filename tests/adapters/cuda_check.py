@@ -17,6 +17,9 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock.adapters.torch as adapter
+from penstock.assemble.batch import Fields
+from penstock.assemble.rows import RowSpec, plan_rows
+from penstock.assemble.samples import SampleRows
 from penstock.flow import Flow
 from penstock.loaders import DataLoader
 from penstock.order.schedule import Order
@@ -193,6 +196,76 @@ def check_the_state_follows_what_was_handed_over_through_the_pinning_thread() ->
     for step, batch in enumerate(islice(batches, 20)):
         assert batches.state_dict() == batch.metadata["state"]
         assert loader.position == (step + 1) * BATCH_ROWS
+
+
+class NumberedDocuments:
+    """Tokens 0, 1, 2, ... in documents of different lengths."""
+
+    name, split, fingerprint, dtype = "documents", "train", "documents-1", np.dtype(np.uint32)
+
+    def __init__(self, num_tokens: int) -> None:
+        self.tokens = np.arange(num_tokens, dtype=np.uint32)
+
+    def addresses(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        return self.tokens.ctypes.data + 4 * starts, np.ones(len(starts), bool), [self.tokens]
+
+
+def open_packed() -> DataLoader:
+    """Rows of several documents each, not all of them full."""
+    lengths = np.random.default_rng(3).integers(1, 300, 4_000)
+    borders = np.concatenate([[0], np.cumsum(lengths)])
+    spec = RowSpec(ROW_TOKENS, "best_fit", "drop")
+    rows = SampleRows(NumberedDocuments(int(borders[-1])), plan_rows(borders, spec), spec, borders)
+    source = PlanSource(
+        name="documents",
+        split="train",
+        fingerprint="documents-1",
+        num_rows=rows.num_rows,
+        num_tokens=rows.num_tokens,
+        rows=tuple(sorted(spec.spec().items())),
+    )
+    plan = Plan(row_tokens=ROW_TOKENS, seed=7, shuffle="global", sources=(source,), pad=0)
+    fields = Fields(position_ids=True, segment_ids=True, cu_seqlens=True)
+    flow = Flow([rows], plan.order, fields, row_tokens=ROW_TOKENS, pad=0)
+    return DataLoader(flow, plan, batch_size=BATCH_ROWS, framework="torch")
+
+
+def check_packed_batches_arrive_whole_with_all_their_fields() -> None:
+    for batch in islice(open_packed(), 20):
+        there = batch.pin_memory().to("cuda", non_blocking=True)
+        assert list(there.keys()) == list(batch.keys())
+        assert there.max_seqlen == batch.max_seqlen
+        for name in set(batch.keys()) - {"max_seqlen"}:
+            assert there[name].is_cuda, name
+            assert torch.equal(there[name].cpu(), batch[name]), name
+
+
+def check_variable_length_attention_over_cu_seqlens_keeps_samples_apart() -> None:
+    """A kernel that is given cu_seqlens gives for each sample what it gives for that sample alone."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch = next(iter(open_packed())).to("cuda")
+    torch.manual_seed(0)
+    heads, size = 4, 64
+    query, key, value = (
+        torch.randn(batch.input_ids.numel(), heads, size, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
+    borders, longest = batch.cu_seqlens, batch.max_seqlen
+    assert borders.dtype == torch.int32
+    together = varlen_attn(query, key, value, borders, borders, longest, longest, window_size=(-1, 0))
+    segments = batch.segment_ids.reshape(-1)
+    num_samples = 0
+    for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        assert len(segments[start:stop].unique()) == 1  # one sample, or padding
+        if not segments[start]:
+            continue
+        alone = torch.nn.functional.scaled_dot_product_attention(
+            *(x[start:stop].transpose(0, 1)[None] for x in (query, key, value)), is_causal=True
+        )
+        assert torch.allclose(together[start:stop], alone[0].transpose(0, 1), atol=2e-2)
+        assert batch.position_ids.reshape(-1)[start:stop].tolist() == list(range(stop - start))
+        num_samples += 1
+    assert num_samples > 2 * BATCH_ROWS
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}

@@ -110,7 +110,8 @@ def test_a_holdout_keeps_spans_with_their_conversations(raw, tmp_path):
 
 def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
     whole = bake(recipe_of(raw), tmp_path / "whole.store", shuffle=False)
-    cut = bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False, shard_bytes=6000)
+    monkeypatch.setattr("penstock.baking.run._SHARD_BYTES", 6000)
+    cut = bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False)
     assert len(cut.shards["file"]) > 3
     assert spans_of(cut)[1] == spans_of(whole)[1]
     loaders = [

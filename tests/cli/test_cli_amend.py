@@ -39,6 +39,19 @@ def rows_of(batch):
 # What it makes
 
 
+def test_an_amended_plan_of_conversations_says_which_loader_goes_on_with_it(chat_store, succeeds):
+    given = {"max_length": 120, "batch_size": 4, "framework": "numpy", "check": False}
+    without_length = {name: value for name, value in given.items() if name != "max_length"}
+    loader = ps.ConversationDataLoader(chat_store, **given)
+    loader.get_batch()
+    facts = succeeds("amend", chat_store, loader.plan.fingerprint, "--skip", "4-5", "--json").json
+    (use, _) = facts["use"]
+    assert use.startswith(f"loader = ps.ConversationDataLoader({str(chat_store)!r}, plan=")
+    amended = ps.ConversationDataLoader(chat_store, plan=facts["fingerprint"], **without_length)
+    amended.load_state_dict(loader.state_dict())
+    assert amended.get_batch().metadata["position"].tolist() == [6, 7, 8, 9]
+
+
 @pytest.mark.parametrize(
     ("flags", "change"),
     [

@@ -251,6 +251,21 @@ def test_a_recipe_file_that_gives_no_recipe_is_named(recipe, said, tmp_path, pro
     assert not (tmp_path / "a.store").exists()
 
 
+def test_chat_makes_a_store_of_conversations_and_says_how(tmp_path, succeeds):
+    turns = [[("human", f"question {n}"), ("bot", f"answer {n}")] for n in range(3)]
+    lines = [json.dumps({"turns": [{"from": who, "value": text} for who, text in each]}) for each in turns]
+    (tmp_path / "talk.jsonl").write_text("\n".join(lines))
+    how = ["--conversation-format", "sharegpt", "--columns", "conversations=turns", "--roles", "bot=assistant"]
+    command = ["bake", "talk.jsonl", "--tokenizer", "bytes", "--chat", "chatml", *how]
+    done = succeeds(*command, "--to", "a.store", "--workers", "0", cwd=tmp_path)
+    assert "template: chatml" in done.err
+    assert "talk: sharegpt" in done.err
+    assert sorted(texts(tmp_path / "a.store")) == [
+        f"<|im_start|>user\nquestion {n}<|im_end|>\n<|im_start|>assistant\nanswer {n}<|im_end|>\n" for n in range(3)
+    ]
+    assert ps.open_store(tmp_path / "a.store").stream("talk").has_spans
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -261,6 +276,13 @@ def test_a_recipe_file_that_gives_no_recipe_is_named(recipe, said, tmp_path, pro
         (["web", "--tokenizer", "bytes", "--format", "cod=text"], "no source is named 'cod'"),
         (["web", "--tokenizer", "bytes", "--quantity", "many"], "--quantity many"),
         (["web", "--tokenizer", "bytes", "--holdout", "2"], "holdout(2.0)"),
+        (["web", "--tokenizer", "bytes", "--chat", "chatml", "--append-eos"], "--append-eos is for plain text"),
+        (["web", "--tokenizer", "bytes", "--chat", "chatml", "--text", "body"], "--text is for plain text"),
+        (["web", "--tokenizer", "bytes", "--roles", "bot=assistant"], "--roles is for conversations"),
+        (["web", "--tokenizer", "bytes", "--chat", "chatmk"], "no chat template 'chatmk'"),
+        (["web", "--tokenizer", "bytes", "--chat"], "has no chat template"),
+        (["web", "--tokenizer", "bytes", "--chat", "chatml", "--columns", "turns"], "'turns' is not NAME=NAME"),
+        (["recipe.py", "--chat", "chatml"], "--chat: with a recipe file this is said in the recipe"),
         (["recipe.py", "--seed", "1"], "--seed: with a recipe file this is said in the recipe"),
         (["recipe.py"], "no recipe at recipe.py"),
     ],

@@ -40,6 +40,13 @@ def test_info_says_what_was_dropped_and_why(tmp_path, succeeds):
     assert "dropped    words: 1 not where (1 of 2 rows kept)" in succeeds("info", tmp_path / "a.store").out
 
 
+def test_info_of_conversations_says_template_end_of_turn_and_format(chat_store, succeeds):
+    text = succeeds("info", chat_store).out
+    assert "template   chatml; turns end with '<|im_end|>'" in text
+    assert "format     talk: messages" in text
+    assert "documents end with" not in text
+
+
 def test_info_of_a_plan_by_fingerprint_and_by_file_are_the_same(store, plan, succeeds):
     by_fingerprint = succeeds("info", store, plan[:5]).out
     assert by_fingerprint == succeeds("info", store / "plans" / f"{plan}.json").out

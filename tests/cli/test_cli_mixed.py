@@ -438,6 +438,26 @@ def test_look_shows_rows_of_all_stores_and_where_some_are_skipped(given, kept, s
     assert {row["source"] for row in facts["rows"]} == {"web", "code"}
 
 
+def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stores, chat_store, succeeds):
+    from penstock.digest import combine, sample_hashes
+
+    web, code = mixed_stores / "web.store", mixed_stores / "code.store"
+    talk = ps.ConversationDataLoader(chat_store, max_length=240, packing="best_fit", framework="numpy", check=False)
+    packed = ps.PretrainDataLoader(code, chunk_size=64, packing="greedy", framework="numpy")
+    weights = {"web": 0.5, "code": 0.2, "talk": 0.3}
+    loader = ps.MixedDataLoader(
+        {"web": web, "code": packed, "talk": talk}, weights, chunk_size=64, by="tokens", num_rows=90, framework="numpy"
+    )
+    stores = [f"web={web}", f"code={code}", f"talk={chat_store}", "--chunk-size", "64", "--max-length", "240"]
+    packing = ["--packing", "talk=best_fit", "--packing", "code=greedy"]
+    mixture = ["--by", "tokens", "--weights", "web=.5,code=.2,talk=.3", "--num-rows", "90"]
+    facts = succeeds("plan", *stores, *packing, *mixture, "--json").json
+    assert facts["fingerprint"] == loader.plan.fingerprint
+    assert [source["fill"] is None for source in facts["sources"]] == [True, False, False]
+    seen = combine([sample_hashes(loader.get_batch()) for _ in range(10)])
+    assert succeeds("digest", chat_store, loader.plan.fingerprint, "--steps", "0-9").out.split()[0] == seen
+
+
 def test_digest_of_a_mixture_is_that_of_the_run_whichever_store_is_given(kept, mixed, succeeds):
     from penstock.digest import combine, row_hashes
 

@@ -88,9 +88,92 @@ def test_save_does_not_overwrite_another_plan(store, tmp_path, succeeds, refuses
     assert "holds another plan" in refuses(*command, "25")
 
 
+# Rows of whole documents
+
+
+def flags(settings):
+    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_length": 120},
+        {"max_length": 256, "packing": "best_fit", "loss": "user+assistant", "seed": 3},
+        {"max_length": 100, "truncation": "keep_start", "pad": 7},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_a_plan_of_conversations_is_the_one_a_loader_runs(chat_store, settings, succeeds):
+    loader = ps.ConversationDataLoader(chat_store, **settings, framework="numpy", check=False)
+    facts = succeeds("plan", chat_store, *flags(settings), "--json").json
+    assert facts["fingerprint"] == loader.plan.fingerprint
+    assert facts["steps"] == loader.get_num_batches()
+    batches = list(loader)
+    real = sum(int(batch.attention_mask.sum()) for batch in batches)
+    assert abs(facts["tokens"] - real) < 120 * 8  # by the mean row: a last, partial batch is dropped
+
+
+def test_a_packed_plan_of_text_is_the_one_a_loader_runs(own_store, succeeds):
+    loader = ps.PretrainDataLoader(own_store, chunk_size=64, packing="greedy", framework="numpy")
+    facts = succeeds("plan", own_store, "--chunk-size", "64", "--packing", "greedy", "--json").json
+    assert facts["fingerprint"] == loader.plan.fingerprint
+
+
+def test_a_plan_of_conversations_says_what_is_left_out_how_full_rows_are_and_what_is_learned(chat_store, succeeds):
+    text = succeeds("plan", chat_store, "--max-length", "120").out
+    assert "rows    120 tokens at most" in text
+    assert "talk: 39 rows, a document each, 101.0 tokens in the mean, loss on assistant (18.8 % of the tokens)" in text
+    assert "left out: 9 of 48 documents (18.8 %): over 120 tokens" in text
+    facts = succeeds("plan", chat_store, "--max-length", "240", "--packing", "best_fit", "--json").json
+    (talk,) = facts["sources"]
+    assert talk["documents"]["num_documents"] == 48
+    assert talk["documents"]["left_out"] == {}
+    assert talk["fill"] == talk["num_tokens"] / (240 * talk["num_rows"]) > 0.8
+    assert talk["mean_row_tokens"] == talk["num_tokens"] / talk["num_rows"]
+    assert facts["padding_tokens"] == 240 * talk["rows_read"] - facts["tokens"]
+
+
+def test_documents_that_are_cut_are_counted(chat_store, succeeds):
+    text = succeeds("plan", chat_store, "--max-length", "100", "--truncation", "keep_end").out
+    assert "cut (keep_end): 29 of 48 documents (60.4 %): over 100 tokens" in text
+
+
+def test_a_plan_that_is_kept_says_the_same_of_its_documents(chat_store, succeeds):
+    plan = ps.ConversationDataLoader(chat_store, max_length=120, framework="numpy", check=False).plan.fingerprint
+    settings = succeeds("plan", chat_store, "--max-length", "120").out
+    assert succeeds("plan", chat_store, plan).out == settings
+    assert succeeds("info", chat_store, plan).out == settings
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--chunk-size", "64"], "--max-length 2048"),
+        (["--seed", "1"], "--max-length 2048"),
+        (["--max-length", "1"], "max_length must be at least 2"),
+        (["--max-length", "20"], "48 over length"),
+        (["--max-length", "120", "--loss", "asistant"], "'assistant'"),
+        (["--max-length", "120", "--packing", "best"], "'best_fit'"),
+        (["--max-length", "120", "--packing", "web=best_fit"], "no source is named 'web'"),
+        (["--max-length", "120", "--pad", "9999"], "outside the vocabulary"),
+        (["--max-length", "120", "--no-recut"], "leave out --no-recut"),
+        (["--max-length", "100", "--truncation", "raise"], "have more than max_length=100 tokens"),
+        (["--max-length", "100", "--truncation", "drop_oldest"], "keep_newest"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, chat_store, refuses):
+    assert said in refuses("plan", chat_store, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-length", "64"], "--max-length means nothing here"),
+        (["--chunk-size", "16", "--loss", "last"], "--loss means nothing here"),
+        (["--chunk-size", "16", "--pad", "0"], "pad= is for packing="),
+        (["--chunk-size", "16", "--packing", "best_fit", "--pad", "x"], "--pad x is no id"),
         (["--chunk-size", "x"], "'x' is not a whole number"),
         (["--chunk-size", "0"], "chunk_size must be at least 1"),
         (["--chunk-size", "16", "--batch-size", "0"], "batch_size must be at least 1"),

@@ -188,6 +188,43 @@ def test_bytes_have_no_tokens_for_markers_and_that_is_a_note(tmp_path, caplog):
     assert "'bytes' has no tokens for markers" in caplog.text
 
 
+@pytest.fixture
+def with_template(tokenizer, tmp_path):
+    """with_template(source): the tokenizer, with a template of its own."""
+
+    def write(source: str) -> Path:
+        folder = tmp_path / "own"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source, "eos_token": "</s>"}))
+        return folder
+
+    return write
+
+
+def test_markers_of_the_tokenizers_own_template_are_its_makers_choice(tmp_path, with_template, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    opened(write(tmp_path, forty()), with_template(CHATML.replace("im_start", "role")), None)
+    assert (
+        "marker is not a token: markers of the template 'own' are not one token of 'own': <|role|> (8)" in caplog.text
+    )
+
+
+def test_an_end_of_turn_that_is_not_a_token_fails_even_there(tmp_path, with_template):
+    with pytest.raises(SpecError, match=r"means: marker is not a token\n"):
+        opened(write(tmp_path, forty()), with_template(CHATML.replace("im_end", "done")), None)
+
+
+def test_a_marker_that_becomes_the_unknown_token_is_not_a_token(tmp_path):
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1, "<pad>": 2, "a": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<pad>", special=True)])
+    words.save(str(tmp_path / "words.json"))
+    template = "{% for m in messages %} <|role|> {{ m.content }} </s>{% endfor %}"
+    with pytest.raises(SpecError, match=r"<\|role\|> \(not known to it\)"):
+        opened(write(tmp_path, forty()), tmp_path / "words.json", template)
+
+
 def test_a_store_is_checked_as_its_files_are(tmp_path, tokenizer):
     recipe = ps.DatasetRecipe().add_ingredient(str(write(tmp_path, forty(3, turns=1))), name="sums")
     store = ps.bake(recipe.prepare_step(ps.chat(tokenizer, "chatml")), tmp_path / "sums.store", show_progress=False)

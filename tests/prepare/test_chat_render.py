@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -85,8 +85,9 @@ class TestTemplatesThatPrintWhatIsThere:
     def test_an_answer_is_its_text_and_its_end(self):
         assert answers(CHATML, said(QUESTION, ("assistant", "So."))) == [("So.", "text"), ("<|im_end|>", "end")]
 
-    def test_two_renders_are_enough(self, monkeypatch):
-        template = template_of(CHATML)
+    @pytest.mark.parametrize("source", [CHATML, CHATML_TRIMMED])
+    def test_two_renders_are_enough(self, source, monkeypatch):
+        template = template_of(source)
         conversation = said(*[QUESTION, ("assistant", " <b> So. ")] * 5)
         template.rendered(conversation)
         renders, render = [], type(template._compiled).render
@@ -163,6 +164,10 @@ class TestTemplatesThatTrim:
 
     def test_a_message_of_blanks_only_is_an_empty_turn(self):
         assert answers(CHATML_TRIMMED, said(QUESTION, ("assistant", " \n "))) == [("<|im_end|>", "end")]
+
+    def test_the_first_message_is_trimmed_and_later_ones_are_not(self):
+        source = CHATML.replace("m.content", "(m.content | trim if loop.first else m.content)")
+        assert said_in(source, said(("user", " a "), ("assistant", "b"), ("user", " c "))) == ["a", "b", " c "]
 
     def test_one_role_is_trimmed_and_another_is_not(self):
         source = CHATML.replace("m.content", "(m.content | trim if m.role == 'assistant' else m.content)")
@@ -244,6 +249,75 @@ class TestTemplatesThatLookInside:
         text = '<call>{"name": "f", "arguments": {"x": "a\\"\\n</call>", "<k>": ["é"]}}'
         assert answers(source, conversation) == [(text + "</call>", "text"), ("</s>", "end")]
         assert said_in(source, conversation) == ["Why?", "f", 'a\\"\\n</call>', "<k>", "é"]
+
+
+class TestToolCalls:
+    """By mistral's template, whose answers have no header of their own."""
+
+    CALL: ClassVar = {"type": "function", "id": "abc123XYZ", "function": {"name": "f", "arguments": {}}}
+    CALLED = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc123XYZ"}]'
+    TOOLS: ClassVar = [{"type": "function", "function": {"name": "f", "description": "gives </s> or [/INST]"}}]
+
+    def turns(self, *kinds: str) -> dict[str, Any]:
+        of = {
+            "call": ("assistant", "", {"tool_calls": [self.CALL]}),
+            "result": ("tool", "1", {"tool_call_id": "abc123XYZ"}),
+            "answer": ("assistant", "So."),
+            "question": QUESTION,
+        }
+        return said(*(of[kind] for kind in kinds), tools=self.TOOLS)
+
+    def test_a_call_after_a_result_is_learnt_whole(self):
+        conversation = self.turns("question", "call", "result", "call", "result", "answer")
+        assert [text for text, part in answers("mistral", conversation) if part == "text"] == [
+            self.CALLED,
+            self.CALLED,
+            " So.",
+        ]
+
+    def test_an_answer_after_a_result_is_learnt_whole_also_where_a_shorter_conversation_is_written_otherwise(self):
+        conversation = self.turns("question", "call", "result", "answer", "question", "answer")
+        assert [text for text, part in answers("mistral", conversation) if part == "text"] == [
+            self.CALLED,
+            " So.",
+            " So.",
+        ]
+
+    def test_a_call_without_an_end_is_learnt_up_to_the_next_message(self):
+        source = (
+            "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}</call>"
+            "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+        )
+        text = '{"name": "f", "arguments": {}}</call>'
+        conversation = self.turns("question", "call", "result", "answer")
+        assert answers(source, conversation) == [(text, "text"), ("So.", "text"), ("</s>", "end")]
+
+    @pytest.mark.parametrize(
+        ("condition", "arguments"),
+        [
+            ("m.tool_calls", "c.function.arguments | tojson"),
+            ("m.tool_calls and m.content is none", "c.function.arguments | tojson"),
+            ("m.tool_calls", "c.function.arguments + ''"),
+            ("m.tool_calls and m.content is none", "c.function.arguments + ''"),
+        ],
+    )
+    def test_calls_are_given_as_the_template_takes_them(self, condition, arguments):
+        source = (
+            f"{{% for m in messages %}}<{{{{ m.role }}}}>{{% if {condition} %}}{{% for c in m.tool_calls %}}"
+            f"{{{{ c.function.name + ':' + {arguments} }}}}{{% endfor %}}{{% else %}}{{{{ m.content }}}}"
+            "{% endif %}</s>{% endfor %}"
+        )
+        call = {"type": "function", "function": {"name": "f", "arguments": {"x": 'é"', "n": 1}}}
+        conversation = said(QUESTION, ("assistant", "", {"tool_calls": [call]}))
+        assert answers(source, conversation) == [('f:{"x": "é\\"", "n": 1}', "text"), ("</s>", "end")]
+        assert conversation["messages"][1]["tool_calls"] == [call]
+
+    def test_markers_in_the_description_of_a_tool_are_none(self):
+        rendered = template_of("mistral").rendered(self.turns("question", "answer"))
+        (start, message) = [rendered.text[span.start : span.stop] for span in rendered.spans[:2]]
+        assert start == "<s>"
+        assert message.startswith("[AVAILABLE_TOOLS] ")
+        assert message.endswith("[/AVAILABLE_TOOLS][INST] ")
 
 
 class TestTemplatesThatLoseMessages:

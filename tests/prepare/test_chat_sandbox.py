@@ -47,6 +47,7 @@ class TestWhatTransformersGivesToTemplates:
             ),
             ("{% macro f(x) %}<{{ x }}{{ caller() }}>{% endmacro %}{% call f(2) %}b{% endcall %}", "<2b>"),
             ("{{ [1, 2, 3][::-1] | join(',') }}{{ messages | map(attribute='role') | list }}", "3,2,1['user']"),
+            ("{{ messages[0] == messages[-1] }}{{ messages[0] in messages }}{{ [1] < [2] }}", "TrueTrueTrue"),
             ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ dict(a=1) }}", "a1{'a': 1}"),
             ("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}", "TrueTrueFalse"),
         ],
@@ -210,6 +211,11 @@ BOMBS = [
     NEST + "{{ '%s' % ns.x }}",
     NEST + "{{ '{}'.format(ns.x) }}",
     NEST + "{{ ns }}",
+    NEST + "{% set a = ns.x %}" + NEST + "{{ a == ns.x }}",
+    NEST + "{% set a = ns.x %}" + NEST + "{{ a in [ns.x] }}",
+    NEST + "{% set a = ns.x %}" + NEST + "{{ [a].index(ns.x) }}",
+    NEST + "{% set a = ns.x %}" + NEST + "{{ [a, ns.x] | unique | list }}",
+    NEST.replace("[ns.x, ns.x]", "(ns.x, ns.x)") + "{{ {ns.x: 1} }}",
 ]
 
 

@@ -153,12 +153,12 @@ def add_sample_fields(block: Block, laid: Laid, fields: Fields) -> None:
     block.extra["attention_mask"] = np.repeat(is_sample.astype(np.int64), count).reshape(rows, width)
     if fields.segment_ids:
         samples = np.cumsum(is_sample)
-        before = (samples - is_sample)[np.searchsorted(start, start // width * width)]  # in the rows above
+        before: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]  # in the rows above
         block.extra["segment_ids"] = np.repeat((samples - before) * is_sample, count).reshape(rows, width)
     if fields.position_ids:
-        positions = np.repeat(start, count)
-        np.subtract(np.arange(rows * width), positions, out=positions)
-        positions = positions.reshape(rows, width)
+        flat = np.repeat(start, count)
+        np.subtract(np.arange(rows * width), flat, out=flat)
+        positions = flat.reshape(rows, width)
         positions *= block.extra["attention_mask"]
         block.extra["position_ids"] = positions
     if fields.cu_seqlens:

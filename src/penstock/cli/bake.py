@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "make a store from raw text"
+SUMMARY = "make a store from raw text, or from conversations"
 
 EXAMPLES = """\
 examples:
@@ -46,7 +46,7 @@ examples:
   penstock bake recipe.py --to corpus.store
 """
 
-_OF_CHAT = ("conversation_format", "columns", "roles")
+_OF_CHAT = ("conversation_format", "columns", "roles", "keep_newest")
 _OF_A_RECIPE = (
     *("format", "text", "option", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed"),
     *("chat", *_OF_CHAT),
@@ -79,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--roles", type=_renamed, metavar="THEIRS=OURS,...", help="what roles are called, e.g. bot=assistant"
+    )
+    parser.add_argument(
+        "--keep-newest", type=whole_number, metavar="TOKENS", help="drop the oldest turns of conversations over this"
     )
     parser.add_argument("--name", help="name of the sources that are given without one")
     parser.add_argument(
@@ -205,6 +208,7 @@ def _chat_step(arguments: argparse.Namespace) -> Any:
         format=arguments.conversation_format,
         columns=arguments.columns,
         roles=arguments.roles,
+        keep_newest=arguments.keep_newest,
     )
 
 

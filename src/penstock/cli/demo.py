@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from importlib import import_module
+
+from penstock.demo import ONE_THREAD
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -27,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["chat"]:  # trains in this process
+        os.environ.update(ONE_THREAD)
     if argv[:1] in (["spike"], ["chat"]):
         return int(import_module(f"penstock.demo.{argv[0]}").main(list(argv[1:])))
     return int(import_module("penstock.demo.run").main(list(argv)) or 0)

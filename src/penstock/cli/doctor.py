@@ -347,10 +347,10 @@ def _print(arguments: argparse.Namespace, checkup: _Checkup, findings: list[Find
         if finding.remedy:
             print(f"          try: {printable(finding.remedy)}")
     failures = sum(finding.is_failure for finding in findings)
-    print("ok: nothing that a check looks for" if ok else f"{counted(failures, 'check')} failed")
+    print("ok: no check failed" if ok else f"{counted(failures, 'check')} failed")
 
 
-def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any) -> TrainingBatch:
+def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any) -> TrainingBatch | None:
     """A few rows as a batch, with its roles and turns, as a loader with show_roles=True gives it."""
     import numpy as np
 
@@ -369,16 +369,17 @@ def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any)
             mine = side == number
             samples.append((one.tokens[mine], {name: values[mine] for name, values in by_token.items()}))
             names.append(place_in_words(place) + (", rejected" if number else ""))
-    width = max(len(tokens) for tokens, _ in samples) - 1
-    shape = (len(samples), width)
+    if not samples:
+        return None
+    shape = (len(samples), max(len(tokens) for tokens, _ in samples))
     ids, attention, labels = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100)
     mask = np.zeros(shape, np.float32)
     role, turn = np.full(shape, -1, np.int16), np.full(shape, -1, np.int16)
     for row, (tokens, known) in enumerate(samples):
-        n, tokens = len(tokens) - 1, tokens.astype(np.int64)
-        ids[row, :n], attention[row, :n], mask[row, :n] = tokens[:-1], 1, known["weight"][1:]
-        labels[row, :n] = np.where(mask[row, :n] > 0, tokens[1:], -100)
-        role[row, :n], turn[row, :n] = known["role"][1:], known["turn"][1:]
+        n = len(tokens)
+        ids[row, :n], attention[row, :n], mask[row, : n - 1] = tokens, 1, known["weight"][1:]
+        labels[row, : n - 1] = np.where(mask[row, : n - 1] > 0, tokens[1:].astype(np.int64), -100)
+        role[row, : n - 1], turn[row, : n - 1] = known["role"][1:], known["turn"][1:]
     return TrainingBatch(
         ids, attention, labels, mask, {"role": role, "turn": turn, "source": names, "alignment": "next"}
     )

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         "minute.",
     )
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
-    parser.add_argument("--steps", type=int, default=200, help="steps to train (default: 200)")
+    parser.add_argument("--steps", type=int, default=300, help="steps to train (default: 300)")
     asked = parser.parse_args(argv)
     return exit_code_of(lambda: _demo(asked.folder, asked.steps))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.demo import ONE_THREAD
 from penstock.demo.screen import LiveLine, say
 from penstock.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
 from penstock.errors import SpecError, WorkerError
@@ -22,10 +23,6 @@ from penstock.errors import SpecError, WorkerError
 __all__ = ["Run", "first_difference", "say_if_equal", "take"]
 
 MARK = "made-by-penstock-demo.txt"
-ONE_THREAD = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS"), "1"
-)
-"""Threads of a matrix product may split its sums differently each time: with one, two processes agree in every bit."""
 
 
 def take(folder: Path) -> None:

@@ -15,7 +15,6 @@ from penstock.loaders.door import StoreDataLoader, check_tokenizer, padding_of
 from penstock.loaders.planning import Member, plan_members, refuse_other_settings, rounded_pool, segments_of, shuffle_of
 from penstock.plan import Segments
 from penstock.plans import find_plan, streams_for_plan
-from penstock.prepare.chat.policy import LossPolicy
 from penstock.spec import at_least, one_of
 from penstock.store.layout import is_store
 from penstock.store.reader import Store
@@ -122,7 +121,7 @@ class ConversationDataLoader(StoreDataLoader):
             made = find_plan(store, plan)
             streams = streams_for_plan(store, made)
             rows = dict(made.sources[0].rows)
-            asked = None if loss is None else str(LossPolicy.of(loss, end_of_turn))
+            asked = None if loss is None else _policy(loss, end_of_turn)
             refuse_other_settings(
                 made,
                 max_length=(max_length, None, made.row_tokens),
@@ -239,16 +238,23 @@ def members_of(
     for name in [name for name in store.names if name in used]:
         stream = store.stream(name, split)
         pairs = stream.has_spans and bool(stream.token_spans()[1]["side"].any())
-        policy = LossPolicy.of(("last" if pairs else "assistant") if loss is None else loss, end_of_turn)
+        asked = ("last" if pairs else "assistant") if loss is None else loss
         spec = RowSpec(
             row_tokens=max_length,
             packing=None if packing is None else one_of(PACKINGS, packing=packing),
             truncation=_stored_truncation(truncation),
-            loss=str(policy),
+            loss=_policy(asked, end_of_turn),
             pairs=pairs,
         )
         members.append(Member(name, stream, max_length, rows=spec, pad=fills))
     return members
+
+
+def _policy(loss: str | Sequence[str], end_of_turn: bool) -> str:
+    """A loss policy as plans write it."""
+    from penstock.prepare.chat.policy import LossPolicy  # loaders of plain text do without
+
+    return str(LossPolicy.of(loss, end_of_turn))
 
 
 def _stored_truncation(truncation: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import xxhash
 
 from penstock.assemble.rows import RowIndex, RowSpec, Trained, plan_rows
@@ -21,10 +20,7 @@ from penstock.assemble.samples import SampleRows
 from penstock.errors import SpecError
 from penstock.files import home
 from penstock.fingerprint import fingerprint
-from penstock.prepare.chat.policy import LossPolicy
-from penstock.store.arrays import records_of, records_to_arrow
 from penstock.store.stream import TokenStream
-from penstock.store.writer import write_arrow
 
 __all__ = ["open_samples", "rows_of_spec", "spec_of_rows"]
 
@@ -61,6 +57,8 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
     trained = sides = None
     columns: dict[str, Any] = {}
     if spec.loss is not None:
+        from penstock.prepare.chat.policy import LossPolicy  # plain text does without
+
         starts, fields = stream.token_spans()
         trained = Trained(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
         columns = {"role": fields["role"], "turn": fields["turn"]}
@@ -96,15 +94,19 @@ def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
     for path in _folders(store, key):
         try:
             return _read(path, int(borders[-1]), len(borders) - 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, pa.ArrowException, KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError) as error:
+        except (OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:  # Arrow's are ValueErrors
             log.warning("the row index %s is made again: %s", path, (str(error).splitlines() or [""])[0])
     return None
 
 
 def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
     """An index from its file, mapped. Its numbers become addresses, so its hash must be right."""
+    import pyarrow as pa
+
+    from penstock.store.arrays import records_of
+
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
         batch, metadata = reader.get_batch(0), reader.schema.metadata
@@ -123,6 +125,11 @@ def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
 
 def _keep(store: Path, key: str, index: RowIndex) -> None:
     """Write an index beside its store, or under $PENSTOCK_HOME where the store cannot be written."""
+    import pyarrow as pa
+
+    from penstock.store.arrays import records_to_arrow
+    from penstock.store.writer import write_arrow
+
     pieces = {name: getattr(index, name) for name in _COLUMNS}
     batch = pa.RecordBatch.from_arrays([records_to_arrow(index.row_starts, pieces)], names=["pieces"])
     said = {"counts": index.counts, "digest": _digest(index)}

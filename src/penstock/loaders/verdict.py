@@ -49,4 +49,4 @@ def _share_seen(plan: Plan, position: int) -> str:
         f"{100 * count * plan.tokens_per_row(source) / source.num_tokens:.1f} % of {source.name}"
         for source, count in zip(plan.all_sources, plan.order.given(position), strict=True)
     ]
-    return f"a state cannot be used with another chunk_size; that run had read {', '.join(seen)}"
+    return f"a state cannot be used with rows of another length; that run had read {', '.join(seen)}"

@@ -232,7 +232,7 @@ def bytes_of_tokens(vocab: Mapping[str, int]) -> dict[bytes, int]:
     words = _of_bytes(vocab)
     data = "".join(words).translate(_TO_LATIN).encode("latin-1")  # all at once: a vocabulary is long
     ends = np.cumsum([len(word) for word in words]).tolist()
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][:-1]
     return {data[start:end]: vocab[word] for word, start, end in zip(words, starts, ends, strict=True)}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -79,13 +80,24 @@ def _bytes_of(tokenizer: Any) -> Callable[[int], bytes] | None:
         return None
     parts = msgspec.json.decode(tokenizer.json)
     kinds = _kinds(parts.get("decoder")) | _kinds(parts.get("pre_tokenizer"))
-    if "ByteLevel" in kinds:
-        by_id = {number: data for data, number in bytes_of_tokens(tokenizer.vocab).items()}
-    elif "ByteFallback" in kinds:
-        by_id = {number: _of_fallback(name) for name, number in tokenizer.vocab.items()}
-    else:
+    if not kinds & {"ByteLevel", "ByteFallback"}:
         return None
-    return lambda token: by_id[token] if token in by_id else _no_token(token)
+    spell, name_of = _of_byte_level if "ByteLevel" in kinds else _of_fallback, tokenizer.backend.id_to_token
+
+    @cache  # of the tokens that are seen: a vocabulary is long
+    def bytes_of(token: int) -> bytes:
+        name = name_of(token) if token >= 0 else None
+        return _no_token(token) if name is None else spell(name)
+
+    return bytes_of
+
+
+def _of_byte_level(name: str) -> bytes:
+    """
+    >>> _of_byte_level("Ġa"), _of_byte_level("<▁>")
+    (b' a', b'<\\xe2\\x96\\x81>')
+    """
+    return next(iter(bytes_of_tokens({name: 0})), name.encode())
 
 
 def _of_fallback(name: str) -> bytes:

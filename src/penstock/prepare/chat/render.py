@@ -9,13 +9,14 @@ Masks come from unmodified templates: nothing needs to be marked in them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import SpecError, TokenizerError
 from penstock.fingerprint import fingerprint
@@ -43,6 +44,18 @@ _SPECIAL = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{2,32}\]")
 _ASKED, _ANSWER, _ASKED_AGAIN = "\ufdd6", "\ufdd7", "\ufdd8"
 
 
+class _Calls(NamedTuple):
+    """How tool calls are given to a template."""
+
+    content: str | None
+    """Of a message that has no other: some templates print calls only where content is null, as APIs give it."""
+    json: bool
+    """Whether arguments are one JSON string; most templates take an object."""
+
+
+_WAYS_TO_CALL = (_Calls("", False), _Calls(None, False), _Calls("", True), _Calls(None, True))
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template with all that it sees besides conversations. A value: equal fingerprints, equal texts."""
@@ -65,7 +78,7 @@ class ChatTemplate:
 
     def render(self, conversation: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation."""
-        return self._render(plain_conversation(conversation), False, add_generation_prompt)
+        return self._render(plain_conversation(self._fitted(conversation)), False, add_generation_prompt)
 
     def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
         """The text of a conversation, with the spans that tile it, and what was said.
@@ -80,14 +93,15 @@ class ChatTemplate:
         return Skeletons(self._rendered_in_full, self.render, is_blind=is_blind(self.source))
 
     def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
+        conversation = self._fitted(conversation)
         located = locate(
             conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
         )
         messages = conversation["messages"]
 
-        def prefix(number: int) -> str | None:
+        def prefix(number: int, asked: bool) -> str | None:
             try:
-                return self.render({**conversation, "messages": messages[:number]}, add_generation_prompt=True)
+                return self.render({**conversation, "messages": messages[:number]}, add_generation_prompt=asked)
             except ChatError:
                 return None
 
@@ -111,7 +125,16 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         num_characters = sum(len(message["content"]) for message in conversation["messages"])
+        if any(_only_calls(message) for message in conversation["messages"]) and self._calls_as.content is None:
+            variables["messages"] = [{**m, "content": None} if _only_calls(m) else m for m in conversation["messages"]]
         return self._compiled.render(variables, num_characters=num_characters, marks=marks)
+
+    def _fitted(self, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A conversation with the arguments of tool calls as this template takes them."""
+        messages = conversation["messages"]
+        if not any(message.get("tool_calls") for message in messages) or not self._calls_as.json:
+            return conversation
+        return {**conversation, "messages": [_with_json_arguments(message) for message in messages]}
 
     # What is found out by rendering conversations made for it
 
@@ -150,6 +173,27 @@ class ChatTemplate:
         found = re.compile(f"{re.escape(eos)}|{_SPECIAL.pattern}") if eos else _SPECIAL
         return found.findall(after) if found.match(after.lstrip()) else []
 
+    @cached_property
+    def _calls_as(self) -> _Calls:
+        """How a message with nothing but tool calls must be given, so that they are printed."""
+        for calls in _WAYS_TO_CALL:
+            arguments = f'{{"x": "{_ASKED}"}}' if calls.json else {"x": _ASKED}
+            call = {"type": "function", "id": "123456789", "function": {"name": _ANSWER, "arguments": arguments}}
+            messages = [
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": calls.content, "tool_calls": [call]},
+                {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
+                {"role": "assistant", "content": "a"},
+            ]
+            given = {"documents": None, "tools": None, **self.special_tokens, **self.args, "messages": messages}
+            try:
+                text = self._compiled.render({**given, "add_generation_prompt": False})
+            except ChatError:
+                continue
+            if _ANSWER in text and _ASKED in text:
+                return calls
+        return _WAYS_TO_CALL[0]
+
     def _is_trimmed(self, role: str, kind: str) -> bool:
         if kind not in ("content", "reasoning"):
             return False
@@ -179,6 +223,22 @@ class ChatTemplate:
                 del message["name"], message["tool_call_id"]
             texts.append(self._try(*before, message, *after))
         return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
+
+
+def _only_calls(message: Mapping[str, Any]) -> bool:
+    return not message["content"] and bool(message.get("tool_calls"))
+
+
+def _with_json_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments", {})
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
 
 
 def _behind_ends(text: str, ends: list[str]) -> str:

@@ -28,7 +28,7 @@ from penstock.prepare.chat.faults import ChatError
 
 __all__ = ["GENERATION_CLOSE", "GENERATION_OPEN", "MAX_CHARACTERS", "MAX_STEPS", "Compiled", "compile_template"]
 
-MAX_STEPS = 4_000_000
+MAX_STEPS = 2_000_000
 """Work of one render: nodes of the template that loops and calls ran. Real templates need some hundreds a message."""
 MAX_CHARACTERS = 16_000_000
 """Characters of one text that a template makes, beyond what the conversation brought (eight times over)."""
@@ -38,7 +38,7 @@ MAX_ITEMS = 200_000
 """Things inside one list or mapping that is printed, and items of a list that is repeated."""
 MAX_INTEGER = 1_000_000
 """Integers as arguments: what pads, repeats or indents by more is not a chat template."""
-MAX_SECONDS = 1.0
+MAX_SECONDS = 0.5
 """CPU time of one render, beyond what a long conversation may take: the last net, for work that no count sees
 (searching a long text in a loop). Real templates take a thousandth of it."""
 
@@ -141,7 +141,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # chance again
         self.filters["tojson"] = _tojson
         self.filters = {name: self._counted_filter(name, function) for name, function in self.filters.items()}
-        self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _MARK: self._mark}
+        self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _MARK: self._mark, _SIZED: self._sized}
         self.globals |= {"raise_exception": _raise_exception, "dict": _dict, "namespace": _Namespace}
 
     def parse_counted(self, source: str) -> nodes.Template:
@@ -186,6 +186,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         meter = context.environment.meter
         meter.will_make(sum(map(meter.text_size, parts)))
         return "".join(map(str, parts))
+
+    @staticmethod
+    @jinja2.pass_context
+    def _sized(context: Any, value: Any) -> Any:
+        """What is compared or hashed: lists that have each other inside many times over would take for ever."""
+        if isinstance(value, list | tuple | dict):
+            context.environment.meter.text_size(value)
+        return value
 
     @staticmethod
     @jinja2.pass_context
@@ -247,6 +255,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if function is not jinja2.sandbox.safe_range:  # which has a limit of its own
             meter.check_integers((*args, *kwargs.values()))
         owner = getattr(function, "__self__", None)
+        if isinstance(owner, list | tuple | dict):  # index(), count(), get()
+            for value in (owner, *args):
+                meter.text_size(value)
         if isinstance(owner, str | bytes):
             meter.step(len(owner) >> 8)
             name = function.__name__
@@ -315,7 +326,7 @@ def _check_power(left: Any, right: Any, times: int | None) -> None:
 
 
 # Names that no template can write
-_ROUNDS, _JOINED, _MARK = "\0rounds", "\0joined", "\0mark"
+_ROUNDS, _JOINED, _MARK, _SIZED = "\0rounds", "\0joined", "\0mark", "\0sized"
 
 
 def _count_nodes(node: nodes.Node) -> int:
@@ -323,7 +334,7 @@ def _count_nodes(node: nodes.Node) -> int:
 
 
 def _put_counters(node: nodes.Node) -> None:
-    """Count the rounds of every loop, and let `~` ask before it makes a text."""
+    """Count the rounds of every loop; let `~` ask before it makes a text, and `==` before it goes through lists."""
     for name, value in node.iter_fields():
         if isinstance(value, list):
             for at, child in enumerate(value):
@@ -336,6 +347,13 @@ def _put_counters(node: nodes.Node) -> None:
     if isinstance(node, nodes.For):
         weight = sum(map(_count_nodes, [*node.body, *([node.test] if node.test else [])])) + 3
         node.iter = _filtered(node.iter, _ROUNDS, nodes.Const(weight))
+    elif isinstance(node, nodes.Compare):
+        if not any(isinstance(side, nodes.Const) for side in (node.expr, *(operand.expr for operand in node.ops))):
+            node.expr = _filtered(node.expr, _SIZED)
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, _SIZED)
+    elif isinstance(node, nodes.Pair) and not isinstance(node.key, nodes.Const):
+        node.key = _filtered(node.key, _SIZED)
 
 
 def _joining(node: nodes.Node) -> nodes.Node:

@@ -19,7 +19,7 @@ from penstock.prepare.chat.faults import ChatError
 from penstock.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
 from penstock.prepare.chat.tagging import Located, Region
 
-__all__ = ["Markers", "find_turns", "role_number"]
+__all__ = ["Markers", "Prefix", "find_turns", "role_number"]
 
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES) if number} | dict.fromkeys(
     ("function", "ipython", "tool_results", "observation"), ROLES.index("tool")
@@ -38,6 +38,10 @@ class Markers(NamedTuple):
     lead: str
     """What stands between the prompt and the content of an answer, and so must be generated: " " in mistral."""
     bos: str
+
+
+Prefix = Callable[[int, bool], str | None]
+"""(n, whether an answer is asked for) -> the text of the first n messages, asked or not; None where it is refused."""
 
 
 class _Turn(NamedTuple):
@@ -60,10 +64,8 @@ def role_number(role: str, turn: int | None = None) -> int:
         raise ChatError("unknown role", f"role {role!r}", turn=turn, remedy=f"one of {', '.join(ROLES[1:])}") from None
 
 
-def find_turns(
-    located: Located, messages: Sequence[Mapping[str, Any]], markers: Markers, prefix: Callable[[int], str | None]
-) -> Rendered:
-    """Spans of a located text. `prefix(n)` renders the first n messages with the generation prompt after them."""
+def find_turns(located: Located, messages: Sequence[Mapping[str, Any]], markers: Markers, prefix: Prefix) -> Rendered:
+    """Spans of a located text."""
     regions = _message_regions(located, messages)
     said = _merged(sorted(region for found in located.regions for region in found if region[0] < region[1]))
     text = _without(located.text, said)
@@ -77,8 +79,7 @@ def find_turns(
         if messages[number]["role"] == "assistant":
             start = _answer_start(located.text, text, before, first, number, markers, prefix)
             if messages[number].get("tool_calls"):
-                found = [i for end in markers.ends if (i := text.find(end, stop, until)) >= 0]
-                stop = min(found, default=stop)
+                stop = _calls_stop(located.text, text, stop, until, number, markers, prefix)
         end = _after_end(text, stop, markers.ends)
         turns.append(_Turn(number, start, stop, end))
         before = end
@@ -136,19 +137,29 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
     return regions
 
 
-def _answer_start(
-    whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Callable[[int], str | None]
-) -> int:
+def _answer_start(whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Prefix) -> int:
     """Where the generation prompt of an answer ends."""
     if before == first:
         return first
     if markers.prompt and (at := text.rfind(markers.prompt, before, first)) >= 0:
         return at + len(markers.prompt)
     # Not the usual prompt (an answer after a tool's): ask for this very one.
-    start = prefix(number)
+    start = prefix(number, True)
     if start is not None and before <= len(start) <= first and whole.startswith(start):
         return len(start)
     return first - len(markers.lead) if text.endswith(markers.lead, before, first) else first
+
+
+def _calls_stop(whole: str, text: str, last: int, until: int, number: int, markers: Markers, prefix: Prefix) -> int:
+    """Where what a template writes after the last string of tool calls ends: brackets, closing tags."""
+    found = [at for end in markers.ends if (at := text.find(end, last, until)) >= 0]
+    if found:
+        return min(found)
+    # Some write no end after calls: then a conversation that stops here does.
+    shorter = prefix(number + 1, False)
+    if shorter is not None and last <= len(shorter) <= until and whole.startswith(shorter):
+        return len(shorter)
+    return last
 
 
 def _after_end(text: str, stop: int, ends: Sequence[str]) -> int:
