@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+
+from penstock.prepare.chat.spans import TEXT
+from penstock.prepare.chat.step import Chat
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 GOOD = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}]}
@@ -90,6 +94,23 @@ def test_a_template_that_does_not_do_its_work_fails(name, penstock, sft):
     assert f"FAILED  {said}" in done.out
 
 
+def test_a_mask_that_cuts_an_answer_is_found_without_trusting_spans(penstock, sft, monkeypatch):
+    right = Chat.encode
+
+    def shifted(self, prepared):
+        encoded = right(self, prepared)
+        for one in encoded:
+            (header,) = np.flatnonzero(one.spans["part"] == TEXT)[1:] - 1
+            one.spans["stop"][header] += 1
+        return encoded
+
+    assert doctor(penstock, sft()).code == 0
+    monkeypatch.setattr(Chat, "encode", shifted)
+    done = doctor(penstock, sft())
+    assert done.code == 1
+    assert "FAILED  wrong mask: the tokens marked as an answer are not those of the message" in done.out
+
+
 def test_no_more_than_three_rows_of_a_kind_are_listed(penstock, sft):
     done = doctor(penstock, sft(*[talk(("usr", "2?"))] * 5))
     assert "unknown role: 5 of 9 rows cannot be used" in done.out
@@ -115,6 +136,25 @@ def test_pairs_are_learned_by_their_last_answer(succeeds, tmp_path):
     assert "preference" in done.out
     assert "line 1, rejected" in done.out
     assert "⟦5.<|im_end|>⟧" in done.out
+
+
+@pytest.mark.parametrize(
+    ("truncation", "code", "said"),
+    [
+        ("drop", 1, "FAILED  over length: 1 of 5 rows (20.0 %) have more than max_length=160 tokens: they would be"),
+        (
+            "keep_start",
+            0,
+            "note    over length: 1 of 5 rows (20.0 %) have more than max_length=160 tokens: truncation=",
+        ),
+        ("drop_oldest", 0, "ok: no check failed"),
+    ],
+)
+def test_rows_over_length_are_judged_by_what_becomes_of_them(truncation, code, said, penstock, sft):
+    twice = talk(("user", "2 + 2?"), ("assistant", "4." * 30), ("user", "2 + 3?"), ("assistant", "5."))
+    done = doctor(penstock, sft(twice), max_length=160, truncation=truncation)
+    assert done.code == code
+    assert said in done.out
 
 
 def test_json_says_the_same(penstock, sft):

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.errors import SpecError
 from penstock.loaders.chat_checks import Finding, Rows, Settings, facts_of, findings_of, place_in_words
 from penstock.prepare.chat.policy import LossPolicy
-from penstock.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
+from penstock.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT
 from penstock.prepare.chat.step import chat
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>")
@@ -308,3 +308,13 @@ def test_spans_that_do_not_fit_their_tokens_fail(span, right):
     stop[span] = 0
     (found,) = failures(broken(rows, stop=stop), settings, facts)
     assert found.kind == "wrong spans"
+
+
+def test_a_trained_token_that_nothing_can_predict_is_not_trained(right):
+    _, settings, facts = right
+    spans = np.array(
+        [(1, 0, ROLES.index("assistant"), TEXT, 0, np.nan), (3, 1, ROLES.index("user"), TEXT, 0, np.nan)], SPAN_DTYPE
+    )
+    fields = {name: spans[name] for name in SPAN_DTYPE.names}
+    rows = Rows(np.array([5, 6, 7]), np.array([0, 3]), np.array([0, 2]), fields, lambda number: {"row": number})
+    assert "empty mask" in [finding.kind for finding in failures(rows, settings, facts)]

@@ -153,7 +153,9 @@ def add_sample_fields(block: Block, laid: Laid, fields: Fields) -> None:
     block.extra["attention_mask"] = np.repeat(is_sample.astype(np.int64), count).reshape(rows, width)
     if fields.segment_ids:
         samples = np.cumsum(is_sample)
-        before: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]  # in the rows above
+        before: NDArray[np.int64] = (samples - is_sample)[
+            np.searchsorted(start, start // width * width)
+        ]  # in the rows above
         block.extra["segment_ids"] = np.repeat((samples - before) * is_sample, count).reshape(rows, width)
     if fields.position_ids:
         flat = np.repeat(start, count)

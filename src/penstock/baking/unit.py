@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -59,6 +59,11 @@ __all__ = [
     "unit_documents",
     "unit_key",
 ]
+
+T = TypeVar("T")
+D = TypeVar("D")
+Locate = Callable[[int], tuple[Unit, int, int]]
+"""(unit, span, row in span) of a document, by its number among those that are encoded together."""
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
@@ -134,9 +139,12 @@ def bake_unit(
         nonlocal waiting, num_encoded
         hashes.append(hash_texts(texts))
         if isinstance(job.tokenize, Chat):
-            encoded_all = job.tokenize.encode(prepared)
-            tokens.extend([one.tokens for one in encoded_all])
-            marks.extend(one.spans for one in encoded_all)
+            first = len(tokens)
+            conversations = _located(
+                job, job.tokenize.encode, prepared, lambda n: (unit, spans[first + n], rows[first + n])
+            )
+            tokens.extend([one.tokens for one in conversations])
+            marks.extend(one.spans for one in conversations)
             num_encoded += len(prepared)
         else:
             found = known.find(job.tokenize, texts, hashes[-1])
@@ -199,11 +207,13 @@ def documents_of(
             yield span, row_number, text
 
 
-def encode_located(job: Job, texts: list[str], locate: Callable[[int], tuple[Unit, int, int]]) -> list[NDArray[Any]]:
+def encode_located(job: Job, texts: list[str], locate: Locate) -> list[NDArray[Any]]:
     """The tokens of some texts. An error says of which row: `locate` gives (unit, span, row in span) of a text."""
-    try:
-        assert isinstance(job.tokenize, Tokenize)
-        encoded = job.tokenize.encode(texts)
+    assert isinstance(job.tokenize, Tokenize)
+    tokenize = job.tokenize
+
+    def encode(texts: list[str]) -> list[NDArray[Any]]:
+        encoded = tokenize.encode(texts)
         for number, document in enumerate(encoded):
             if len(document) > MAX_SHARD_TOKENS:
                 raise TokenizerError(
@@ -211,11 +221,19 @@ def encode_located(job: Job, texts: list[str], locate: Callable[[int], tuple[Uni
                     number=number,
                     remedy="cut the document into several, in a step before tokenize",
                 )
+        return encoded
+
+    return _located(job, encode, texts, locate)
+
+
+def _located(job: Job, encode: Callable[[list[T]], list[D]], documents: list[T], locate: Locate) -> list[D]:
+    """What `encode` gives; a TokenizerError of one document says where its row is."""
+    try:
+        return encode(documents)
     except TokenizerError as error:
         number = int(error.where.pop("number", 0))  # type: ignore[call-overload]
         error.where |= place(*locate(number), job.formats)
         raise
-    return encoded
 
 
 def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:

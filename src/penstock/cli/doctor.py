@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template", metavar="NAME", help="a built-in template, a .jinja file, or Jinja (the tokenizer's own)"
     )
     chat.add_argument("--max-length", type=whole_number, default=2048, metavar="TOKENS", help="of a row (2048)")
+    chat.add_argument(
+        "--truncation",
+        choices=("drop", "keep_start", "keep_end", "drop_oldest"),
+        default="drop",
+        help="what becomes of rows over length (drop)",
+    )
     chat.add_argument("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
     chat.add_argument("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")
     chat.add_argument("--rows", type=whole_number, default=1000, metavar="N", help="how many rows to check (1000)")
@@ -90,7 +96,8 @@ def _chat(arguments: argparse.Namespace) -> int:
     from penstock.prepare.chat.step import chat
 
     policy = None if arguments.loss is None else LossPolicy.of(arguments.loss)
-    step = chat(arguments.tokenizer, arguments.template, format=arguments.format)
+    keep_newest = arguments.max_length if arguments.truncation == "drop_oldest" else None
+    step = chat(arguments.tokenizer, arguments.template, format=arguments.format, keep_newest=keep_newest)
     checkup = _read(arguments.file, step, arguments.rows)
     encoded = _encode(checkup)
     info = checkup.step.info()
@@ -100,7 +107,8 @@ def _chat(arguments: argparse.Namespace) -> int:
         if policy is None:
             policy = LossPolicy.of("last" if rows.spans["side"].any() else "assistant")
         pad, of_pad = _pad_of(info, step.tokenizer)
-        settings = Settings(policy, arguments.max_length, pad=pad)
+        cuts = arguments.truncation if arguments.truncation.startswith("keep") else "drop"
+        settings = Settings(policy, arguments.max_length, cuts, pad)
         findings += [*of_pad, *findings_of(rows, facts_of(info, step.tokenizer), settings)]
         findings += [*_check_said(checkup, rows), *_check_names(checkup)]
     findings.sort(key=lambda finding: not finding.is_failure)
@@ -285,7 +293,10 @@ def _check_said(checkup: _Checkup, rows: Rows) -> Iterator[Finding]:
                 said[key] = said.get(key, "") + (tokenizer.decode(rows.tokens[at + start : at + stop]) or "")
             start = stop
         for (side, turn), text in said.items():
-            content = prepared.conversations[side]["messages"][turn]["content"]
+            messages = prepared.conversations[side]["messages"]
+            if checkup.step.keep_newest is not None and len(messages) > _num_turns(rows, number, side):
+                continue  # its oldest turns are gone, and the others have other numbers
+            content = messages[turn]["content"]
             if "think>" in content or _squeezed(content) in _squeezed(text):
                 continue  # templates may take reasoning out
             (ids,) = tokenizer.encode_batch([content])
@@ -294,6 +305,11 @@ def _check_said(checkup: _Checkup, rows: Rows) -> Iterator[Finding]:
                 what = "the tokens marked as an answer are not those of the message"
                 yield Finding("wrong mask", True, what, (where,), "report this template and this row")
                 return
+
+
+def _num_turns(rows: Rows, number: int, side: int) -> int:
+    mine = slice(int(rows.starts[number]), int(rows.starts[number + 1]))
+    return int(rows.spans["turn"][mine][rows.spans["side"][mine] == side].max()) + 1
 
 
 def _squeezed(text: str) -> str:

@@ -515,16 +515,19 @@ def refuse_bad(loader: DataLoader) -> None:
     """Raise one error for all that is wrong with the conversations of a loader; log what is worth knowing."""
     failures: dict[str, str] = {}
     files: list[str] = []
+    known: dict[Any, Facts] = {}  # by store: one may have many sources
     for rows in loader._flow.stored:
         stream = rows.stream
         if not (isinstance(rows, SampleRows) and isinstance(stream, TokenStream) and rows.spec.loss is not None):
             continue
-        info = stream.store.manifest.tokenizer
+        store = stream.store
+        if store.folder not in known:
+            known[store.folder] = facts_of(store.manifest.tokenizer, store.tokenizer)
         settings = Settings(
             LossPolicy.parse(rows.spec.loss), rows.spec.row_tokens, rows.spec.truncation, loader._flow.pad
         )
-        found = findings_of_bake(stream.store.report, stream.name)
-        found += findings_of(first_rows(stream), facts_of(info, stream.store.tokenizer), settings)
+        found = findings_of_bake(store.report, stream.name)
+        found += findings_of(first_rows(stream), known[store.folder], settings)
         for finding in found:
             if not finding.is_failure:
                 log.info("%s: %s: %s", rows.name, finding.kind, finding.headline)

@@ -96,7 +96,14 @@ def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
             return _read(path, int(borders[-1]), len(borders) - 1)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:  # Arrow's are ValueErrors
+        except (
+            OSError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # Arrow's are ValueErrors
             log.warning("the row index %s is made again: %s", path, (str(error).splitlines() or [""])[0])
     return None
 

@@ -152,11 +152,19 @@ class Chat:
         return prepared
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """The tokens and spans of each; a pair's two sides are one document, chosen first."""
+        """The tokens and spans of each; a pair's two sides are one document, chosen first.
+
+        A TokenizerError says by `number` which one it is about.
+        """
         sides = [side for one in prepared for side in one.sides]
-        encoded = self._encoder.encode(sides)
-        for number, side in enumerate(encoded):
-            _check_ids(side, self.vocab_size, number)
+        try:
+            encoded = self._encoder.encode(sides)
+            for number, side in enumerate(encoded):
+                _check_ids(side, self.vocab_size, number)
+        except TokenizerError as error:
+            owners = [number for number, one in enumerate(prepared) for _ in one.sides]
+            error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
+            raise
         if self.keep_newest is not None:
             whole = [c for one in prepared for c in one.conversations]
             encoded = [
@@ -182,7 +190,10 @@ class Chat:
             if rest[first][1]["role"] != "user":
                 continue
             shorter = {**conversation, "messages": [*kept_always, *(m for _, m in rest[first:])]}
-            (encoded,) = self._encoder.encode([self.template.rendered(shorter)])
+            try:
+                (encoded,) = self._encoder.encode([self.template.rendered(shorter)])
+            except ChatError:  # a template may not take what is left
+                continue
             if len(encoded.tokens) <= self.keep_newest:
                 return encoded
         return whole
