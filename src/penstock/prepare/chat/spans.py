@@ -2,6 +2,10 @@
 
 A conversation is rendered to one text by a chat template. Spans tile that text, and later its tokens: so a role, a turn
 or a loss mask is a lookup, whatever policy asks for it.
+
+Template text around messages belongs to one of them: through the end-of-turn marker and the blanks after it to the
+message before, the rest to the message after. What belongs to none (BOS, a system message that the template adds, a
+generation prompt at the end) has turn -1 and the role "template".
 """
 
 from __future__ import annotations
