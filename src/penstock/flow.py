@@ -82,6 +82,8 @@ class Flow:
         """The rows that lie in stores."""
         self.has_samples = any(isinstance(r, SampleRows) for r in rows)
         self.padding = padding or Padding("max_length")
+        self.asks_all_ranks = self.has_samples and self.padding.to != "max_length"
+        """Whether the rows of all ranks are looked up, because the longest one says how wide a batch is."""
         self.sequences = max(getattr(r, "sequences", 1) for r in rows)
         """Rows of a batch that one row of the order is: two for preference pairs."""
         self.in_memory = (
@@ -98,7 +100,7 @@ class Flow:
 
     def _widths(self, task: Task) -> NDArray[np.int64]:
         """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
-        if self.padding.to == "max_length":
+        if not self.asks_all_ranks:
             return np.full(task.num_rows, self.row_tokens)
         steps = task.live + task.stride * np.arange(task.num_steps)
         everything = self.order.skips.positions((steps[:, None] + np.arange(task.real_rows)).ravel())

@@ -73,6 +73,14 @@ FAULTS = {
         "3 of 40 rows (7.5 %)",
         r"row 1[012], message 1$",
     ),
+    "an answer of blanks": (
+        "empty answer",
+        forty(3, answer="\n "),
+        CHATML,
+        {},
+        "3 of 40 rows (7.5 %)",
+        r"row 1[012], message 1$",
+    ),
     "over length": ("over length", forty(3, answer="x" * 80), CHATML, {}, "max_length=64", r"row 1[012]$"),
     "no end-of-turn marker": (
         "end of turn",

@@ -171,6 +171,15 @@ def test_pairs_of_ranks_together_are_those_of_one(pair_store):
     assert ranks[1].metadata["side"] == ["chosen", "rejected"] * 11
 
 
+def test_one_rank_of_many_does_not_look_up_a_million_rows_for_its_first_batch(stores, monkeypatch):
+    loader = open_mixture(stores, {"web": 0.5, "notes": 0.3, "talks": 0.2}, batch_size=1024, rank=0, world_size=256)
+    order, asked = loader.plan.order, []
+    at = type(order).at
+    monkeypatch.setattr(type(order), "at", lambda self, positions: asked.append(len(positions)) or at(self, positions))
+    loader.get_batch()
+    assert 1024 <= sum(asked) <= 20_000
+
+
 @pytest.mark.parametrize("open_loader", [open_mixture, open_packed, open_talks])
 @pytest.mark.parametrize("ahead", [{"workers": 2}, {"prefetch": 2}])
 def test_batches_that_are_made_ahead_are_the_same(stores, open_loader, ahead):

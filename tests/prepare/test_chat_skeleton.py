@@ -61,6 +61,14 @@ LOOKING = [
     "{% for m in messages %}{{ 'a' if m.content > 'b' }}{% endfor %}",
     "{% with m = messages[0] %}{{ m.content | upper }}{% endwith %}",
     "{% for m in messages %}{{ (m.content or 'a') | upper }}{% endfor %}",
+    # Under another name, or by another way to the same thing
+    "{% for m in messages %}{% set l = loop %}{% if l.nextitem.content == 'a' %}b{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if loop['nextitem'].content == 'a' %}b{% endif %}{% endfor %}",
+    "{% set n = namespace() %}{% set o = n %}{% for m in messages %}{% set n.c = m.content %}{{ o.c == 'a' }}{% endfor %}",
+    "{% set n = namespace() %}{% set o = n %}{% for m in messages %}{% set o.c = m.content %}{{ n.c == 'a' }}{% endfor %}",
+    "{% set n = namespace() %}{% for m in messages %}{% set n.c = m.content %}{{ n['c'] == 'a' }}{% endfor %}",
+    "{% set n = namespace() %}{% for m in messages %}{% set n.c = m.content %}{{ (n | attr('c')) == 'a' }}{% endfor %}",
+    "{% set raise_exception = namespace %}{{ raise_exception(c=messages[0].content).c == 'a' }}",
 ]
 
 

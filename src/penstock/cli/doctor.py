@@ -264,14 +264,11 @@ def _layout_finding(checkup: _Checkup) -> Iterator[Finding]:
 
 def _pad_of(info: dict[str, Any], tokenizer: Any) -> tuple[int | None, list[Finding]]:
     """The token that a loader would fill up with, or that it would ask for one."""
-    from types import SimpleNamespace
-
     from penstock.loaders.chat_checks import Finding
     from penstock.loaders.conversation import pad_token_of
 
-    store: Any = SimpleNamespace(manifest=SimpleNamespace(tokenizer=info), tokenizer=tokenizer)
     try:
-        return pad_token_of(store, None), []
+        return pad_token_of(info, getattr(tokenizer, "vocab", {}), None), []
     except SpecError as error:
         return None, [Finding("no pad", False, error.headline, remedy=error.remedy or "")]
 

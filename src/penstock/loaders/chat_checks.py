@@ -53,6 +53,7 @@ _MARKER = re.compile(r"<[|｜][^<>\s]{1,64}>|</?s>|<(?:bos|eos|pad)>|<(?:start|e
 _NEVER_TOKENS = {"zephyr": ("<|system|>", "<|user|>", "<|assistant|>")}
 """Markers for which the model that a template is named after has no tokens either."""
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>")
+_BLANKS = (" ", "\n", "\n\n", "\t", "  ", " \n")
 _BY_THE_TEMPLATE = ("by the template", "the template fails", "generation marks")
 
 
@@ -117,6 +118,8 @@ class Facts:
     bos: tuple[tuple[int, ...], ...]
     ends: frozenset[int]
     """Ids of the end of a text, and of a turn."""
+    blank: frozenset[int]
+    """Ids that are nothing but blanks."""
 
 
 def facts_of(info: Mapping[str, Any], tokenizer: Any) -> Facts:
@@ -143,6 +146,7 @@ def facts_of(info: Mapping[str, Any], tokenizer: Any) -> Facts:
         special=frozenset(tokenizer.special.values()) if isinstance(tokenizer, JsonTokenizer) else frozenset(),
         bos=tuple(encode(name) for name in sorted(filter(None, bos_names))) if encode else (),
         ends=frozenset(end for end in ends if end is not None),
+        blank=frozenset(one for text in _BLANKS for one in encode(text)) if encode else frozenset(),
     )
 
 
@@ -198,7 +202,7 @@ def findings_of(rows: Rows, facts: Facts, settings: Settings) -> list[Finding]:
         measured = _Measured.of(rows, settings.policy)
         found += _check_masks(rows, measured, settings)
         found += _check_ends(rows, measured, facts, settings)
-        found += _check_answers(rows, measured, settings)
+        found += _check_answers(rows, measured, facts)
         found += _check_markers_said(rows, measured, facts)
         found += _check_bos(rows, measured, facts)
         found += _check_lengths(rows, measured, settings)
@@ -333,10 +337,14 @@ def _check_ends(rows: Rows, measured: _Measured, facts: Facts, settings: Setting
         yield Finding("end of turn", True, what, example, remedy)
 
 
-def _check_answers(rows: Rows, measured: _Measured, settings: Settings) -> Iterator[Finding]:
-    """Answers without a word teach to stop at once."""
+def _check_answers(rows: Rows, measured: _Measured, facts: Facts) -> Iterator[Finding]:
+    """Answers without a word teach to stop at once. Blanks are no words: some templates write one before an answer."""
     role, part = rows.spans["role"], rows.spans["part"]
-    says = measured.by_turn((role == _ASSISTANT) & (part == TEXT), measured.length) > 0
+    words = np.append(0, np.cumsum(~np.isin(rows.tokens, list(facts.blank))))
+    ends_at = np.cumsum(measured.length)
+    says = (
+        measured.by_turn((role == _ASSISTANT) & (part == TEXT), words[ends_at] - words[ends_at - measured.length]) > 0
+    )
     ends = measured.by_turn((role == _ASSISTANT) & (part == END), measured.trained) > 0
     silent = np.flatnonzero(ends & ~says)
     if len(silent):

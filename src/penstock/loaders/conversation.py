@@ -233,7 +233,8 @@ def members_of(
     at_least(2, max_length=max_length)
     _refuse_other_length(store, truncation, max_length)
     used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
-    fills = pad_token_of(store, pad)
+    vocab = {} if isinstance(pad, int) else getattr(store.tokenizer, "vocab", {})
+    fills = pad_token_of(store.manifest.tokenizer, vocab, pad)
     members = []
     for name in [name for name in store.names if name in used]:
         stream = store.stream(name, split)
@@ -309,9 +310,11 @@ def _store_of(path: Any, tokenizer: Any, keep_newest: int | None, of_raw_files: 
     return bake_conversations_to_cache(path, step, on_error)
 
 
-def pad_token_of(store: Store, asked: int | str | None) -> int:
-    """The id that fills up rows. Any will do, because masks come from lengths; but it must be one that was meant."""
-    tokenizer = store.manifest.tokenizer
+def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:
+    """The id that fills up rows. Any will do, because masks come from lengths; but it must be one that was meant.
+
+    `tokenizer` is what a manifest says of it.
+    """
     if isinstance(asked, int) and not isinstance(asked, bool):
         if not 0 <= asked < tokenizer["vocab_size"]:
             raise SpecError(
@@ -322,7 +325,6 @@ def pad_token_of(store: Store, asked: int | str | None) -> int:
         return asked
     if tokenizer["kind"] == "bytes" and asked is None:
         return int(tokenizer["eos"])
-    vocab = getattr(store.tokenizer, "vocab", {})
     own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
     names = (asked,) if asked is not None else (own, *_PAD_NAMES)
     found = next((int(vocab[name]) for name in names if name in vocab), None)

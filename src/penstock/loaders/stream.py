@@ -140,7 +140,8 @@ class BatchStream:
         cut, mine, end = self.cut, self.mine, self.end
         rows, live = cut.rows_per_step, cut.epochs.skips.live
         at_once = _LOCATED_ROWS if len(self.flow.rows) == 1 else _LOCATED_ROWS_OF_MANY
-        most = max(1, min(at_once // max(len(mine), 1), _LOCATED_SPAN // (rows * every)))
+        looked_up = rows if self.flow.asks_all_ranks else len(mine)
+        most = max(1, min(at_once // max(looked_up, 1), _LOCATED_SPAN // (rows * every)))
         most = most if largest is None else min(most, largest)
         while True:
             position = cut.settle(position)

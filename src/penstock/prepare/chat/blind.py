@@ -14,8 +14,9 @@ from jinja2 import nodes
 
 __all__ = ["is_blind"]
 
-_PLAIN, _SAID, _MESSAGE, _MESSAGES = range(4)
-"""What an expression may be: nothing of a message's text; (with) such a text; a message; a list of messages."""
+_PLAIN, _SAID, _MESSAGE, _MESSAGES, _NAMESPACE = range(5)
+"""What an expression may be: nothing of a message's text; (with) such a text; a message; a list of messages; a
+namespace, which is followed under the one name that it was made for."""
 
 _ASKS_FOR_TYPE = frozenset(
     ("string", "defined", "undefined", "none", "mapping", "iterable", "sequence", "number", "boolean", "true", "false")
@@ -54,9 +55,9 @@ class _Reader:
         """Of variables, by name, and of what a namespace holds, by (name, attribute)."""
 
     def set(self, target: nodes.Node, kind: int) -> None:
-        if isinstance(target, nodes.Name):
+        if isinstance(target, nodes.Name) and target.name != "loop":
             key: Any = target.name
-        elif isinstance(target, nodes.NSRef):
+        elif isinstance(target, nodes.NSRef) and self.kinds.get(target.name) == _NAMESPACE:
             key = (target.name, target.attr)
         else:
             raise _Looks
@@ -82,7 +83,10 @@ class _Reader:
         elif isinstance(node, nodes.For):
             self.loop(node)
         elif isinstance(node, nodes.Assign):
-            self.set(node.target, self.kind(node.node))
+            kind = self.kind(node.node)
+            if kind == _NAMESPACE and not isinstance(node.node, nodes.Call):
+                raise _Looks  # a second name for it
+            self.set(node.target, kind)
         elif isinstance(node, nodes.ExprStmt):
             self.plain(node.node)
         elif not isinstance(node, nodes.Break | nodes.Continue):
@@ -117,14 +121,16 @@ class _Reader:
         return _PLAIN
 
     def _name(self, node: nodes.Name) -> int:
+        if node.name == "loop":
+            raise _Looks  # it has messages inside: only its attributes are followed
         return self.kinds.get(node.name, _PLAIN)
 
     def _getattr(self, node: nodes.Getattr) -> int:
         if isinstance(node.node, nodes.Name):
-            if node.node.name == "loop" and node.attr in ("previtem", "nextitem"):
-                return _MESSAGE
-            if (node.node.name, node.attr) in self.kinds:
-                return self.kinds[node.node.name, node.attr]
+            if node.node.name == "loop":
+                return _MESSAGE if node.attr in ("previtem", "nextitem") else _PLAIN
+            if self.kinds.get(node.node.name) == _NAMESPACE:
+                return self.kinds.get((node.node.name, node.attr), _PLAIN)
         return self._of(self.kind(node.node), node.attr)
 
     def _getitem(self, node: nodes.Getitem) -> int:
@@ -220,11 +226,12 @@ class _Reader:
         raise _Looks
 
     def _call(self, node: nodes.Call) -> int:
-        if isinstance(node.node, nodes.Name) and node.node.name == "raise_exception":
+        name = node.node.name if isinstance(node.node, nodes.Name) else None
+        if name == "raise_exception" and name not in self.kinds:
             return _PLAIN
         self.plain(node.node)
         self._arguments(node)
-        return _PLAIN
+        return _NAMESPACE if name == "namespace" else _PLAIN
 
     def _arguments(self, node: Any) -> None:
         for argument in node.args:

@@ -158,11 +158,15 @@ class ChatTemplate:
         if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
             ends.append(first)
         alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
+        before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
+        header = _behind_ends(before.partition(_ASKED)[2], ends)
+        behind = prompted.partition(_ASKED)[2]
         if prompted.startswith(alone) and prompted != alone:
             prompt = prompted[len(alone) :]
+        elif behind and behind == after and not ends:  # what ends any turn, though it looks like no token
+            prompt, header = "", header.removeprefix(behind)
         else:  # always or never there: what stands behind the user's turn
-            prompt = _behind_ends(prompted.partition(_ASKED)[2], ends)
-        header = _behind_ends((self._try(user, answer) or "").partition(_ANSWER)[0].partition(_ASKED)[2], ends)
+            prompt = _behind_ends(behind, ends)
         prompt = prompt if prompt.strip() else header
         lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))

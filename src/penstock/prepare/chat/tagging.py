@@ -138,23 +138,22 @@ def locate(
     text = render(plain, False)
     regions: list[list[Region]] = [[] for _ in leaves]
     unsure = list(range(len(leaves)))
-    generation: list[Region] | None = None
+    # Of the conversation as it is: one with tags may take another branch, which prints the same and marks otherwise.
+    generation = _generation_of(plain, text, render, template) if marks else None
     # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
     untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
     marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
     for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
         styles = [None if n in skipped else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
-        found = _by_tags(conversation, text, styles, render, marks)
+        found = _by_tags(conversation, text, styles, render)
         if found is not None:
-            regions, generation = found
+            regions = found
             unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
             break
-    if generation is None and marks:
-        generation = _generation_alone(plain, text, render, template)
     for n in unsure:
         if n not in untaggable:
             regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
-    return Located(text, leaves, regions, generation if marks else None)
+    return Located(text, leaves, regions, generation)
 
 
 def _refuse_noncharacters(leaves: Iterable[Leaf]) -> None:
@@ -176,8 +175,8 @@ def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
 
 
 def _by_tags(
-    conversation: Mapping[str, Any], text: str, styles: list[bool | None], render: Render, marks: bool
-) -> tuple[list[list[Region]], list[Region]] | None:
+    conversation: Mapping[str, Any], text: str, styles: list[bool | None], render: Render
+) -> list[list[Region]] | None:
     """The first method. A leaf's style: None for no tags, True for tags inside its outer blanks, False around all."""
     if len(styles) >= _MAX_LEAVES:
         return None
@@ -197,22 +196,16 @@ def _by_tags(
         return f"{opening}{leaf}{closing}"
 
     try:
-        tagged = render(_mapped(conversation, tag), marks)
+        tagged = render(_mapped(conversation, tag), False)
     except ChatError:
         return None
     untagged = _untagged(tagged)
     if untagged[0] != text:
         return None
     regions: list[list[Region]] = [[] for _ in styles]
-    generation: list[Region] = []
-    opened = started = 0
-    within = ""
+    opened, within = 0, ""
     for tag_found, at in untagged[1]:
-        if tag_found == GENERATION_OPEN:
-            started = at
-        elif tag_found == GENERATION_CLOSE:
-            generation.append((started, at))
-        elif not within:
+        if not within:
             opened, within = at, tag_found
         else:  # only its own closing tag may follow an opening one
             number = _number(within)
@@ -220,7 +213,7 @@ def _by_tags(
                 return None
             regions[number].append((opened, at))
             within = ""
-    return None if within else (regions, [region for region in generation if region[0] < region[1]])
+    return None if within else regions
 
 
 def _untagged(tagged: str) -> tuple[str, list[tuple[str, int]]]:
@@ -255,7 +248,7 @@ def _is_unsure(text: str, leaf: Leaf, style: bool | None, regions: list[Region])
     return bool((lead and text[:start].endswith(lead[-1])) or (trail and text.startswith(trail[0], stop)))
 
 
-def _generation_alone(plain: dict[str, Any], text: str, render: Render, template: str) -> list[Region]:
+def _generation_of(plain: dict[str, Any], text: str, render: Render, template: str) -> list[Region]:
     untagged = _untagged(render(plain, True))
     if untagged[0] != text:
         raise ChatError(
