@@ -327,7 +327,7 @@ def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: 
         return int(tokenizer["eos"])
     own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
     names = (asked,) if asked is not None else (own, *_PAD_NAMES)
-    found = next((int(vocab[name]) for name in names if name in vocab), None)
+    found = next((int(vocab[name]) for name in names if isinstance(name, str) and name in vocab), None)
     if found is not None:
         return found
     raise SpecError(
