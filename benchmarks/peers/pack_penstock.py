@@ -1,4 +1,4 @@
-"""penstock: plan rows over all lengths, then copy every sample to its place in padded arrays, batch after batch."""
+"""penstock: plan rows over all lengths, then make every batch of them as a loader does, with all of its fields."""
 
 from __future__ import annotations
 
@@ -8,52 +8,53 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.source import ROWS
-from penstock.assemble.pack import Packing, pack
+from penstock.assemble.batch import Block, Fields, add_sample_fields
+from penstock.assemble.gather import fresh
+from penstock.assemble.rows import RowSpec, plan_rows
+from penstock.assemble.samples import SampleRows
+from penstock.deliver.memory import BlockPool
 
 PACKAGE = "penstock"
+FIELDS = Fields(segment_ids=True, position_ids=True, cu_seqlens=True)
+
+
+class _Samples:
+    """Samples end to end in memory, where a store would have them mapped."""
+
+    name = split = fingerprint = "samples"
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self.tokens, self.dtype = tokens, tokens.dtype
+
+    def addresses(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        return (
+            self.tokens.ctypes.data + self.dtype.itemsize * starts,
+            np.ones(len(starts), bool),
+            [self.tokens],
+        )
 
 
 def pack_samples(tokens: np.ndarray, lengths: np.ndarray, capacity: int, method: str) -> dict[str, Any]:
-    """`method` is that of `pack`; input ids are int32 then, as TRL makes them.
-
-    With "+" after it: input ids, labels and position ids as int64, as torchtune makes them. With " kept" at the end:
-    all rows are kept in memory, as both do; else a batch is summed, and the next is made in its place.
-    """
+    """`method` is that of `pack`. With " kept" after it all batches are kept in memory, as the peers do; otherwise a
+    batch is summed, and its memory is used for a later one."""
     began = time.perf_counter()
-    is_kept, has_labels = method.endswith(" kept"), "+" in method
-    packing = pack(lengths, capacity, method.removesuffix(" kept").removesuffix("+"))
-    starts, sizes = (np.cumsum(lengths) - lengths)[packing.items], lengths[packing.items]
-    shape = (packing.num_rows if is_kept else ROWS, capacity)
-    arrays = [np.empty(shape, np.int64 if has_labels else np.int32) for _ in range(3 if has_labels else 1)]
-    checksum = 0
-    for row in range(0, packing.num_rows, ROWS):
-        num_rows = min(ROWS, packing.num_rows - row)
-        batch = [array[row : row + num_rows] if is_kept else array[:num_rows] for array in arrays]
-        _fill(batch, tokens, packing, row, starts, sizes)
-        checksum += 0 if is_kept else int(batch[0].sum(dtype=np.int64))
+    is_kept = method.endswith(" kept")
+    borders = np.concatenate([[0], np.cumsum(lengths)])
+    spec = RowSpec(capacity, method.removesuffix(" kept"), "drop")
+    rows = SampleRows(_Samples(tokens), plan_rows(borders, spec), spec, borders)
+    allocate = fresh if is_kept else BlockPool(7).take
+    kept, checksum = [], 0
+    for first in range(0, rows.num_rows, ROWS):
+        index = np.arange(first, min(first + ROWS, rows.num_rows))
+        laid = rows.lay(
+            index, np.full(len(index), capacity), allocate(len(index), capacity + 1), pad=0, allocate=allocate
+        )
+        block = Block(laid.tokens, np.zeros(len(index), np.int32), index, None)
+        add_sample_fields(block, laid, FIELDS, allocate)
+        if is_kept:
+            kept.append(block)
+        else:
+            checksum += int(block.tokens.sum())
     seconds = time.perf_counter() - began
-    checksum = int(arrays[0].sum(dtype=np.int64)) if is_kept else checksum
-    return {"seconds": seconds, "rows": packing.num_rows, "tokens": int(lengths.sum()), "checksum": checksum}
-
-
-def _fill(
-    batch: list[np.ndarray], tokens: np.ndarray, packing: Packing, row: int, starts: np.ndarray, sizes: np.ndarray
-) -> None:
-    """Rows from `row` on, sample after sample."""
-    ids, labels, positions = batch if len(batch) == 3 else (batch[0], None, None)
-    capacity = ids.shape[1]
-    count = np.arange(capacity)
-    borders = packing.row_starts[row : row + len(ids) + 1].tolist()
-    all_starts, all_sizes = (part[borders[0] : borders[-1]].tolist() for part in (starts, sizes))
-    for number in range(len(ids)):
-        at, here = 0, slice(borders[number] - borders[0], borders[number + 1] - borders[0])
-        for start, size in zip(all_starts[here], all_sizes[here], strict=True):
-            ids[number, at : at + size] = tokens[start : start + size]
-            if positions is not None:
-                positions[number, at : at + size] = count[:size]
-            at += size
-        ids[number, at:] = 0
-        if labels is not None and positions is not None:
-            labels[number] = ids[number]
-            labels[number, at:] = -100
-            positions[number, at:] = count[: capacity - at]
+    checksum += sum(int(block.tokens.sum()) for block in kept)
+    return {"seconds": seconds, "rows": rows.num_rows, "tokens": int(lengths.sum()), "checksum": checksum}

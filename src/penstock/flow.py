@@ -8,7 +8,7 @@ block    = one gather                        assemble/gather.py: tokens, widened
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.assemble.batch import Block, Fields, Padding, add_border_fields, add_sample_fields, fill_up, mask_padding
-from penstock.assemble.gather import windows_at
+from penstock.assemble.gather import Allocate, windows_at
 from penstock.assemble.samples import Laid, SampleRows, join_laid
 from penstock.assemble.window import JointWindows, WindowRows
 from penstock.order.schedule import Draw, Order
@@ -24,8 +24,6 @@ from penstock.order.sharding import Share, last_row, row_numbers
 from penstock.protocols import Rows
 
 __all__ = ["Flow", "Located", "Task"]
-
-Allocate = Callable[[int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +219,16 @@ class Located:
             target = out if whole else np.empty((len(mine) * per, width), np.int64)
             if isinstance(rows, SampleRows):
                 show, left = flow.fields.roles, flow.padding.left
-                laid = rows.lay(index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show)
+                laid = rows.lay(
+                    index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show, allocate=allocate
+                )
             else:
                 laid = self._lay_windows(rows, index[mine], epoch[mine], widths[mine], target)
             parts.append(((mine[:, None] * per + np.arange(per)).ravel(), laid))
         laid = parts[0][1] if len(parts) == 1 and parts[0][1].tokens is out else join_laid(parts, out)
         weight = None if self.weight is None else self.weight[first:last]
         block = Block(out, source, self.positions[first:last], weight)
-        add_sample_fields(block, laid, flow.fields)
+        add_sample_fields(block, laid, flow.fields, allocate)
         block.shown = laid.shown
         mask_padding(block)
         return block

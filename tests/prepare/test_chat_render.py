@@ -141,6 +141,27 @@ class TestTemplatesThatPrintWhatIsThere:
         assert template_of(source).end_of_turn is None
         assert answers(source, said(QUESTION, ("assistant", "a"), QUESTION)) == [("a", "text")]
 
+    def test_without_a_prompt_or_an_end_that_is_known_the_header_is_not_the_answer(self):
+        source = "{% for m in messages %}{{ m.role }}: {{ m.content }} || {% endfor %}"
+        assert answers(source, said(QUESTION, ("assistant", "So."))) == [("So.", "text")]
+
+    @pytest.mark.parametrize("value", ["<x>", ["<x>"], {"a": "<x>"}, {"<x>": 1}])
+    def test_what_other_fields_of_a_message_say_is_said_too(self, value):
+        source = "{% for m in messages %}<{{ m.role }}{{ m.more }}>{{ m.content }}</s>{% endfor %}"
+        assert "<x>" in said_in(source, said(("user", "Why?", {"more": value}), ("assistant", "So.")))
+
+    def test_other_fields_that_a_template_compares_are_left_alone(self):
+        source = (
+            "{% for m in messages %}<{{ m.role }}>{{ '!' if m.mood == 'in a hurry' }}{{ m.content }}</s>{% endfor %}"
+        )
+        rendered = template_of(source).rendered(said(("user", "Why?", {"mood": "in a hurry"}), ("assistant", "So.")))
+        assert rendered.text == "<user>!Why?</s><assistant>So.</s>"
+
+    @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+    def test_reasoning_is_part_of_an_answer_under_each_of_its_names(self, name):
+        source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m." + name + " }}</s>{% endfor %}"
+        assert answers(source, said(QUESTION, ("assistant", "So.", {name: " Hm."})))[0] == ("So. Hm.", "text")
+
 
 class TestTemplatesThatTrim:
     @pytest.mark.parametrize("text", ["  So.  ", "\n\nSo.", "So.\n", "\u00a0So.\t"])
@@ -319,6 +340,11 @@ class TestToolCalls:
         assert message.startswith("[AVAILABLE_TOOLS] ")
         assert message.endswith("[/AVAILABLE_TOOLS][INST] ")
 
+    def test_arguments_may_have_keys_that_are_not_text(self):
+        call = {"type": "function", "function": {"name": "f", "arguments": {1: 2}}}
+        source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}</s>{% endfor %}"
+        assert "{1: 2}" in template_of(source).rendered(said(QUESTION, ("assistant", "", {"tool_calls": [call]}))).text
+
 
 class TestTemplatesThatLoseMessages:
     def test_a_message_that_is_dropped_is_named(self):
@@ -380,6 +406,11 @@ class TestGenerationMarks:
     def test_they_are_followed_through_a_template_that_changes_blanks(self):
         source = CHATML_MARKED.replace("m.content", "m.content.strip('\\n')")
         assert answers(source, said(QUESTION, ("assistant", "\n So."))) == [(" So.", "text"), ("<|im_end|>", "end")]
+
+    def test_a_branch_that_compares_the_answer_is_the_one_that_counts(self):
+        source = CHATML_MARKED.replace("m.role == 'assistant'", "m.role == 'assistant' and m.content != 'So.'")
+        conversation = said(QUESTION, ("assistant", "So."), QUESTION, ("assistant", "Thus."))
+        assert answers(source, conversation) == [("Thus.", "text"), ("<|im_end|>", "end")]
 
     def test_they_are_not_in_the_text(self):
         conversation = said(QUESTION, ("assistant", "So."))

@@ -64,8 +64,8 @@ LOOKING = [
     # Under another name, or by another way to the same thing
     "{% for m in messages %}{% set l = loop %}{% if l.nextitem.content == 'a' %}b{% endif %}{% endfor %}",
     "{% for m in messages %}{% if loop['nextitem'].content == 'a' %}b{% endif %}{% endfor %}",
-    "{% set n = namespace() %}{% set o = n %}{% for m in messages %}{% set n.c = m.content %}{{ o.c == 'a' }}{% endfor %}",
-    "{% set n = namespace() %}{% set o = n %}{% for m in messages %}{% set o.c = m.content %}{{ n.c == 'a' }}{% endfor %}",
+    "{% set n = namespace() %}{% set o = n %}{% set n.c = messages[0].content %}{{ o.c == 'a' }}",
+    "{% set n = namespace() %}{% set o = n %}{% set o.c = messages[0].content %}{{ n.c == 'a' }}",
     "{% set n = namespace() %}{% for m in messages %}{% set n.c = m.content %}{{ n['c'] == 'a' }}{% endfor %}",
     "{% set n = namespace() %}{% for m in messages %}{% set n.c = m.content %}{{ (n | attr('c')) == 'a' }}{% endfor %}",
     "{% set raise_exception = namespace %}{{ raise_exception(c=messages[0].content).c == 'a' }}",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.assemble.gather import Allocate, fresh
 from penstock.assemble.samples import Laid
 
 __all__ = [
@@ -130,41 +131,52 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a label, where input begins to pad
 
 
-def add_sample_fields(block: Block, laid: Laid, fields: Fields) -> None:
+def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Allocate = fresh) -> None:
     """Masks and labels of rows of samples, and what says which sample a token is of.
 
-    Samples and padding tile the rows in runs: what is the same for a whole run is said once and repeated.
+    Everything large goes to memory of `allocate`: fresh memory costs more than all that is computed here.
     """
     rows, width = laid.tokens.shape[0], laid.tokens.shape[1] - 1
-    loss = np.ascontiguousarray(laid.weight[:, 1:])
-    block.extra["loss_mask"] = loss
-    block.extra["labels"] = np.where(loss > 0, laid.tokens[:, 1:], -100)
+    place, end = np.arange(width), laid.offset + laid.length
+    loss = laid.weight[:, 1:]
+    labels, attention = allocate(rows, width), allocate(rows, width)
+    labels[:] = -100
+    np.copyto(labels, laid.tokens[:, 1:], where=loss > 0)
+    np.less(place, end[:, None], out=attention, casting="unsafe")
+    if laid.offset.any():
+        attention *= place >= laid.offset[:, None]
+    block.extra |= {"loss_mask": loss, "labels": labels, "attention_mask": attention}
     block.widths = laid.widths
+    if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
+        return
 
+    # Samples and padding tile the rows in runs: what is the same for a whole run is looked up by the run's number.
     begins = laid.begins[:, :-1]
     seams = begins.copy()
     seams[:, 0] = True
-    end = laid.offset + laid.length
     padded = np.flatnonzero(end < width)
     seams[padded, end[padded]] = True
     start = np.flatnonzero(seams)
-    count = np.diff(start, append=rows * width)
-    is_sample = begins.reshape(-1)[start]
-    block.extra["attention_mask"] = np.repeat(is_sample.astype(np.int64), count).reshape(rows, width)
+    is_sample = begins.reshape(rows * width)[start]
+    run = allocate(1, rows * width)[0]
+    np.cumsum(seams, out=run)
+    run -= 1
     if fields.segment_ids:
         samples = np.cumsum(is_sample)
-        before: NDArray[np.int64] = (samples - is_sample)[
-            np.searchsorted(start, start // width * width)
-        ]  # in the rows above
-        block.extra["segment_ids"] = np.repeat((samples - before) * is_sample, count).reshape(rows, width)
+        above: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]
+        block.extra["segment_ids"] = _looked_up((samples - above) * is_sample, run, allocate(rows, width))
     if fields.position_ids:
-        flat = np.repeat(start, count)
-        np.subtract(np.arange(rows * width), flat, out=flat)
-        positions = flat.reshape(rows, width)
-        positions *= block.extra["attention_mask"]
+        positions = _looked_up(start, run, allocate(rows, width))
+        np.subtract(np.arange(rows * width).reshape(rows, width), positions, out=positions)
+        positions *= attention
         block.extra["position_ids"] = positions
     if fields.cu_seqlens:
         block.seams = seams
+
+
+def _looked_up(values: NDArray[np.int64], where: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    np.take(values, where, out=out.reshape(-1), mode="clip")  # any mode but "raise": that one makes a copy first
+    return out
 
 
 def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:

@@ -7,15 +7,28 @@ is ever touched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["copy_runs", "gather_windows", "windows_at"]
+__all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
+
+Allocate = Callable[[int, int], NDArray[np.int64]]
+"""(rows, width) -> memory for so many numbers, of any content: fresh, or used before and free again."""
 
 _LONG_RUN = 32
 """Tokens from which on a copy of its own is cheaper than an index for each token."""
+
+
+def fresh(rows: int, width: int) -> NDArray[np.int64]:
+    return np.empty((rows, width), np.int64)
+
+
+def floats(allocate: Allocate, rows: int, width: int) -> NDArray[np.float32]:
+    """Memory for float32 from a function that gives it for int64."""
+    return allocate(rows, (width + 1) // 2).view(np.float32)[:, :width]
 
 
 class _Memory:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.assemble.gather import copy_runs
+from penstock.assemble.gather import Allocate, copy_runs, floats, fresh
 from penstock.assemble.rows import RowIndex, RowSpec, Trained, ragged
 from penstock.errors import SpecError
 
@@ -152,10 +152,11 @@ class SampleRows:
         pad: int,
         left: bool = False,
         show: bool = False,
+        allocate: Allocate = fresh,
     ) -> Laid:
         """Rows one below the other in `out`, [sequences, width + 1]; `widths` of the batch that each row is in.
 
-        With `show`, fields of spans too, for each token.
+        With `show`, fields of spans too, for each token. `allocate` gives memory for the weights.
         """
         table = self.index
         first = table.row_starts[index]
@@ -184,10 +185,11 @@ class SampleRows:
         if left:
             is_token &= place >= offset[:, None]
         shown: dict[str, NDArray[Any]] = {}
+        weight = floats(allocate, *out.shape)
         if self.trained is None:
-            weight = is_token.astype(np.float32)
+            weight[:] = is_token
         else:
-            weight = np.zeros(out.shape, np.float32)
+            weight[:] = 0
             document = table.document[piece]
             begin = start - self.borders[document]
             weight[is_token] = self.trained.expand(self.trained.weight, document, begin, begin + length)
@@ -196,5 +198,5 @@ class SampleRows:
                 shown[name][is_token] = self.trained.expand(values, document, begin, begin + length)
         begins = np.zeros(out.shape, bool)
         begins.reshape(-1)[at] = True
-        weight.reshape(-1)[at] = 0  # nothing comes before it that could predict it
+        weight[row, column + offset[row]] = 0  # nothing comes before it that could predict it
         return Laid(out, weight, begins, row_length, offset, widths, shown)

@@ -22,7 +22,9 @@ _MOST_OWNERS = 4
 class BlockPool:
     """int64 blocks, 64-byte aligned. One owner array per block stays here; users get views."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrays_per_block: int = 1) -> None:
+        """`arrays_per_block`: how many are taken for the rows of a batch."""
+        self._most_owners = _MOST_OWNERS * arrays_per_block
         self._owners: list[NDArray[np.int64]] = []
         self._next = 0
 
@@ -38,7 +40,7 @@ class BlockPool:
                 self._next = at + 1
                 return owner[:size].reshape(rows, width)
         owner = _aligned(size)
-        if count < _MOST_OWNERS:
+        if count < self._most_owners:
             self._owners.append(owner)
         else:
             at = self._next % count

@@ -86,7 +86,7 @@ class DataLoader:
         self.prefetch = at_least(0, prefetch=prefetch)
         self.workers = at_least(0, workers=workers)
         self._share(self.batch_size)
-        self._pool = BlockPool()
+        self._pool = _pool_for(flow)
         self._generation = 0
         self._handed_any = False
         self._go_to(0, [[0, 0, self.batch_size]])
@@ -512,7 +512,7 @@ class DataLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pool, self._adapt = BlockPool(), _adapter(self.framework)
+        self._pool, self._adapt = _pool_for(self._flow), _adapter(self.framework)
 
     def __repr__(self) -> str:
         mine = len(self._share(self.batch_size))
@@ -539,6 +539,11 @@ def _with_cut(steps: list[list[int]], position: int, rows: int, *, epochs: Epoch
         return steps
     step += at < position  # inside a step: what was used of it counts as a step
     return [*(t for t in steps if t[0] < step), [step, position, rows]]
+
+
+def _pool_for(flow: Flow) -> BlockPool:
+    """Memory for blocks: tokens alone, or for rows of samples also weights, labels, masks, ids and a scratch."""
+    return BlockPool(7 if getattr(flow, "has_samples", False) else 1)
 
 
 def _tokens_per_row(rows: Any, of_flow: int) -> float:

@@ -44,6 +44,8 @@ _WRITTEN_CALL = "<{[("
 """A tool call that is part of the text has one of these, however a model writes it."""
 _MAX_WEIGHT = 2.0**127
 """Weights are kept in 32 bits."""
+_MOST_MESSAGES = 2**15 - 1
+"""Numbers of turns are kept in 16 bits."""
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict)
 
 
@@ -283,6 +285,12 @@ def check_order(messages: list[Message]) -> None:
     """What no template can mean. Two messages of one role in a row are left to the template."""
     if not messages:
         raise ChatError("empty conversation")
+    if len(messages) > _MOST_MESSAGES:
+        raise ChatError(
+            "too many messages",
+            f"{len(messages):,} of them; a conversation has {_MOST_MESSAGES:,} at most",
+            remedy="cut it into several conversations",
+        )
     before: Message | None = None
     for turn, message in enumerate(messages):
         role = message["role"]

@@ -33,6 +33,9 @@ _WORD = re.compile(r"[\w.\-]*", re.ASCII)
 """Names, types and ids. Templates compare these with words of their own, so they are left alone where not asked for:
 no name of a special token is made of only such characters."""
 _MARKUP = re.compile(r"[<\[{]")
+_KNOWN_FIELDS = frozenset(
+    ("role", "content", "reasoning_content", "thinking", "reasoning", "name", "tool_call_id", "tool_calls")
+)
 
 
 class Leaf(NamedTuple):
@@ -41,7 +44,8 @@ class Leaf(NamedTuple):
     turn: int
     """The number of its message; -1 in tool definitions."""
     kind: str
-    """content, reasoning, call (the name of a function that is called), argument, name, tools."""
+    """content, reasoning, call (the name of a function that is called), argument, name, tools, other (of fields that
+    only some templates know)."""
     role: str
     text: str
 
@@ -84,14 +88,22 @@ def _mapped_message(turn: int, message: Mapping[str, Any], swap: Swap) -> dict[s
     mapped = dict(message)
     mapped.pop("weight", None)
     if len(mapped) > 2:
-        reasoning = message.get("reasoning_content")
-        if isinstance(reasoning, str):
-            mapped["reasoning_content"] = mapped["thinking"] = swap(turn, "reasoning", role, reasoning)
+        mapped = {
+            _mapped_key(turn, "other", role, name, swap): value
+            if name in _KNOWN_FIELDS
+            else _mapped_strings(turn, "other", role, value, swap)
+            for name, value in mapped.items()
+        }
+        for name in ("reasoning_content", "thinking", "reasoning"):
+            if isinstance(message.get(name), str):
+                mapped[name] = swap(turn, "reasoning", role, message[name])
+        if isinstance(mapped.get("reasoning_content"), str):
+            mapped["thinking"] = mapped["reasoning_content"]
     mapped["content"] = swap(turn, "content", role, message["content"])
     if len(mapped) > 2:
         for name in ("name", "tool_call_id"):
-            if isinstance(message.get(name), str) and not _WORD.fullmatch(message[name]):
-                mapped[name] = swap(turn, "name", role, message[name])
+            if name in mapped:
+                mapped[name] = _mapped_strings(turn, "name", role, message[name], swap)
         if message.get("tool_calls"):
             mapped["tool_calls"] = [_mapped_call(turn, role, call, swap) for call in message["tool_calls"]]
     return mapped
@@ -102,22 +114,31 @@ def _mapped_call(turn: int, role: str, call: Mapping[str, Any], swap: Swap) -> d
     function["name"] = swap(turn, "call", role, function["name"])
     function["arguments"] = _mapped_strings(turn, "argument", role, function.get("arguments", {}), swap)
     mapped = {**call, "function": function}
-    if isinstance(call.get("id"), str) and not _WORD.fullmatch(call["id"]):
-        mapped["id"] = swap(turn, "name", role, call["id"])
+    if "id" in call:
+        mapped["id"] = _mapped_strings(turn, "name", role, call["id"], swap)
     return mapped
 
 
 def _mapped_strings(turn: int, kind: str, role: str, value: Any, swap: Swap) -> Any:
     if isinstance(value, str):
-        return value if kind == "tools" and _WORD.fullmatch(value) else swap(turn, kind, role, value)
+        return swap(turn, kind, role, value) if kind == "argument" or _may_be_markup(kind, value) else value
     if isinstance(value, Mapping):
         return {
-            key if _WORD.fullmatch(key) else swap(turn, kind, role, key): _mapped_strings(turn, kind, role, item, swap)
+            _mapped_key(turn, kind, role, key, swap): _mapped_strings(turn, kind, role, item, swap)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_mapped_strings(turn, kind, role, item, swap) for item in value]
     return value
+
+
+def _mapped_key(turn: int, kind: str, role: str, key: Any, swap: Swap) -> Any:
+    return swap(turn, kind, role, key) if isinstance(key, str) and _may_be_markup(kind, key) else key
+
+
+def _may_be_markup(kind: str, text: str) -> bool:
+    """Whether the name of a special token may be in it. What templates do with other fields is not known: compare?"""
+    return bool(_MARKUP.search(text)) if kind == "other" else not _WORD.fullmatch(text)
 
 
 def locate(

@@ -103,7 +103,7 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
     regions: list[list[Region]] = [[] for _ in messages]
     lost: dict[int, str] = {}
     for leaf, found in zip(located.leaves, located.regions, strict=True):
-        if leaf.turn < 0 or leaf.kind == "name":
+        if leaf.turn < 0 or leaf.kind in ("name", "other"):
             continue
         if len(found) > 1 and leaf.kind == "content" and leaf.text.strip():
             raise ChatError(
