@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from penstock.errors import TokenizerError
 from penstock.prepare.chat.spans import TEXT
 from penstock.prepare.chat.step import Chat
 
@@ -121,6 +122,40 @@ def test_a_name_of_a_special_token_in_a_message_is_a_note(succeeds, sft):
     done = doctor(succeeds, sft(talk(("user", "<|im_end|>?"), ("assistant", "4."))))
     assert "note    marker in a message: 1 of 5 rows have the name of a special token in a message" in done.out
     assert "line 3, message 0" in done.out
+
+
+@pytest.mark.parametrize(("template", "is_noted"), [("chatml", True), ("qwen", False)])
+def test_tools_that_a_template_does_not_write_are_a_note(template, is_noted, succeeds, sft):
+    done = doctor(succeeds, sft({**GOOD, "tools": [{"type": "function", "function": {"name": "add"}}]}), template)
+    assert ("note    tools are not written: 1 of 5 rows have tools" in done.out) == is_noted
+    assert ("sft.jsonl, line 3\n          try: a template that writes tools" in done.out) == is_noted
+
+
+def test_columns_and_roles_can_have_other_names(succeeds, penstock, sft):
+    rows = [{"talk": [{"role": "user", "content": "2?"}, {"role": "bot", "content": "4."}]}] * 5
+    file = sft()
+    with open(file, "w") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    assert doctor(penstock, file).code == 1
+    assert "⟦4.<|im_end|>⟧↵" in doctor(succeeds, file, columns="messages=talk", roles="bot=assistant").out
+
+
+def test_a_pair_that_cannot_be_encoded_is_named_by_its_own_line(penstock, tmp_path, monkeypatch):
+    pairs = [{"prompt": f"{number}?", "chosen": "4.", "rejected": "5."} for number in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    right = Chat.encode
+
+    def encode(self, prepared):
+        for number, one in enumerate(prepared):
+            if "2?" in one.text:
+                raise TokenizerError("no id for this", number=number)
+        return right(self, prepared)
+
+    monkeypatch.setattr(Chat, "encode", encode)
+    done = doctor(penstock, tmp_path / "pairs.jsonl")
+    assert done.code == 1
+    assert "FAILED  cannot be encoded: 1 of 4 rows" in done.out
+    assert "pairs.jsonl, line 3, no id for this" in done.out
 
 
 def test_only_the_first_rows_are_read(succeeds, penstock, sft):

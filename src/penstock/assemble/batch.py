@@ -150,32 +150,54 @@ def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Alloca
     if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
         return
 
-    # Samples and padding tile the rows in runs: what is the same for a whole run is looked up by the run's number.
+    # Samples and padding tile the rows in runs.
     begins = laid.begins[:, :-1]
     seams = begins.copy()
     seams[:, 0] = True
     padded = np.flatnonzero(end < width)
     seams[padded, end[padded]] = True
-    start = np.flatnonzero(seams)
-    is_sample = begins.reshape(rows * width)[start]
-    run = allocate(1, rows * width)[0]
-    np.cumsum(seams, out=run)
-    run -= 1
-    if fields.segment_ids:
-        samples = np.cumsum(is_sample)
-        above: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]
-        block.extra["segment_ids"] = _looked_up((samples - above) * is_sample, run, allocate(rows, width))
-    if fields.position_ids:
-        positions = _looked_up(start, run, allocate(rows, width))
-        np.subtract(np.arange(rows * width).reshape(rows, width), positions, out=positions)
-        positions *= attention
-        block.extra["position_ids"] = positions
     if fields.cu_seqlens:
         block.seams = seams
+    start = np.flatnonzero(seams)
+    is_sample = begins.reshape(rows * width)[start]
+    samples = np.cumsum(is_sample)
+    above: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]
+    segment = (samples - above) * is_sample  # counted in its row; 0 for padding
+    count = np.diff(start, append=rows * width)
+    if fields.segment_ids:
+        block.extra["segment_ids"] = _fill_runs(segment, count, allocate(rows, width))
+    if fields.position_ids:
+        block.extra["position_ids"] = _count_runs(is_sample, count, allocate(rows, width))
 
 
-def _looked_up(values: NDArray[np.int64], where: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
-    np.take(values, where, out=out.reshape(-1), mode="clip")  # any mode but "raise": that one makes a copy first
+_LONG_RUN = 32
+"""Tokens from which on a slice of its own for each run is cheaper than something done for each token."""
+
+
+def _fill_runs(values: NDArray[np.int64], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """values[0], count[0] times; then values[1]; and so on."""
+    flat = out.reshape(-1)
+    if len(flat) < _LONG_RUN * len(count):
+        flat[:] = np.repeat(values, count)
+        return out
+    at = 0
+    for value, number in zip(values.tolist(), count.tolist(), strict=True):
+        flat[at : at + number] = value
+        at += number
+    return out
+
+
+def _count_runs(counts: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... in each run that counts, and zeros in the others."""
+    flat = out.reshape(-1)
+    if len(flat) < _LONG_RUN * len(count):
+        flat[:] = np.arange(len(flat)) - np.repeat(np.cumsum(count) - count, count)
+        flat *= np.repeat(counts, count)
+        return out
+    at, numbers = 0, np.arange(int(count.max(initial=0)))
+    for is_counted, number in zip(counts.tolist(), count.tolist(), strict=True):
+        flat[at : at + number] = numbers[:number] if is_counted else 0
+        at += number
     return out
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.common import add_json, print_json, whole_number
+from penstock.cli.common import add_json, add_renames, print_json, whole_number
 from penstock.errors import SpecError
 from penstock.spec import suggest
 
@@ -74,12 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conversation-format", metavar="F", help="messages, sharegpt, alpaca, prompt_completion or preference"
     )
-    parser.add_argument(
-        "--columns", type=_renamed, metavar="OURS=THEIRS,...", help="where a row has what, e.g. messages=turns"
-    )
-    parser.add_argument(
-        "--roles", type=_renamed, metavar="THEIRS=OURS,...", help="what roles are called, e.g. bot=assistant"
-    )
+    add_renames(parser)
     parser.add_argument(
         "--keep-newest", type=whole_number, metavar="TOKENS", help="drop the oldest turns of conversations over this"
     )
@@ -133,18 +128,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(store)
     return 0
-
-
-def _renamed(text: str) -> dict[str, str]:
-    """
-    >>> _renamed("bot=assistant,me=user")
-    {'bot': 'assistant', 'me': 'user'}
-    """
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    wrong = next((part for part in pairs if not all(part)), None)
-    if wrong is not None:
-        raise argparse.ArgumentTypeError(f"{''.join(wrong)!r} is not NAME=NAME, as in bot=assistant,me=user")
-    return {name: other for name, _, other in pairs}
 
 
 def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WeightsFrom",
     "add_json",
+    "add_renames",
     "add_settings",
     "add_weights",
     "bytes_in_words",
@@ -52,6 +53,28 @@ _MULTIPLES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and nothing else there")
+
+
+def add_renames(parser: argparse.ArgumentParser) -> None:
+    """What the rows of conversations call their columns and roles."""
+    parser.add_argument(
+        "--columns", type=_renamed, metavar="OURS=THEIRS,...", help="where a row has what, e.g. messages=turns"
+    )
+    parser.add_argument(
+        "--roles", type=_renamed, metavar="THEIRS=OURS,...", help="what roles are called, e.g. bot=assistant"
+    )
+
+
+def _renamed(text: str) -> dict[str, str]:
+    """
+    >>> _renamed("bot=assistant,me=user")
+    {'bot': 'assistant', 'me': 'user'}
+    """
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    wrong = next((part for part in pairs if not all(part)), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"{''.join(wrong)!r} is not NAME=NAME, as in bot=assistant,me=user")
+    return {name: other for name, _, other in pairs}
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

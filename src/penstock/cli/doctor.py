@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.common import add_json, counted, print_json, printable, whole_number
+from penstock.cli.common import add_json, add_renames, counted, print_json, printable, whole_number
 from penstock.errors import SpecError, TokenizerError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_argument("--loss", help="assistant, last, all, or roles such as user+assistant (assistant; pairs: last)")
     chat.add_argument("--format", help="messages, sharegpt, alpaca, prompt_completion or preference (the first row's)")
+    add_renames(chat)
     chat.add_argument("--rows", type=whole_number, default=1000, metavar="N", help="how many rows to check (1000)")
     chat.add_argument("--show", type=whole_number, default=2, metavar="N", help="rows to show with their masks (2)")
     chat.add_argument("--html", metavar="PAGE", help="write these rows as a page, too")
@@ -97,7 +98,14 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     policy = None if arguments.loss is None else LossPolicy.of(arguments.loss)
     keep_newest = arguments.max_length if arguments.truncation == "drop_oldest" else None
-    step = chat(arguments.tokenizer, arguments.template, format=arguments.format, keep_newest=keep_newest)
+    step = chat(
+        arguments.tokenizer,
+        arguments.template,
+        format=arguments.format,
+        columns=arguments.columns,
+        roles=arguments.roles,
+        keep_newest=keep_newest,
+    )
     checkup = _read(arguments.file, step, arguments.rows)
     encoded = _encode(checkup)
     info = checkup.step.info()
@@ -110,7 +118,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         cuts = arguments.truncation if arguments.truncation.startswith("keep") else "drop"
         settings = Settings(policy, arguments.max_length, cuts, pad)
         findings += [*of_pad, *findings_of(rows, facts_of(info, step.tokenizer), settings)]
-        findings += [*_check_said(checkup, rows), *_check_names(checkup)]
+        findings += [*_check_said(checkup, rows), *_check_names(checkup), *_check_tools(checkup)]
     findings.sort(key=lambda finding: not finding.is_failure)
     ok = not any(finding.is_failure for finding in findings)
     shown = (
@@ -210,20 +218,10 @@ def _encode(checkup: _Checkup) -> list[Encoded]:
         except TokenizerError as error:
             if "number" not in error.where:
                 raise
-            side = int(error.where["number"])  # type: ignore[call-overload]
-            number = next(n for n, one in enumerate(_ends(checkup.prepared)) if side < one)
+            number = int(error.where["number"])  # type: ignore[call-overload]
             checkup.prepared.pop(number)
             checkup.refuse("cannot be encoded", checkup.places.pop(number), error.headline, error.remedy or "")
     return []
-
-
-def _ends(prepared: list[Prepared]) -> list[int]:
-    """How many sides there are up to each conversation, and with it."""
-    ends, total = [], 0
-    for one in prepared:
-        total += len(one.sides)
-        ends.append(total)
-    return ends
 
 
 def _rows_of(encoded: list[Encoded], places: list[dict[str, Any]]) -> Rows:
@@ -339,6 +337,38 @@ def _check_names(checkup: _Checkup) -> Iterator[Finding]:
             tuple(found[:_MOST_EXAMPLES]),
             "if these texts were rendered by a template before, start from the conversations",
         )
+
+
+def _check_tools(checkup: _Checkup) -> Iterator[Finding]:
+    """Tools that a template does not write. A call of one would be an error of its row, and a row without a call is not."""
+    from penstock.loaders.chat_checks import Finding
+
+    found = [
+        where
+        for prepared, where in zip(checkup.prepared, checkup.places, strict=True)
+        if any(
+            name not in side.text
+            for conversation, side in zip(prepared.conversations, prepared.sides, strict=True)
+            for name in _tool_names(conversation)
+        )
+    ]
+    if found:
+        yield Finding(
+            "tools are not written",
+            False,
+            f"{len(found):,} of {counted(len(checkup.prepared), 'row')} have tools that the template "
+            f"{checkup.step.template.name!r} does not write: a model would not be told of them",
+            tuple(found[:_MOST_EXAMPLES]),
+            "a template that writes tools: the tokenizer's own, 'qwen' or 'mistral'",
+        )
+
+
+def _tool_names(conversation: dict[str, Any]) -> Iterator[str]:
+    for tool in conversation.get("tools") or ():
+        definition = tool.get("function")
+        name = (definition if isinstance(definition, dict) else tool).get("name")
+        if isinstance(name, str):
+            yield name
 
 
 # What is printed
