@@ -54,6 +54,15 @@ BAD_ROWS = [
     ),
     (said(ASK, "4"), "not a message", "", 1, "on_error='skip'"),
     (said(ASK, {**ANSWER, "weight": -1}), "bad weight", "-1", 1, "on_error='skip'"),
+    (
+        said(ASK, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "DEEP"}]}).replace(
+            '"DEEP"', '{"a":' * 900 + "1" + "}" * 900
+        ),
+        "nested too deeply",
+        "",
+        None,
+        "on_error='skip'",
+    ),
 ]
 
 
@@ -117,6 +126,15 @@ def test_a_bad_template_is_one_error_whatever_on_error_says(template, words, tmp
         assert any(word in str(caught.value) for word in words.split("|")), str(caught.value)
         assert caught.value.where["template"]
         assert caught.value.remedy
+
+
+def test_a_template_that_does_not_end_names_the_row_that_it_was_given(tmp_path):
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if 'loop' in m.content %}{{ '.' * 10**9 }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ps.SpecError, match="does not end") as caught:
+        open_loader(write(tmp_path, said(ASK, {**ANSWER, "content": "loop"})), template=template)
+    assert caught.value.where["line"] == 3
 
 
 def test_an_unknown_template_suggests_a_near_one(tmp_path):

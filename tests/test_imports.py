@@ -258,3 +258,12 @@ def test_every_module_says_what_is_public_in_it(module):
     assert sorted(set(public)) == sorted(public)
     for name in public:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name} does not exist"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(file.parent.relative_to(PACKAGE) for file in PACKAGE.glob("*/**/__init__.py"))
+)
+def test_no_name_hides_a_folder(folder):
+    module = importlib.import_module(".".join(["penstock", *folder.parts]))
+    parent = importlib.import_module(".".join(["penstock", *folder.parts[:-1]]))
+    assert getattr(parent, folder.name) is module

@@ -32,7 +32,7 @@ _HOME = {
     "WorkerError": "errors",
     "adopt": "adopting",
     "bake": "baking",
-    "chat": "prepare",
+    "chat": "prepare.chat.step",
     "export": "exporting",
     "find": "tracing",
     "look": "looking",

@@ -1,6 +1,7 @@
 """Online: the whole path on one page. Rows in, an order over them, blocks of gathered rows out.
 
 rows     = windows of each source            assemble/window.py: planned once, never changed by the order
+           or whole documents                assemble/rows.py, samples.py: packed, or one in a row
 draw     = order.at(positions)               order/: position -> (source, row, epoch), no data yet
 located  = where those rows lie              for thousands of positions at once
 block    = one gather                        assemble/gather.py: tokens, widened, in reused memory
@@ -89,6 +90,11 @@ class Flow:
         )
         is_joint = self.in_memory and len(rows) > 1 and JointWindows.can(self.windows)
         self.joint = JointWindows(self.windows) if is_joint else None
+
+    @property
+    def width_in_words(self) -> str:
+        """Tokens of a row of a batch."""
+        return f"{'up to ' * (self.padding.to != 'max_length')}{self.row_tokens}"
 
     def locate(self, task: Task) -> Located:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""

@@ -225,7 +225,7 @@ def _row_heading(view: _View, row: int) -> str:
             known[name] = values[row]
     where = [str(known["source"])] if "source" in known else []
     where += [f"position {int(known['position']):,}"] if "position" in known else []
-    where += [str(known["side"])] if "side" in known else []
+    where += [str(known["side"])] if known.get("side") else []
     where += ["fills the batch up"] if float(known.get("weight", 1)) == 0 else []
     real, trained = int(view.is_real[row].sum()), int((view.weight[row] != 0).sum())
     padding = view.tokens.shape[1] - real

@@ -202,11 +202,15 @@ class _Lines:
 
     def __init__(self, store: Store) -> None:
         self._decode = store.decode
+        self._is_rendered = "chat" in store.manifest.tokenizer
+        """Lines of what a template writes are in no file: beside a file's name they would mislead."""
         self._newlines: dict[tuple[str, int], list[int]] = {}
         """For each document, how many newlines come before each of its chunks."""
 
     def of(self, document: tuple[str, int], tokens: Any, span: tuple[int, int]) -> tuple[int, int] | None:
         """First and last line of a piece. A line ends with its newline, so what follows a newline is the next line."""
+        if self._is_rendered:
+            return None
         piece = self._decode(tokens[span[0] : span[1]])
         if piece is None:
             return None

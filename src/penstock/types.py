@@ -255,6 +255,7 @@ class TraceRecord:
     text: str | None
     """The piece, decoded; None where the tokenizer cannot decode."""
     lines: tuple[int, int] | None
-    """First and last line of the document's text that this piece touches, from 1."""
+    """First and last line of the document's text that this piece touches, from 1. None of a conversation, whose lines
+    are the template's and in no file, and where the tokenizer cannot decode."""
     is_skipped: bool = False
     """Whether an amendment lets the run pass over the row: then no step uses it."""

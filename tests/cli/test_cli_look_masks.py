@@ -56,10 +56,12 @@ def test_conversations_as_json_say_what_each_token_is(chats, succeeds):
 
 def test_the_sides_of_a_pair_are_two_rows(pairs, succeeds):
     text = succeeds("look", pairs).out
-    assert "  -- document 0: <memory>, row 0, chosen\n" in text
-    assert "⟦4<|im_end|>⟧" in text
-    assert "  -- document 0: <memory>, row 0, rejected\n" in text
-    assert "⟦five<|im_end|>⟧" in text
+    assert text.count("  -- document 0: <memory>, row 0\n") == 2
+    chosen, rejected = text.partition("\nrow 1: ")[::2]
+    assert "row 0: chats, chosen, " in chosen
+    assert "⟦4<|im_end|>⟧" in chosen
+    assert rejected.startswith("chats, rejected, ")
+    assert "⟦five<|im_end|>⟧" in rejected
 
 
 def test_a_step_of_a_packed_plan_shows_samples_and_their_origins(chats, succeeds):

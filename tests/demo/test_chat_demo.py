@@ -63,7 +63,7 @@ def test_every_bad_template_is_found(demo, kind):
 
 def test_a_loader_refuses_the_same_in_words(demo):
     refused = demo.partition("A loader refuses the same")[2]
-    assert "these conversations would teach what nobody means: end of turn" in refused
+    assert "these conversations did not pass the check: end of turn" in refused
     assert "check=False" in " ".join(refused.split())
 
 

@@ -132,7 +132,7 @@ FAULTS = {
 def test_what_nobody_can_mean_is_refused_with_row_and_remedy(name, tmp_path, tokenizer):
     kind, rows, template, settings, said, first = FAULTS[name]
     path = write(tmp_path, rows)
-    with pytest.raises(SpecError, match=f"would teach what nobody means: {kind}") as refused:
+    with pytest.raises(SpecError, match=f"did not pass the check: {kind}") as refused:
         opened(path, tokenizer, template, **settings)
     assert said in refused.value.where[kind]
     assert not first or re.search(rf"^first: {path}, {first}", refused.value.where[kind], re.MULTILINE)
@@ -145,6 +145,12 @@ def test_with_check_false_the_same_rows_are_opened(name, tmp_path, tokenizer):
     _, rows, template, settings, _, _ = FAULTS[name]
     loader = opened(write(tmp_path, rows), tokenizer, template, check=False, **settings)
     assert len(loader.get_batch(4)) == 4
+
+
+def test_rows_in_memory_are_not_sent_to_the_doctor(tokenizer):
+    with pytest.raises(SpecError, match="did not pass the check: empty mask") as refused:
+        opened(forty(3, turns=1), tokenizer)
+    assert refused.value.remedy == "check=False opens them as they are"
 
 
 def test_one_error_says_all_that_is_wrong(tmp_path, tokenizer):
@@ -187,7 +193,7 @@ def test_end_of_turn_false_is_a_wish_and_is_noted(tmp_path, tokenizer, caplog):
 def test_rows_that_are_cut_as_asked_for_are_noted(truncation, tmp_path, tokenizer, caplog):
     caplog.set_level(logging.INFO, "penstock")
     opened(write(tmp_path, forty(20, answer="x" * 80)), tokenizer, truncation=truncation)
-    assert f"truncation='{truncation}' cuts them" in caplog.text
+    assert f"truncation='{truncation}'" in caplog.text
 
 
 def test_bytes_have_no_tokens_for_markers_and_that_is_a_note(tmp_path, caplog):
@@ -219,7 +225,7 @@ def test_markers_of_the_tokenizers_own_template_are_its_makers_choice(tmp_path, 
 
 
 def test_an_end_of_turn_that_is_not_a_token_fails_even_there(tmp_path, with_template):
-    with pytest.raises(SpecError, match=r"means: marker is not a token\n"):
+    with pytest.raises(SpecError, match=r"check: marker is not a token\n"):
         opened(write(tmp_path, forty()), with_template(CHATML.replace("im_end", "done")), None)
 
 
@@ -243,7 +249,7 @@ def test_a_store_is_checked_as_its_files_are(tmp_path, tokenizer):
 
 def test_pairs_are_checked_side_by_side(tmp_path, tokenizer):
     pairs = [{"prompt": "?", "chosen": "yes", "rejected": "no" * (60 if n < 3 else 1)} for n in range(40)]
-    with pytest.raises(SpecError, match=r"means: over length\n"):
+    with pytest.raises(SpecError, match=r"check: over length\n"):
         opened(write(tmp_path, pairs), tokenizer)
     opened(write(tmp_path, pairs), tokenizer, max_length=160)
 

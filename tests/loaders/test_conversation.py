@@ -216,6 +216,13 @@ def test_ranks_do_not_split_a_pair():
     assert parts[1].metadata["side"] == ["chosen", "rejected"] * 2
 
 
+def test_both_of_a_pair_lose_the_same_oldest_turns():
+    prompt = [{"role": r, "content": c} for r, c in (("user", "a?"), ("assistant", "A!"), ("user", "b?"))]
+    row = {"prompt": prompt, "chosen": "B!", "rejected": "B" * 9}
+    loader = open_loader([row], max_length=32, truncation="drop_oldest")  # the chosen one alone would fit
+    assert list(by_text(loader)) == ["u:b?</s>a:B!</s>", "u:b?</s>a:BBBBBBBBB</s>"]
+
+
 # Stores, plans, mixtures
 
 
@@ -236,6 +243,16 @@ def test_a_plan_opens_the_same_rows_again():
     again = ps.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
     again.load_state_dict(state)
     assert again.get_batch().labels.tolist() == first.get_batch().labels.tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"loss": "last"}, {"end_of_turn": False}, {"packing": "greedy"}, {"max_length": 50}, {"pad": 5}]
+)
+def test_a_plan_with_other_settings_is_refused(settings):
+    first = open_loader(rows_of(THREE))
+    with pytest.raises(ps.SpecError, match="was asked for, and plan") as caught:
+        ps.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
+    assert caught.value.where["parameter"] == next(iter(settings))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +309,30 @@ def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
     loader.get_batch()
     records = list(ps.trace(loader.store, loader, step=0))
     assert {(r.file, r.row) for r in records} == {(str(path), 1), (str(path), 0)}
+    assert {r.lines for r in records} == {None}
     assert [r.text for r in records] == ["s:S</s>u:a?</s>a:A!</s>u:b?</s>a:B!</s>", "u:c?</s>a:C!</s>"]
     (use,) = ps.find(loader.store, loader.plan, file=path, row=2)
     assert use.position == 1
+
+
+def test_a_holdout_of_raw_conversations_is_the_validation_split():
+    rows = rows_of([[("user", f"q{n}"), ("assistant", "A!")] for n in range(60)])
+    train, val = (open_loader(rows, holdout=0.2, split=split) for split in ("train", "val"))
+    assert train.plan.epoch_rows + val.plan.epoch_rows == 60
+    assert not by_text(train).keys() & by_text(val).keys()
+    with pytest.raises(ps.SpecError, match="no split 'val'") as caught:
+        open_loader(rows, split="val")
+    assert "holdout=" in caught.value.remedy
+
+
+def test_dropping_much_must_be_said():
+    rows = rows_of(THREE)
+    with pytest.raises(ps.SpecError, match="over length") as caught:
+        open_loader(rows, max_length=29, check=True)
+    assert "truncation='drop'" in str(caught.value)
+    assert open_loader(rows, max_length=29, check=True, truncation="drop", loss="last").plan.epoch_rows == 1
+
+
+def test_repr_says_that_widths_differ():
+    assert "1 x up to 60 (numpy)" in repr(open_loader(rows_of(THREE)))
+    assert "1 x 60 (numpy)" in repr(open_loader(rows_of(THREE), pad_to="max_length"))

@@ -459,10 +459,3 @@ def test_a_pickled_encoder_encodes_the_same(encoder):
     conversation = exchange("the cat", "👍🏽<|end|>")
     again = pickle.loads(pickle.dumps(encoder))
     assert one(again, conversation).tokens.tolist() == one(encoder, conversation).tokens.tolist()
-
-
-def test_a_marker_is_one_token_or_it_is_not(encoder):
-    assert encoder.is_one_token("<|end|>")
-    assert encoder.is_one_token("The")
-    assert not encoder.is_one_token("<|im_end|>")
-    assert not ConversationEncoder(BytesTokenizer()).is_one_token("<|end|>")

@@ -536,6 +536,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int | None, str, str]] = {
         "'completion' has no messages",
         "",
     ),
+    "more messages than turns have numbers": (
+        {"messages": [{"role": "user", "content": "a"}] * 2**15},
+        "too many messages",
+        None,
+        "32,768 of them; a conversation has 32,767 at most",
+        "cut it into several",
+    ),
     "a string among messages": (said("4"), "not a message", 1, "it is str, not an object", ""),
     "a null among messages": (said(None), "not a message", 1, "it is null, not an object", ""),
     "arguments that are not JSON": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -132,6 +133,19 @@ class TestTemplatesThatPrintWhatIsThere:
             *[("a", "text"), ("<|end|>", "end")],
             *[("b", "text"), ("<|return|>", "end")],
         ]
+
+    @pytest.mark.parametrize("header", ["<|{{ m.role }}|>", "{{ m.role }}: "])
+    def test_an_end_that_only_the_last_turn_does_not_have_is_found(self, header):
+        source = "{% for m in messages %}" + header + "{{ m.content }}{{ eos_token if not loop.last }}{% endfor %}"
+        template = ChatTemplate("its name", source, {"eos_token": "</s>"})
+        rendered = template.rendered(said(QUESTION, ("assistant", "a"), QUESTION, ("assistant", "b")))
+        learnt = [s for s in rendered.spans if ROLES[s.role] == "assistant" and s.part != TEMPLATE]
+        assert [rendered.text[span.start : span.stop] for span in learnt] == ["a", "</s>", "b"]
+
+    @pytest.mark.parametrize("header", ["<|{{ m.role }}|>", "<|start|><|{{ m.role }}|>"])
+    def test_a_header_is_no_end_where_no_turn_has_one(self, header):
+        source = "{% for m in messages %}" + header + "{{ m.content }}{% endfor %}"
+        assert template_of(source).end_of_turn is None
 
     def test_the_header_of_the_next_turn_is_no_end(self):
         source = (
@@ -270,6 +284,25 @@ class TestTemplatesThatLookInside:
         text = '<call>{"name": "f", "arguments": {"x": "a\\"\\n</call>", "<k>": ["é"]}}'
         assert answers(source, conversation) == [(text + "</call>", "text"), ("</s>", "end")]
         assert said_in(source, conversation) == ["Why?", "f", 'a\\"\\n</call>', "<k>", "é"]
+
+    def test_the_number_of_renders_does_not_grow_with_the_answers(self, monkeypatch):
+        template, renders = template_of(THINKING), []
+        render = type(template._compiled).render
+        counted = lambda self, *args, **kwargs: renders.append(1) or render(self, *args, **kwargs)
+        monkeypatch.setattr(type(template._compiled), "render", counted)
+        for number in (10, 10, 40):
+            renders.append(0)
+            template.rendered(said(*[QUESTION, ("assistant", "<think>Hm.</think>So.")] * number))
+        first, second, third = [len(part) for part in "".join(map(str, renders)).split("0")[1:]]
+        assert second == third <= first
+
+    @pytest.mark.parametrize("source", [THINKING, CHATML.replace("m.content", "m.content.replace('<b>', '')")])
+    def test_many_answers_are_found_where_each_is_found_alone(self, source, monkeypatch):
+        texts = ["<think>Hm.</think>So.", "<b>So.", "<b> So.\n", "\n<i>", "{<|im_end|>\n<|im_start|>user\nSo."]
+        conversation = said(*[turn for text in texts for turn in (("user", text), ("assistant", text))])
+        together = template_of(source).rendered(conversation)
+        monkeypatch.setattr(sys.modules[region_between.__module__], "_by_differences", lambda *args: {})
+        assert template_of(source).rendered(conversation) == together
 
 
 class TestToolCalls:

@@ -34,11 +34,10 @@ from numpy.typing import NDArray
 from penstock.errors import SpecError
 from penstock.spec import at_least, one_of
 
-__all__ = ["PACK_VERSION", "Packing", "pack"]
+__all__ = ["PACKINGS", "PACK_VERSION", "Packing", "pack"]
 
 PACK_VERSION = 1
-
-_METHODS = ("best_fit", "first_fit", "greedy")
+PACKINGS = ("best_fit", "first_fit", "greedy")
 
 
 class Packing(NamedTuple):
@@ -72,7 +71,7 @@ def pack(lengths: NDArray[np.integer], capacity: int, method: str = "best_fit") 
     No items give no rows. Lengths of 0 and lengths over capacity are refused: cut or drop them before.
     """
     capacity = at_least(1, capacity=capacity)
-    one_of(_METHODS, method=method)
+    one_of(PACKINGS, method=method)
     checked = _checked(lengths, capacity)
     if len(checked) == 0:
         return Packing(np.empty(0, np.int64), np.zeros(1, np.int64))

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.assemble.pack import PACK_VERSION, pack
+from penstock.assemble.pack import PACK_VERSION, PACKINGS, pack
 from penstock.errors import SpecError
 from penstock.spec import at_least, one_of
 
 __all__ = ["PACKINGS", "TRUNCATIONS", "RowIndex", "RowSpec", "Trained", "plan_rows", "ragged"]
 
-PACKINGS = ("best_fit", "first_fit", "greedy")
 TRUNCATIONS = ("split", "drop", "keep_start", "keep_end", "raise")
 
 Numbers = NDArray[np.int64]

@@ -239,7 +239,7 @@ def _located(job: Job, encode: Callable[[list[T]], list[D]], documents: list[T],
 def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
     """How the conversations of an ingredient are written: as its first row that can be read has it, after all steps."""
     for unit in units:
-        for span, row_number, row in _rows(replace(job, on_error="skip"), unit, UnitReport(), Counter()):
+        for span, row_number, row in _rows(job, unit, UnitReport(), Counter()):
             after = _stepped(job, unit, span, row_number, row)
             if isinstance(after, _Dropped):
                 continue
@@ -375,6 +375,11 @@ def _prepared(
             return job.tokenize.prepare(after)
         except ChatError as error:
             return Malformed(error.kind, error.reason, remedy=error.remedy, turn=error.turn)
+        except RecursionError:
+            return Malformed("nested too deeply", "lists or objects inside each other")
+        except PenstockError as error:  # of the template, but this row may be what it does not end with
+            error.where |= place(unit, span, row_number, job.formats)
+            raise
     text = after.get(job.tokenize.text)
     if not isinstance(text, str):
         there = ", ".join(map(repr, after))

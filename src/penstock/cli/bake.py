@@ -175,7 +175,7 @@ def _text_step(arguments: argparse.Namespace) -> Any:
 
 
 def _chat_step(arguments: argparse.Namespace) -> Any:
-    from penstock.prepare import chat
+    from penstock.prepare.chat.step import chat
 
     for name, instead in (
         ("text", "--columns, for the columns of a conversation"),

@@ -340,7 +340,7 @@ def _check_names(checkup: _Checkup) -> Iterator[Finding]:
 
 
 def _check_tools(checkup: _Checkup) -> Iterator[Finding]:
-    """Tools that a template does not write. A call of one would be an error of its row, and a row without a call is not."""
+    """Tools that a template does not write: silent, where no message of the row calls one."""
     from penstock.loaders.chat_checks import Finding
 
     found = [
@@ -378,9 +378,12 @@ def _print(arguments: argparse.Namespace, checkup: _Checkup, findings: list[Find
     from penstock.loaders.chat_checks import place_in_words
 
     step = checkup.step
+    is_all = checkup.num_rows < arguments.rows and not _is_hopeless(checkup)
+    is_own = step.template.name.partition(":")[0] == step.tokenizer.name
     print(
-        f"{printable(' '.join(arguments.file))}: the first {counted(checkup.num_rows, 'row')}, template "
-        f"{step.template.name}, end of turn {step.template.end_of_turn}, tokenizer {step.tokenizer.name}"
+        f"{printable(' '.join(arguments.file))}: {'' if is_all else 'the first '}{counted(checkup.num_rows, 'row')}, "
+        f"template {step.template.name}{' (its own)' if is_own else ''}, end of turn {step.template.end_of_turn}, "
+        f"tokenizer {step.tokenizer.name}"
     )
     for finding in findings:
         mark = "FAILED" if finding.is_failure else "note"
@@ -393,39 +396,22 @@ def _print(arguments: argparse.Namespace, checkup: _Checkup, findings: list[Find
     print("ok: no check failed" if ok else f"{counted(failures, 'check')} failed")
 
 
-def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any) -> TrainingBatch | None:
-    """A few rows as a batch, with its roles and turns, as a loader with show_roles=True gives it."""
-    import numpy as np
-
+def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any) -> TrainingBatch:
+    """A few rows as a batch, with its roles and turns."""
+    from penstock.cli.masks import batch_of_documents, rows_of_conversation
     from penstock.loaders.chat_checks import place_in_words
-    from penstock.types import TrainingBatch
 
-    samples, names = [], []
-    for one, place in zip(encoded, places, strict=False):
-        starts = np.array([0, len(one.spans)])
-        fields = {name: one.spans[name] for name in one.spans.dtype.names or ()}
-        length = np.diff(one.spans["stop"], prepend=0)
-        shown = {"weight": policy.weights(starts, fields), "role": fields["role"], "turn": fields["turn"]}
-        by_token = {name: np.repeat(values, length) for name, values in shown.items()}
-        side = np.repeat(fields["side"], length)
-        for number in np.unique(side):
-            mine = side == number
-            samples.append((one.tokens[mine], {name: values[mine] for name, values in by_token.items()}))
-            names.append(place_in_words(place) + (", rejected" if number else ""))
-    if not samples:
-        return None
-    shape = (len(samples), max(len(tokens) for tokens, _ in samples))
-    ids, attention, labels = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100)
-    mask = np.zeros(shape, np.float32)
-    role, turn = np.full(shape, -1, np.int16), np.full(shape, -1, np.int16)
-    for row, (tokens, known) in enumerate(samples):
-        n = len(tokens)
-        ids[row, :n], attention[row, :n], mask[row, : n - 1] = tokens, 1, known["weight"][1:]
-        labels[row, : n - 1] = np.where(mask[row, : n - 1] > 0, tokens[1:].astype(np.int64), -100)
-        role[row, : n - 1], turn[row, : n - 1] = known["role"][1:], known["turn"][1:]
-    return TrainingBatch(
-        ids, attention, labels, mask, {"role": role, "turn": turn, "source": names, "alignment": "next"}
-    )
+    rows = [
+        row
+        for one, place in zip(encoded, places, strict=False)
+        for row in rows_of_conversation(
+            one.tokens,
+            {name: one.spans[name] for name in one.spans.dtype.names or ()},
+            policy,
+            place_in_words(place),
+        )
+    ]
+    return batch_of_documents(rows)
 
 
 def _show(batch: TrainingBatch, step: Chat, arguments: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""What `penstock look` shows with trained tokens marked, as a batch: documents of a store, or the rows of a step."""
+"""What is shown with trained tokens marked, as a batch: conversations, documents of a store, or the rows of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.prepare.chat.policy import LossPolicy
 from penstock.store.stream import TokenStream
 from penstock.types import TraceRecord, TrainingBatch
 
-__all__ = ["DocumentRow", "batch_of_documents", "batch_of_step", "rows_of_document"]
+__all__ = ["DocumentRow", "batch_of_documents", "batch_of_step", "rows_of_conversation", "rows_of_document"]
 
 _SIDES = ("chosen", "rejected")
 
@@ -25,6 +25,7 @@ class DocumentRow(NamedTuple):
     """A document, or one side of a preference pair: what each of its tokens is."""
 
     words: str
+    """Where it is from, for a line of its own; empty where `source` says it."""
     source: str
     side: str | None
     tokens: NDArray[Any]
@@ -47,7 +48,15 @@ def rows_of_document(
     spans = {name: values[first:last] for name, values in fields.items()}
     is_pair = bool(spans["side"].any())
     policy = LossPolicy.of(loss or ("last" if is_pair else "assistant"), end_of_turn)
-    weights = policy.weights(np.array([0, last - first]), spans)
+    yield from rows_of_conversation(tokens, spans, policy, stream.name, words)
+
+
+def rows_of_conversation(
+    tokens: NDArray[Any], spans: Mapping[str, NDArray[Any]], policy: LossPolicy, source: str, words: str = ""
+) -> Iterator[DocumentRow]:
+    """A conversation, or the two of a preference pair, by the fields of its spans."""
+    is_pair = bool(spans["side"].any())
+    weights = policy.weights(np.array([0, len(spans["stop"])]), dict(spans))
     counts = np.diff(spans["stop"], prepend=0)
     weight, side, role, turn = (
         np.repeat(values, counts) for values in (weights, spans["side"], spans["role"], spans["turn"])
@@ -55,8 +64,7 @@ def rows_of_document(
     for which, name in enumerate(_SIDES if is_pair else (None,)):
         mine = np.flatnonzero(side == which)
         learned = weight[mine] * _can_be_predicted(mine)
-        shown = words if name is None else f"{words}, {name}"
-        yield DocumentRow(shown, stream.name, name, tokens[mine], learned, role[mine], turn[mine])
+        yield DocumentRow(words, source, name, tokens[mine], learned, role[mine], turn[mine])
 
 
 def _can_be_predicted(tokens: NDArray[Any]) -> NDArray[np.float32]:
@@ -79,7 +87,8 @@ def batch_of_documents(rows: Sequence[DocumentRow]) -> TrainingBatch:
         "role": padded("role", -1, np.int64),
         "turn": padded("turn", -1, np.int64),
         "alignment": "same",
-        "origins": [[row.words] for row in rows],
+        **({"side": [row.side or "" for row in rows]} if any(row.side for row in rows) else {}),
+        **({"origins": [[row.words] for row in rows]} if any(row.words for row in rows) else {}),
     }
     return TrainingBatch(tokens, is_real.astype(np.int64), np.where(weight != 0, tokens, -100), weight, metadata)
 

@@ -524,8 +524,9 @@ class DataLoader:
             else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}"
         )
         steps = "" if rows is None else f", {self.get_num_batches():,} steps an epoch"
+        size = f"{self.batch_size}{' pairs' * (self._flow.sequences > 1)} x {self._flow.width_in_words}"
         return (
-            f"{type(self).__name__}: batches of {self.batch_size} x {self._flow.row_tokens} ({self.framework}){rank}, "
+            f"{type(self).__name__}: batches of {size} ({self.framework}){rank}, "
             f"{epochs}{steps}, at step {self.step:,} (position {self._position:,})\n{self.plan!r}"
         )
 

@@ -96,6 +96,8 @@ class Settings:
     max_length: int
     truncation: str = "drop"
     pad: int | None = None
+    drops_are_meant: bool = False
+    """Whether the user said "drop": then it is no fault, however many rows it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,14 +410,14 @@ def _check_lengths(rows: Rows, measured: _Measured, settings: Settings) -> Itera
     if not len(over):
         return
     fits = int(np.quantile(lengths, 1 - MOST_LEFT_OUT, method="inverted_cdf"))
-    if settings.truncation == "drop":
+    if settings.truncation == "drop" and not settings.drops_are_meant:
         what = f"have more than max_length={settings.max_length:,} tokens: they would be dropped"
         longer = f"max_length={fits} holds 95 % of them, or " if fits > settings.max_length else ""
         yield from _of_share(
-            rows, over, "over length", what, f"{longer}truncation='keep_start', ... keeps a part of them"
+            rows, over, "over length", what, f"{longer}truncation='drop' if that is meant, 'keep_start', ... if not"
         )
     else:
-        what = f"have more than max_length={settings.max_length:,} tokens: truncation='{settings.truncation}' cuts them"
+        what = f"have more than max_length={settings.max_length:,} tokens: truncation='{settings.truncation}'"
         yield Finding("over length", False, f"{_rows_in_words(len(over), rows)} {what}", (rows.where(int(over[0])),))
 
 
@@ -519,8 +521,11 @@ def first_rows(stream: TokenStream, count: int = CHECKED_ROWS) -> Rows:
     )
 
 
-def refuse_bad(loader: DataLoader) -> None:
-    """Raise one error for all that is wrong with the conversations of a loader; log what is worth knowing."""
+def refuse_bad(loader: DataLoader, *, drops_are_meant: bool = False) -> None:
+    """Raise one error for all that is wrong with the conversations of a loader; log what is worth knowing.
+
+    `drops_are_meant`: the user said that what is too long is to be dropped, however much that is.
+    """
     failures: dict[str, str] = {}
     files: list[str] = []
     known: dict[Any, Facts] = {}  # by store: one may have many sources
@@ -532,7 +537,11 @@ def refuse_bad(loader: DataLoader) -> None:
         if store.folder not in known:
             known[store.folder] = facts_of(store.manifest.tokenizer, store.tokenizer)
         settings = Settings(
-            LossPolicy.parse(rows.spec.loss), rows.spec.row_tokens, rows.spec.truncation, loader._flow.pad
+            LossPolicy.parse(rows.spec.loss),
+            rows.spec.row_tokens,
+            rows.spec.truncation,
+            loader._flow.pad,
+            drops_are_meant,
         )
         found = findings_of_bake(store.report, stream.name)
         found += findings_of(first_rows(stream), known[store.folder], settings)
@@ -546,9 +555,10 @@ def refuse_bad(loader: DataLoader) -> None:
             key = finding.kind if finding.kind not in failures else f"{finding.kind}, {rows.name}"
             failures[key] = finding.headline + example + remedy
     if failures:
+        file = (files or ["FILE"])[0]
+        doctor = f"penstock doctor chat {file} --tokenizer T --template X shows such rows; "
         raise SpecError(
-            "these conversations would teach what nobody means: " + ", ".join(failures),
+            "these conversations did not pass the check: " + ", ".join(failures),
             **failures,
-            remedy=f"penstock doctor chat {(files or ['FILE'])[0]} --tokenizer T --template X shows such rows; "
-            "check=False trains on them as they are",
+            remedy=("" if file == "<memory>" else doctor) + "check=False opens them as they are",
         )

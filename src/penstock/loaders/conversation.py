@@ -31,6 +31,7 @@ _OF_RAW_FILES: dict[str, Any] = {
     "columns": None,
     "roles": None,
     "template_args": None,
+    "holdout": None,
     "on_error": "raise",
 }
 """Settings for raw files, and what means that they were not given."""
@@ -62,7 +63,7 @@ class ConversationDataLoader(StoreDataLoader):
         *,
         loss: str | Sequence[str] | None = None,
         end_of_turn: bool = True,
-        truncation: str = "drop",
+        truncation: str | None = None,
         packing: str | None = None,
         pad_to: Any = None,
         padding_side: str = "right",
@@ -71,6 +72,7 @@ class ConversationDataLoader(StoreDataLoader):
         columns: Mapping[str, str | None] | None = None,
         roles: Mapping[str, str] | None = None,
         template_args: Mapping[str, Any] | None = None,
+        holdout: float | None = None,
         check: bool = True,
         batch_size: int | None = None,
         seed: int = 0,
@@ -100,6 +102,7 @@ class ConversationDataLoader(StoreDataLoader):
         on_error: str = "raise",
     ) -> None:
         one_of(("train", "val"), split=split)
+        drops_are_meant, truncation = truncation is not None, truncation or "drop"
         one_of(_TRUNCATIONS, truncation=truncation)
         of_raw_files = {
             "chat_template": chat_template,
@@ -107,6 +110,7 @@ class ConversationDataLoader(StoreDataLoader):
             "columns": columns,
             "roles": roles,
             "template_args": template_args,
+            "holdout": holdout,
             "on_error": on_error,
         }
         if max_length is not None:
@@ -121,13 +125,17 @@ class ConversationDataLoader(StoreDataLoader):
             made = find_plan(store, plan)
             streams = streams_for_plan(store, made)
             rows = dict(made.sources[0].rows)
+            planned = rows.get("loss")
             asked = None if loss is None else _policy(loss, end_of_turn)
+            fills = None if pad is None else _pad_of(store, pad)
             refuse_other_settings(
                 made,
                 max_length=(max_length, None, made.row_tokens),
-                loss=(asked, None, rows.get("loss")),
+                loss=(asked, None, planned),
+                end_of_turn=(end_of_turn, True, _learns_ends(planned)),
                 truncation=(_stored_truncation(truncation), "drop", rows.get("truncation")),
                 packing=(packing, None, rows.get("packing")),
+                pad=(fills, None, made.pad),
                 seed=(seed, 0, made.seed),
                 shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
                 pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
@@ -193,10 +201,10 @@ class ConversationDataLoader(StoreDataLoader):
             workers=workers,
         )
         self._say_what_is_left_out()
-        if check:
+        if check and plan is None:  # a plan was checked when it was made
             from penstock.loaders.chat_checks import refuse_bad
 
-            refuse_bad(self)
+            refuse_bad(self, drops_are_meant=drops_are_meant)
 
     def _say_what_is_left_out(self) -> None:
         for rows in self._flow.stored:
@@ -233,8 +241,7 @@ def members_of(
     at_least(2, max_length=max_length)
     _refuse_other_length(store, truncation, max_length)
     used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
-    vocab = {} if isinstance(pad, int) else getattr(store.tokenizer, "vocab", {})
-    fills = pad_token_of(store.manifest.tokenizer, vocab, pad)
+    fills = _pad_of(store, pad)
     members = []
     for name in [name for name in store.names if name in used]:
         stream = store.stream(name, split)
@@ -256,6 +263,17 @@ def _policy(loss: str | Sequence[str], end_of_turn: bool) -> str:
     from penstock.prepare.chat.policy import LossPolicy  # loaders of plain text do without
 
     return str(LossPolicy.of(loss, end_of_turn))
+
+
+def _learns_ends(policy: str | None) -> bool:
+    from penstock.prepare.chat.policy import LossPolicy  # loaders of plain text do without
+
+    return policy is None or LossPolicy.parse(policy).end_of_turn
+
+
+def _pad_of(store: Store, pad: int | str | None) -> int:
+    vocab = {} if isinstance(pad, int) else getattr(store.tokenizer, "vocab", {})
+    return pad_token_of(store.manifest.tokenizer, vocab, pad)
 
 
 def _stored_truncation(truncation: str) -> str:
@@ -305,9 +323,9 @@ def _store_of(path: Any, tokenizer: Any, keep_newest: int | None, of_raw_files: 
     from penstock.streaming import bake_conversations_to_cache
 
     given = dict(of_raw_files)
-    on_error = given.pop("on_error")
+    on_error, holdout = given.pop("on_error"), given.pop("holdout")
     step = chat(tokenizer, given.pop("chat_template"), keep_newest=keep_newest, **given)
-    return bake_conversations_to_cache(path, step, on_error)
+    return bake_conversations_to_cache(path, step, on_error, holdout)
 
 
 def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:

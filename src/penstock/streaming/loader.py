@@ -360,6 +360,7 @@ class _RawFlow:
 
     def __init__(self, plan: RawPlan) -> None:
         self.row_tokens, self.order = plan.row_tokens, self
+        self.width_in_words = str(plan.row_tokens)
         self.names = [source.name for source in plan.sources]
         self.rows, self.windows, self.stored, self.sequences = [self], (), (), 1
 

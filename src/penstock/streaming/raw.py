@@ -66,10 +66,10 @@ def recipe_of(
         raise TokenizerError(error.headline, **error.where, remedy=remedy) from None
 
 
-def bake_conversations_to_cache(path: Any, step: Chat, on_error: str) -> Store:
+def bake_conversations_to_cache(path: Any, step: Chat, on_error: str, holdout: float | None = None) -> Store:
     """The store of some conversations, as `bake_to_cache` has it."""
     recipe = DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
-    return bake_to_cache(recipe, on_error)
+    return bake_to_cache(recipe if holdout is None else recipe.holdout(holdout), on_error)
 
 
 def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:

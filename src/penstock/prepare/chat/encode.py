@@ -59,12 +59,6 @@ class ConversationEncoder:
             encoded[number] = one
         return encoded  # type: ignore[return-value]
 
-    def is_one_token(self, marker: str) -> bool:
-        """Whether a template's marker is one token: an added one, or by the vocabulary."""
-        if isinstance(self.tokenizer, JsonTokenizer):
-            return len(self.tokenizer.backend.encode(marker, add_special_tokens=False)) == 1
-        return len(self.tokenizer.encode_batch([marker])[0]) == 1
-
     @cached_property
     def _added(self) -> AddedTokens:
         return AddedTokens(self.tokenizer.backend.get_added_tokens_decoder())

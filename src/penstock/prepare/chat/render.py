@@ -152,13 +152,15 @@ class ChatTemplate:
     def _markers(self) -> Markers:
         user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
         again = {"role": "user", "content": _ASKED_AGAIN}
-        ends = self._ends_in((self._try(user, answer) or "").partition(_ANSWER)[2])[:1]
+        before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
+        ends = self._ends_in(after)[:1]
         between = (self._try(user, answer, again) or "").partition(_ANSWER)[2].partition(_ASKED_AGAIN)[0]
         first, *others = [*self._ends_in(between), ""]
         if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
             ends.append(first)
+        elif not after.strip() and first not in before.partition(_ASKED)[0]:  # others do not end it; this is no header
+            ends = [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
         alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
-        before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
         header = _behind_ends(before.partition(_ASKED)[2], ends)
         behind = prompted.partition(_ASKED)[2]
         if prompted.startswith(alone) and prompted != alone:

@@ -1,8 +1,8 @@
 """Chat templates come from strangers: Jinja as transformers sets it up, in the immutable sandbox, with limits on work.
 
 A template is made to count what it does (loop rounds weighed by what is in the loop, calls, characters made), so that
-an endless one ends in an error, without signals, threads or another process. Nothing in here depends on the time or on
-chance: the same template and conversation give the same text on every day.
+an endless one ends in an error, without signals, threads or another process. No text depends on the time or on chance:
+the same template and conversation give the same one on every day, or the error that a limit was met.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,10 +61,33 @@ def chat(
     found = find_template(template, resolved)
     return Chat(
         tokenizer=resolved,
-        template=replace(found, args=dict(template_args)) if template_args else found,
+        template=replace(found, args=_checked_args(template_args)) if template_args else found,
         layout=layout_of(format, columns, roles),
         keep_newest=None if keep_newest is None else at_least(1, keep_newest=keep_newest),
     )
+
+
+def _checked_args(args: Any) -> dict[str, Any]:
+    """Variables for a template that it can have: they name the dataset, so JSON must have a word for them."""
+    if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+        raise SpecError(
+            f"template_args={args!r} is not a mapping of names", parameter="template_args", remedy="{'name': value}"
+        )
+    if own := next((name for name in ("messages", "tools", "add_generation_prompt") if name in args), None):
+        raise SpecError(
+            f"template_args gives {own!r}, which every conversation has of its own",
+            parameter="template_args",
+            remedy=f"leave out {own!r}",
+        )
+    try:
+        json.dumps(dict(args), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"template_args has a value that is not JSON: {error}",
+            parameter="template_args",
+            remedy="text, numbers, true or false, lists and objects of them",
+        ) from None
+    return dict(args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +189,39 @@ class Chat:
             owners = [number for number, one in enumerate(prepared) for _ in one.sides]
             error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
             raise
-        if self.keep_newest is not None:
-            whole = [c for one in prepared for c in one.conversations]
-            encoded = [
-                side if len(side.tokens) <= self.keep_newest else self._newest(conversation, side)
-                for conversation, side in zip(whole, encoded, strict=True)
-            ]
         found, at = [], 0
         for one in prepared:
-            found.append(self._joined(encoded[at : at + len(one.sides)]))
+            mine = encoded[at : at + len(one.sides)]
+            if self.keep_newest is not None and any(len(side.tokens) > self.keep_newest for side in mine):
+                mine = self._newest(one.conversations, mine)
+            found.append(self._joined(mine))
             at += len(one.sides)
         return found
 
-    def _newest(self, conversation: dict[str, Any], whole: Encoded) -> Encoded:
+    def _newest(self, conversations: Sequence[dict[str, Any]], whole: list[Encoded]) -> list[Encoded]:
         """A conversation without its oldest turns: as many of the newest as fit, from a user's message on.
 
-        System messages stay. Where not even the last exchange fits, it stays as it is, and is too long.
+        System messages stay. The two of a pair lose the same turns, which both have: what was asked stays the same.
+        Where not even the last exchange fits, it stays as it is, and is too long.
         """
         assert self.keep_newest is not None
-        messages = conversation["messages"]
-        kept_always = [m for m in messages if m["role"] in ("system", "developer")]
-        rest = [(number, m) for number, m in enumerate(messages) if m["role"] not in ("system", "developer")]
-        for first in range(1, len(rest)):
-            if rest[first][1]["role"] != "user":
+        always = ("system", "developer")
+        kept = [[m for m in one["messages"] if m["role"] in always] for one in conversations]
+        rest = [[m for m in one["messages"] if m["role"] not in always] for one in conversations]
+        for first in range(1, min(map(len, rest))):
+            if any(messages[: first + 1] != rest[0][: first + 1] for messages in rest):
+                break
+            if rest[0][first]["role"] != "user":
                 continue
-            shorter = {**conversation, "messages": [*kept_always, *(m for _, m in rest[first:])]}
+            shorter = [
+                {**one, "messages": [*before, *after[first:]]}
+                for one, before, after in zip(conversations, kept, rest, strict=True)
+            ]
             try:
-                (encoded,) = self._encoder.encode([self.template.rendered(shorter)])
+                encoded = self._encoder.encode([self.template.rendered(one) for one in shorter])
             except ChatError:  # a template may not take what is left
                 continue
-            if len(encoded.tokens) <= self.keep_newest:
+            if all(len(side.tokens) <= self.keep_newest for side in encoded):
                 return encoded
         return whole
 

@@ -171,9 +171,11 @@ def locate(
             regions = found
             unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
             break
+    unsure = [n for n in unsure if n not in untaggable]
+    is_worth_it = len(unsure) > 2 and len(leaves) < _MAX_LEAVES
+    together = _by_differences(conversation, text, unsure, leaves, render) if is_worth_it else {}
     for n in unsure:
-        if n not in untaggable:
-            regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
+        regions[n] = together.get(n) or _by_difference(conversation, text, n, leaves[n], render, template)
     return Located(text, leaves, regions, generation)
 
 
@@ -280,6 +282,47 @@ def _generation_of(plain: dict[str, Any], text: str, render: Render, template: s
     starts = [at for tag, at in untagged[1] if tag == GENERATION_OPEN]
     stops = [at for tag, at in untagged[1] if tag == GENERATION_CLOSE]
     return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+
+def _by_differences(
+    conversation: Mapping[str, Any], text: str, numbers: Iterable[int], leaves: list[Leaf], render: Render
+) -> dict[int, list[Region]]:
+    """The second method for many leaves in two renders. Those that it is not sure of are missing: one by one then.
+
+    With a tag behind each leaf it is known where they stop; with a tag in place of each, what stands before them.
+    """
+    asked = {n for n in numbers if leaves[n].text and not leaves[n].text[-1].isspace()}  # blanks may be stripped
+
+    def rendered_with(keeps_text: bool) -> tuple[str, list[tuple[str, int]]]:
+        at = -1
+
+        def put(turn: int, kind: str, role: str, leaf: str) -> str:
+            nonlocal at
+            at += 1
+            return (leaf if keeps_text else "") + _tags(at)[0] if at in asked else leaf
+
+        return _untagged(render(_mapped(conversation, put), False))
+
+    try:
+        (same, stops), (others, instead) = rendered_with(True), rendered_with(False)
+    except ChatError:
+        return {}
+    tags = [tag for tag, _ in stops]
+    if same != text or tags != [tag for tag, _ in instead] or len(set(tags)) < len(tags):
+        return {}
+    found: dict[int, list[Region]] = {}
+    before = other_before = 0
+    for (tag, stop), (_, other_stop) in zip(stops, instead, strict=True):
+        leaf, words = leaves[_number(tag)].text, others[other_before:other_stop]
+        start = before + len(words)
+        if text.endswith(leaf, before, stop) and not leaf[0].isspace():
+            start = stop - len(leaf)
+        elif start > stop or not text.startswith(words, before) or not _came_from(text[start:stop], leaf):
+            start = -1
+        if start >= 0:
+            found[_number(tag)] = [(start, stop)]
+        before, other_before = stop, other_stop
+    return found
 
 
 def _by_difference(

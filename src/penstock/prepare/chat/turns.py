@@ -25,6 +25,8 @@ _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES) if number} | 
     ("function", "ipython", "tool_results", "observation"), ROLES.index("tool")
 )
 _ASSISTANT = ROLES.index("assistant")
+_FOR_TEXT = "a template for such messages, or leave them out"
+_FOR_CALLS = "a template that writes tool calls: the tokenizer's own, 'qwen' or 'mistral'; or leave such rows out"
 
 
 class Markers(NamedTuple):
@@ -101,7 +103,7 @@ def _without(text: str, said: Sequence[Region]) -> str:
 def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
     """The regions of each message, in order; checks that each comes out once, in its place."""
     regions: list[list[Region]] = [[] for _ in messages]
-    lost: dict[int, str] = {}
+    lost: dict[int, tuple[str, str]] = {}
     for leaf, found in zip(located.leaves, located.regions, strict=True):
         if leaf.turn < 0 or leaf.kind in ("name", "other"):
             continue
@@ -113,16 +115,14 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
                 remedy="a template that writes every message once",
             )
         if leaf.kind == "call" and not found:
-            lost[leaf.turn] = f"its call of {leaf.text!r} is not in the text"
+            lost[leaf.turn] = f"its call of {leaf.text!r} is not in the text", _FOR_CALLS
         elif leaf.kind == "content" and leaf.text.strip() and all(start == stop for start, stop in found):
-            lost.setdefault(leaf.turn, "its text is not in the rendered text")
+            lost.setdefault(leaf.turn, ("its text is not in the rendered text", _FOR_TEXT))
         if not (leaf.kind == "content" and not leaf.text and messages[leaf.turn].get("tool_calls")):
             regions[leaf.turn] += found
-    for turn, why in lost.items():
-        if "call of" in why or not any(start < stop for start, stop in regions[turn]):
-            raise ChatError(
-                "dropped by the template", why, turn=turn, remedy="a template for such messages, or leave them out"
-            )
+    for turn, (why, remedy) in lost.items():
+        if remedy is _FOR_CALLS or not any(start < stop for start, stop in regions[turn]):
+            raise ChatError("dropped by the template", why, turn=turn, remedy=remedy)
     before = 0
     for turn, found in enumerate(regions):
         found.sort()
