@@ -172,6 +172,9 @@ BAD_SETTINGS = [
     ({"pad": 5000}, "pad", "vocabulary"),
     ({"format": "chat"}, "format", "messages"),
     ({"columns": {"messages": "dialog"}}, None, "dialog"),
+    ({"template_args": "enable_thinking"}, "template_args", "mapping"),
+    ({"template_args": {"days": {1}}}, "template_args", "JSON"),
+    ({"template_args": {"add_generation_prompt": True}}, "template_args", "leave out"),
 ]
 
 
@@ -182,6 +185,12 @@ def test_a_bad_setting_is_named(settings, parameter, words, tmp_path):
     assert isinstance(caught.value, ps.SpecError if parameter else ps.SourceError)
     assert parameter is None or caught.value.where["parameter"] == parameter
     assert words in str(caught.value)
+
+
+def test_a_source_of_which_no_row_can_be_read_names_the_first(tmp_path):
+    with pytest.raises(ps.SourceError, match="malformed row") as caught:
+        open_loader([[ASK, ANSWER]])
+    assert caught.value.where["row"] == 0
 
 
 def test_max_length_must_be_said(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.assemble.rows import RowSpec, Trained, plan_rows
+from penstock.assemble.rows import RowSpec, SpanWeights, plan_rows
 from penstock.errors import SpecError
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
@@ -82,7 +82,7 @@ def trained(spans):
     """spans[d] is [(stop, weight), ...] of document d."""
     flat = [span for document in spans for span in document]
     starts = borders_of([len(document) for document in spans])
-    return Trained(starts, np.array([s for s, _ in flat], np.int32), np.array([w for _, w in flat], np.float32))
+    return SpanWeights(starts, np.array([s for s, _ in flat], np.int32), np.array([w for _, w in flat], np.float32))
 
 
 def test_a_sample_that_teaches_nothing_is_in_no_row():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.assemble.batch import Block, Fields, Padding, add_sample_fields, seqlens_of
-from penstock.assemble.rows import RowSpec, Trained, plan_rows
+from penstock.assemble.rows import RowSpec, SpanWeights, plan_rows
 from penstock.assemble.samples import SampleRows
 
 PAD = 999
@@ -80,7 +80,7 @@ def test_left_padding_moves_rows_to_the_right():
 
 def test_a_weight_belongs_to_the_token_that_is_predicted():
     # Tokens 2 and 3 of the document weigh 0.5, so labels 1 and 2 do.
-    masks = Trained(np.array([0, 3]), np.array([2, 4, 6], np.int32), np.array([0, 0.5, 0], np.float32))
+    masks = SpanWeights(np.array([0, 3]), np.array([2, 4, 6], np.int32), np.array([0, 0.5, 0], np.float32))
     rows = rows_over([6], RowSpec(6, None, "drop", "assistant"), masks)
     block = fields_of(laid_out(rows, [0]))
     assert block.extra["loss_mask"][0].tolist() == [0, 0.5, 0.5, 0, 0, 0]

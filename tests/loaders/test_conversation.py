@@ -144,6 +144,10 @@ def test_raise_says_how_many_and_which():
 # Widths
 
 
+def test_a_length_that_no_row_has_takes_no_memory():
+    assert open_loader(rows_of(THREE), max_length=2**40, batch_size=3).get_batch().input_ids.shape == (3, 39)
+
+
 def test_a_batch_is_as_wide_as_its_longest_row():
     loader = open_loader(rows_of(THREE), batch_size=3)
     batch = loader.get_batch()

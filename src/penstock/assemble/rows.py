@@ -16,7 +16,7 @@ from penstock.assemble.pack import PACK_VERSION, PACKINGS, pack
 from penstock.errors import SpecError
 from penstock.spec import at_least, one_of
 
-__all__ = ["PACKINGS", "TRUNCATIONS", "RowIndex", "RowSpec", "Trained", "plan_rows", "ragged"]
+__all__ = ["PACKINGS", "TRUNCATIONS", "RowIndex", "RowSpec", "SpanWeights", "plan_rows", "ragged"]
 
 TRUNCATIONS = ("split", "drop", "keep_start", "keep_end", "raise")
 
@@ -84,7 +84,7 @@ def plan_rows(
     borders: Numbers,
     spec: RowSpec,
     *,
-    trained: Trained | None = None,
+    trained: SpanWeights | None = None,
     sides: Numbers | None = None,
     source: str = "",
 ) -> RowIndex:
@@ -195,7 +195,7 @@ def ragged(starts: Numbers, counts: Numbers) -> Numbers:
     return numbers
 
 
-class Trained:
+class SpanWeights:
     """What spans say of every token: a span has a weight, and a token that of its span."""
 
     def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:

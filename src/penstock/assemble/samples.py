@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.assemble.gather import Allocate, copy_runs, floats, fresh
-from penstock.assemble.rows import RowIndex, RowSpec, Trained, ragged
+from penstock.assemble.rows import RowIndex, RowSpec, SpanWeights, ragged
 from penstock.errors import SpecError
 
 __all__ = ["Laid", "SampleRows", "join_laid"]
@@ -83,7 +83,7 @@ class SampleRows:
         index: RowIndex,
         spec: RowSpec,
         borders: NDArray[np.int64],
-        trained: Trained | None = None,
+        trained: SpanWeights | None = None,
         columns: Mapping[str, NDArray[Any]] | None = None,
         *,
         name: str | None = None,

@@ -372,11 +372,11 @@ def _fill(plan: Plan, source: PlanSource) -> float | None:
 
 
 def _documents(source: PlanSource, stream: TokenStream | None) -> DocumentsSummary | None:
-    from penstock.loaders.packed import open_samples, rows_of_spec
+    from penstock.loaders.packed import open_samples, spec_of_entry
 
     if not source.rows or stream is None:
         return None
-    rows = open_samples(stream, rows_of_spec(source.rows), source.name)
+    rows = open_samples(stream, spec_of_entry(source.rows), source.name)
     counts = dict(rows.index.counts)
     num_documents, num_cut = counts.pop("documents"), counts.pop("cut", 0)
     share = None

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import xxhash
 
-from penstock.assemble.rows import RowIndex, RowSpec, Trained, plan_rows
+from penstock.assemble.rows import RowIndex, RowSpec, SpanWeights, plan_rows
 from penstock.assemble.samples import SampleRows
 from penstock.errors import SpecError
 from penstock.files import home
 from penstock.fingerprint import fingerprint
 from penstock.store.stream import TokenStream
 
-__all__ = ["open_samples", "rows_of_spec", "spec_of_rows"]
+__all__ = ["open_samples", "spec_of_entry", "plan_entry"]
 
 log = logging.getLogger("penstock")
 
@@ -30,12 +30,12 @@ _INDEX_FORMAT = 1
 _COLUMNS = ("start", "length", "document", "goes_on")
 
 
-def spec_of_rows(spec: RowSpec) -> tuple[tuple[str, Any], ...]:
+def plan_entry(spec: RowSpec) -> tuple[tuple[str, Any], ...]:
     """A RowSpec as a plan keeps it."""
     return tuple(sorted(spec.spec().items()))
 
 
-def rows_of_spec(rows: tuple[tuple[str, Any], ...]) -> RowSpec:
+def spec_of_entry(rows: tuple[tuple[str, Any], ...]) -> RowSpec:
     """The RowSpec that a plan keeps."""
     given = dict(rows)
     if given.pop("version") != RowSpec(1, None, "drop").spec()["version"]:
@@ -60,7 +60,7 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
         from penstock.prepare.chat.policy import LossPolicy  # plain text does without
 
         starts, fields = stream.token_spans()
-        trained = Trained(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
+        trained = SpanWeights(starts, fields["stop"], LossPolicy.parse(spec.loss).weights(starts, fields))
         columns = {"role": fields["role"], "turn": fields["turn"]}
         if spec.pairs:
             sides = _first_sides(starts, fields, borders)
@@ -81,7 +81,7 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
 
 def _first_sides(starts: Any, fields: dict[str, Any], borders: Any) -> Any:
     """How many tokens of each document are its chosen side."""
-    chosen = Trained(starts, fields["stop"], (fields["side"] == 0).astype(np.float32))
+    chosen = SpanWeights(starts, fields["stop"], (fields["side"] == 0).astype(np.float32))
     documents = np.arange(len(borders) - 1)
     return chosen.count(documents, np.zeros(len(documents), np.int64), np.diff(borders))
 

@@ -14,7 +14,7 @@ from penstock.assemble.samples import SampleRows
 from penstock.assemble.window import WindowRows
 from penstock.errors import SpecError
 from penstock.flow import Flow
-from penstock.loaders.packed import open_samples, rows_of_spec, spec_of_rows
+from penstock.loaders.packed import open_samples, spec_of_entry, plan_entry
 from penstock.order.pool import blocks_for
 from penstock.order.schedule import ORDER_VERSION
 from penstock.plan import Plan, PlanSource, Segments
@@ -155,7 +155,7 @@ def source_of(rows: WindowRows | SampleRows, row_tokens: int) -> PlanSource:
         num_rows=rows.num_rows,
         num_tokens=rows.num_tokens,
         row_tokens=None if rows.row_tokens == row_tokens else rows.row_tokens,
-        rows=spec_of_rows(rows.spec) if isinstance(rows, SampleRows) else (),
+        rows=plan_entry(rows.spec) if isinstance(rows, SampleRows) else (),
     )
 
 
@@ -167,7 +167,7 @@ def open_flow(
     for name, stream in streams.items():
         refuse_other_tokenizer(first, streams[first].store, name, stream.store)
     rows = [
-        open_samples(streams[source.name], rows_of_spec(source.rows), source.name)
+        open_samples(streams[source.name], spec_of_entry(source.rows), source.name)
         if source.rows
         else WindowRows(
             streams[source.name],

@@ -193,7 +193,8 @@ class BatchStream:
 
     def _fields(self, block: Block, width: int) -> BlockFields:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
-        attention, loss = self.adapt.masks(width, self.flow.row_tokens)
+        # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
+        attention, loss = self.adapt.masks(width, self.flow.row_tokens if block.widths is None else 0)
         inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
         return BlockFields(block.tokens, inputs, labels, attention, loss, block.extra, block.widths, block.seams)
 
