@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -140,11 +140,12 @@ def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Alloca
     place, end = np.arange(width), laid.offset + laid.length
     loss = laid.weight[:, 1:]
     labels, attention = allocate(rows, width), allocate(rows, width)
-    labels[:] = -100
-    np.copyto(labels, laid.tokens[:, 1:], where=loss > 0)
-    np.less(place, end[:, None], out=attention, casting="unsafe")
+    labels[:] = laid.tokens[:, 1:]
+    labels[loss == 0] = -100
+    is_real = place < end[:, None]
     if laid.offset.any():
-        attention *= place >= laid.offset[:, None]
+        is_real &= place >= laid.offset[:, None]
+    attention[:] = is_real
     block.extra |= {"loss_mask": loss, "labels": labels, "attention_mask": attention}
     block.widths = laid.widths
     if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
@@ -170,35 +171,39 @@ def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Alloca
         block.extra["position_ids"] = _count_runs(is_sample, count, allocate(rows, width))
 
 
-_LONG_RUN = 32
-"""Tokens from which on a slice of its own for each run is cheaper than something done for each token."""
+_AT_ONCE = 1 << 14
+"""Tokens for which something is made on the way: what is larger than this is fresh memory each time."""
 
 
 def _fill_runs(values: NDArray[np.int64], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
     """values[0], count[0] times; then values[1]; and so on."""
-    flat = out.reshape(-1)
-    if len(flat) < _LONG_RUN * len(count):
-        flat[:] = np.repeat(values, count)
-        return out
-    at = 0
-    for value, number in zip(values.tolist(), count.tolist(), strict=True):
-        flat[at : at + number] = value
-        at += number
+    flat, values = out.reshape(-1), values.astype(np.int32)
+    for first, last, start, stop in _some_runs(count):
+        flat[start:stop] = np.repeat(values[first:last], count[first:last])
     return out
 
 
-def _count_runs(counts: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... in each run that counts, and zeros in the others."""
-    flat = out.reshape(-1)
-    if len(flat) < _LONG_RUN * len(count):
-        flat[:] = np.arange(len(flat)) - np.repeat(np.cumsum(count) - count, count)
-        flat *= np.repeat(counts, count)
-        return out
-    at, numbers = 0, np.arange(int(count.max(initial=0)))
-    for is_counted, number in zip(counts.tolist(), count.tolist(), strict=True):
-        flat[at : at + number] = numbers[:number] if is_counted else 0
-        at += number
+def _count_runs(is_counted: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... in each run that is counted, and zeros in the others."""
+    flat, begin = out.reshape(-1), (np.cumsum(count) - count).astype(np.int32)
+    for first, last, start, stop in _some_runs(count):
+        number = np.arange(start, stop, dtype=np.int32)
+        number -= np.repeat(begin[first:last], count[first:last])
+        flat[start:stop] = number
+    for run in np.flatnonzero(~is_counted).tolist():
+        flat[begin[run] : begin[run] + count[run]] = 0
     return out
+
+
+def _some_runs(count: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """(first run, last run, first token, last token) of a few runs at a time."""
+    ends = np.cumsum(count)
+    first = start = 0
+    while first < len(count):
+        last = max(int(np.searchsorted(ends, start + _AT_ONCE, side="right")), first + 1)
+        stop = int(ends[last - 1])
+        yield first, last, start, stop
+        first, start = last, stop
 
 
 def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:

@@ -228,7 +228,7 @@ class _Measured:
     length: NDArray[np.int64]
     """Tokens of each span."""
     trained: NDArray[np.int64]
-    """SpanWeights ones among them. The first token of a sample is none: nothing comes before it that could predict it."""
+    """Trained ones among them. The first token of a sample is none: nothing comes before it that could predict it."""
     document: NDArray[np.int64]
     sample: NDArray[np.int64]
     """2 * document, and one more for the rejected side of a pair."""

@@ -22,7 +22,7 @@ from penstock.files import home
 from penstock.fingerprint import fingerprint
 from penstock.store.stream import TokenStream
 
-__all__ = ["open_samples", "spec_of_entry", "plan_entry"]
+__all__ = ["open_samples", "plan_entry", "spec_of_entry"]
 
 log = logging.getLogger("penstock")
 

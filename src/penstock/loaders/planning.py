@@ -14,7 +14,7 @@ from penstock.assemble.samples import SampleRows
 from penstock.assemble.window import WindowRows
 from penstock.errors import SpecError
 from penstock.flow import Flow
-from penstock.loaders.packed import open_samples, spec_of_entry, plan_entry
+from penstock.loaders.packed import open_samples, plan_entry, spec_of_entry
 from penstock.order.pool import blocks_for
 from penstock.order.schedule import ORDER_VERSION
 from penstock.plan import Plan, PlanSource, Segments
