@@ -8,8 +8,9 @@ Lengths are log-normal, 490 on average, cut at 4096; a row holds 4096. The first
 
 In the second, each runs in a process of its own and gets the same samples in memory, in the form that it takes; making
 that form is not counted. penstock plans rows and makes every batch of 32 as its loaders do, through the same functions:
-padded int64 input ids, labels, attention mask, segment and position ids, and a loss mask. TRL makes ragged int32 input
-ids (padding them is not counted), torchtune padded int64 input ids, labels and positions. The peers make all rows
+padded int64 input ids, labels, attention mask, segment and position ids, a loss mask, where samples begin. TRL makes
+ragged int32 input ids and lengths (padding is not counted), torchtune padded int64 input ids, labels and positions, and
+lengths; beside it penstock makes no segment ids. The peers make all rows
 before the first is used, and keep them in memory; penstock's batches are summed, and their memory is used again. "All
 kept" is the ratio with penstock keeping all of its arrays too: that is mostly the price of fresh memory. The sum of all
 ids must be equal, so that none is lost. penstock runs both ways right before each peer, and a ratio is between such
@@ -44,12 +45,13 @@ class Peer(NamedTuple):
     name: str
     module: str
     method: str
+    ours: str = "best_fit"
 
 
 PEERS = (
     Peer("TRL bfd, its windows of 1000", "pack_trl", "bfd"),
     Peer("TRL bfd, one window over all", "pack_trl", "bfd, whole"),
-    Peer("torchtune PackedDataset", "pack_torchtune", "in order"),
+    Peer("torchtune PackedDataset", "pack_torchtune", "in order", "best_fit without segment_ids"),
 )
 
 
@@ -93,8 +95,8 @@ def measure_peers(rounds: int, num_samples: int, say: Callable[[str], None]) -> 
         for number in range(rounds):
             for peer in PEERS:
                 if rows[peer.name].why_not is None:
-                    kept = run_child({**task, "peer": "pack_penstock", "method": "best_fit kept"})
-                    ours = run_child({**task, "peer": "pack_penstock", "method": "best_fit"})
+                    kept = run_child({**task, "peer": "pack_penstock", "method": f"{peer.ours} kept"})
+                    ours = run_child({**task, "peer": "pack_penstock", "method": peer.ours})
                     found = run_child({**task, "peer": peer.module, "method": peer.method})
                     for who, got in (("penstock", kept), ("penstock", ours), (peer.name, found)):
                         assert "error" not in got or who != "penstock", got["error"]

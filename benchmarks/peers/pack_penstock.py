@@ -15,7 +15,6 @@ from penstock.assemble.samples import SampleRows
 from penstock.deliver.memory import BlockPool
 
 PACKAGE = "penstock"
-FIELDS = Fields(segment_ids=True, position_ids=True, cu_seqlens=True)
 
 
 class _Samples:
@@ -35,12 +34,17 @@ class _Samples:
 
 
 def pack_samples(tokens: np.ndarray, lengths: np.ndarray, capacity: int, method: str) -> dict[str, Any]:
-    """`method` is that of `pack`. With " kept" after it all batches are kept in memory, as the peers do; otherwise a
-    batch is summed, and its memory is used for a later one."""
+    """`method` is that of `pack`, and what to leave out: "best_fit", "best_fit without segment_ids".
+
+    With " kept" after it all batches are kept in memory, as the peers do; otherwise a batch is summed, and its memory
+    is used for a later one.
+    """
     began = time.perf_counter()
     is_kept = method.endswith(" kept")
+    method, _, left_out = method.removesuffix(" kept").partition(" without ")
+    fields = Fields(segment_ids=left_out != "segment_ids", position_ids=True, cu_seqlens=True)
     borders = np.concatenate([[0], np.cumsum(lengths)])
-    spec = RowSpec(capacity, method.removesuffix(" kept"), "drop")
+    spec = RowSpec(capacity, method, "drop")
     rows = SampleRows(_Samples(tokens), plan_rows(borders, spec), spec, borders)
     allocate = fresh if is_kept else BlockPool(7).take
     kept, checksum = [], 0
@@ -50,7 +54,7 @@ def pack_samples(tokens: np.ndarray, lengths: np.ndarray, capacity: int, method:
             index, np.full(len(index), capacity), allocate(len(index), capacity + 1), pad=0, allocate=allocate
         )
         block = Block(laid.tokens, np.zeros(len(index), np.int32), index, None)
-        add_sample_fields(block, laid, FIELDS, allocate)
+        add_sample_fields(block, laid, fields, allocate)
         if is_kept:
             kept.append(block)
         else:
