@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 
 
+# Without the interpreter's own end, in which threads of torch may abort a process that is done.
+END = "\nimport os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)\n"
+
+
 @pytest.fixture(scope="session")
 def launch() -> Callable[..., list[Any]]:
     """Run a script as each rank of a group; what each of them printed last, which is JSON."""
@@ -24,7 +28,7 @@ def launch() -> Callable[..., list[Any]]:
             port = probe.getsockname()[1]
         started = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *arguments],
+                [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script) + END, *arguments],
                 env={
                     **os.environ,
                     "RANK": str(rank),
