@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 # Without the interpreter's own end, in which threads of torch may abort a process that is done.
 END = "\nimport os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)\n"
 
