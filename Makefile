@@ -30,7 +30,7 @@ types: $(VENV)/ready
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/ready
-	$(VENV)/bin/pytest -n 2 -m 'not peers and not slow'
+	$(VENV)/bin/pytest -n 2 --dist worksteal -m 'not peers and not slow'
 	$(VENV)/bin/pytest --doctest-modules src/penstock -q
 
 test-all: lint types $(PEERS)/ready

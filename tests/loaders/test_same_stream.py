@@ -81,8 +81,10 @@ def in_pairs_backwards(num_rows, rank, world_size):
     return [row for row in reversed(range(num_rows)) if row // 2 % world_size == rank]
 
 
-@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
-@pytest.mark.parametrize("sharding", ["strided", in_pairs_backwards])
+@pytest.mark.parametrize(
+    ("sharding", "ahead"),
+    [("strided", {}), ("strided", {"prefetch": 2}), (in_pairs_backwards, {}), (in_pairs_backwards, {"workers": 2})],
+)
 def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_loader, sharding, ahead):
     given_settings, batches, states = stream
     loaders = [
