@@ -175,3 +175,10 @@ def test_a_dataset_that_cannot_be_read_says_why(saved, state, error, remedy):
         list_files(saved)
     assert remedy in caught.value.remedy
     assert str(saved) in str(caught.value.where["file"])
+
+
+def test_a_name_of_a_column_that_is_not_utf8_is_one_fault(tmp_path):
+    path = write(tmp_path / "a.arrow", pa.table({"textual": pa.array(["one", "two"])}))
+    path.write_bytes(path.read_bytes().replace(b"textual", b"text\xe9al"))
+    (fault,) = read_arrow(path)
+    assert fault == Malformed("truncated or damaged Arrow file", "the name of a column is not UTF-8", rest=True)

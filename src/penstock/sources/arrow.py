@@ -92,7 +92,11 @@ def _read_stream(
 
 
 def _rows_of_batch(batch: Any, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
-    names = needed_names(batch.schema.names, columns)
+    try:
+        names = needed_names(batch.schema.names, columns)
+    except UnicodeDecodeError:
+        yield Malformed("truncated or damaged Arrow file", "the name of a column is not UTF-8", rest=True)
+        return
     if count_only(columns):
         yield from ({} for _ in range(batch.num_rows))
         return
@@ -151,7 +155,9 @@ def rows_of(batch: Any, *, check: bool = False) -> Iterator[Row | Malformed]:
     `check` looks at every offset and character first: what is mapped from a file was never looked at.
     """
     batch = _as_python_has_it(batch)
-    at_once = max(1, min(_PIECE_ROWS, _PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+    # `nbytes` follows the offsets inside a batch, which may lead anywhere before they were looked at.
+    num_bytes = batch.get_total_buffer_size() if check else batch.nbytes
+    at_once = max(1, min(_PIECE_ROWS, _PIECE_BYTES * batch.num_rows // max(num_bytes, 1)))
     for first in range(0, batch.num_rows, at_once):
         yield from _values(batch.slice(first, at_once), check)
 
