@@ -72,7 +72,8 @@ def test_only_what_changed_is_rendered_again(raw, tmp_path, capfd):
     assert spans_of(changed) == spans_of(anew)
 
 
-def test_units_of_an_older_version_keep_their_spans(raw, tmp_path):
+def test_units_of_an_older_version_keep_their_spans(raw, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 2000)  # several of them lie in one shard
     first = bake(recipe_of(raw), tmp_path / "chat.store")
     (raw / "part-9.jsonl").write_text(json.dumps(conversation(9)))
     shutil.rmtree(tmp_path / "chat.store" / "work", ignore_errors=True)
@@ -147,9 +148,10 @@ def test_nothing_follows_chat(raw):
 
 def test_plain_text_is_not_taken_from_conversations(tmp_path):
     """The token cache finds texts that were tokenised before; a rendered conversation is not one of them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -161,7 +163,8 @@ def test_plain_text_is_not_taken_from_conversations(tmp_path):
     chat = ps.DatasetRecipe().add_ingredient([{"messages": forged}], name="chat")
     conversations = bake(chat.prepare_step(ps.chat(tokenizer, "chatml")), tmp_path / "chat.store")
     rendered = conversations.decode(conversations[0].tokens)
+    assert rendered.startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
     text = ps.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(ps.tokenize(tokenizer))
-    plain = bake(text, tmp_path / "text.store")
+    plain = bake(text, tmp_path / "chat.store")  # into the store that has the conversation, as an older version
     assert plain[0].tokens.tolist() == tokenizer.encode(rendered, add_special_tokens=False).ids
     assert plain[0].tokens.tolist() != conversations[0].tokens.tolist()
