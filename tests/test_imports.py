@@ -19,9 +19,9 @@ PACKAGE = Path(penstock.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("plan", "processes"),
+    *("plan", "processes", "addresses"),
 )
-STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver")
+STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer")
 ONLINE = ("documents", "flow", "plans", "loaders", "tracing", "digest", "drill")
 EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
@@ -51,7 +51,8 @@ EXCEPTIONS = {
     ("exporting.py", "penstock.prepare.chat.spans"): "what the numbers of roles and parts mean",
     ("loaders/pretrain.py", "penstock.streaming"): "PretrainDataLoader over raw files",
     ("loaders/conversation.py", "penstock.streaming"): "ConversationDataLoader over raw files",
-    ("loaders/base.py", "penstock.adapters.torch"): "loader.torch(), and batches of tensors",
+    ("loaders/base.py", "penstock.adapters.torch"): "batches of tensors",
+    ("loaders/cursor.py", "penstock.adapters.torch"): "loader.torch()",
     ("plan.py", "penstock.order.schedule"): "plan.order",
     ("plan.py", "penstock.order.sweep"): "plan.order",
     ("plan.py", "penstock.order.lanes"): "plan.order",
@@ -61,6 +62,7 @@ EXCEPTIONS = {
     ("loaders/base.py", "penstock.adapters.jax"): "batches of JAX arrays",
     ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
+    ("buffer/batch.py", "penstock.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
     ("types.py", "penstock.looking"): "a notebook shows a batch",
     ("__init__.py", "penstock.*"): "public names, each from its home",
 }
@@ -72,6 +74,7 @@ PUBLIC = [
     "BusyError",
     "ConversationDataLoader",
     "DataLoader",
+    "DatasetBuffer",
     "DatasetRecipe",
     "EndOfRun",
     "MissingExtraError",
@@ -81,6 +84,9 @@ PUBLIC = [
     "Plan",
     "PlanError",
     "PretrainDataLoader",
+    "RowIndexError",
+    "SampleError",
+    "SampleTypeError",
     "SourceError",
     "SpecError",
     "Store",
@@ -100,6 +106,7 @@ PUBLIC = [
     "open_store",
     "ramp",
     "register_format",
+    "register_normalizer",
     "register_sharding",
     "tokenize",
     "trace",

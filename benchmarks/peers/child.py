@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.buffers import measure_buffer
 from benchmarks.peers.documents import document_hashes
 from benchmarks.peers.source import ROWS, Source, cut, version_of
 
@@ -126,6 +127,8 @@ def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
         tokens, lengths = (np.load(Path(task["folder"], f"{name}.npy")) for name in ("tokens", "lengths"))
         found: dict[str, Any] = peer.pack_samples(tokens, lengths, task["capacity"], task["method"])
         return found
+    if task["do"] == "buffer":
+        return measure_buffer(peer.open_buffer, task)
     if "sources" in task:
         sources = [Source(*(Path(path) for path in paths), task["row_tokens"]) for paths in task["sources"]]
         if task["do"] == "convert":

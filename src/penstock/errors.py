@@ -3,6 +3,9 @@
     PenstockError
     ├─ SpecError (ValueError)        a parameter or recipe that cannot work
     ├─ SourceError (ValueError)      raw data that cannot be read: names the file and the row
+    ├─ SampleError (ValueError)      a sample that does not fit the buffer it was given to
+    ├─ SampleTypeError (TypeError)   something that is no sample at all
+    ├─ RowIndexError (IndexError)    a row or id that is not in the buffer
     ├─ TokenizerError (ValueError)   a tokenizer that cannot do what is asked
     ├─ StoreError                    a store that is missing, unfinished or damaged
     ├─ PlanError (ValueError)        a plan, state or position that does not belong here
@@ -31,6 +34,9 @@ __all__ = [
     "OutOfSpaceError",
     "PenstockError",
     "PlanError",
+    "RowIndexError",
+    "SampleError",
+    "SampleTypeError",
     "SourceError",
     "SpecError",
     "StoreError",
@@ -73,6 +79,18 @@ class SpecError(PenstockError, ValueError):
 
 class SourceError(PenstockError, ValueError):
     """Raw data that cannot be read. Names the file and the row."""
+
+
+class SampleError(PenstockError, ValueError):
+    """A sample that does not fit the buffer it was given to. Names the row, the column and both types."""
+
+
+class SampleTypeError(PenstockError, TypeError):
+    """Something that is no sample at all."""
+
+
+class RowIndexError(PenstockError, IndexError):
+    """A row or an id that is not in the buffer."""
 
 
 class TokenizerError(PenstockError, ValueError):

@@ -159,7 +159,7 @@ def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatc
         (lambda recipe: recipe.holdout("0.1"), "fraction"),
         (lambda recipe: ps.DatasetRecipe(seed="seven"), "seed"),
         (lambda recipe: ps.bake(recipe, "a.store"), "recipe"),
-        (lambda recipe: ps.bake(recipe.add_ingredient(["a"]), "a.store"), "recipe"),
+        (lambda recipe: ps.bake(recipe.add_ingredient(["a"]).holdout(0.5), "a.store"), "recipe"),
         (lambda recipe: ps.bake("recipe.py", "a.store"), "recipe"),
         (lambda recipe: _bake(recipe, workers=-1), "workers"),
         (lambda recipe: _bake(recipe, on_error="ignore"), "on_error"),

@@ -6,13 +6,14 @@ aligned and of JAX's type, into which the tokens are copied once; nothing else e
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.adapters.converted import ConvertedBlocks
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, SpecError
 
 try:
     import jax
@@ -21,7 +22,9 @@ except ImportError:
         "penstock.adapters.jax needs jax, which is not installed", remedy="pip install 'penstock[jax]'"
     ) from None
 
-__all__ = ["JaxBlocks", "copied", "is_shared", "pinned"]
+__all__ = ["JaxBlocks", "copied", "is_shared", "numbers", "pinned"]
+
+K = TypeVar("K")
 
 _ALIGNMENT = 64
 
@@ -50,6 +53,26 @@ def _own_copy(array: NDArray[Any]) -> NDArray[Any]:
     own: NDArray[Any] = raw[skip : skip + num_bytes].view(dtype).reshape(array.shape)
     np.copyto(own, array, casting="same_kind")
     return own
+
+
+def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
+    """Arrays as JAX has them: where x64 is off, those of 64 bits have 32. Integers that do not fit are refused."""
+    for name, array in arrays.items():
+        _check_range(name, array)
+    return dict(zip(arrays, jax.device_put([_own_copy(array) for array in arrays.values()]), strict=True))
+
+
+def _check_range(name: Any, array: NDArray[Any]) -> None:
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if dtype == array.dtype or dtype.kind not in "iu" or not array.size:
+        return
+    for value in (int(array.min()), int(array.max())):
+        if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise SpecError(
+                f"{value} in column {name!r} ({array.dtype}) does not fit into JAX's {dtype}",
+                parameter=str(name),
+                remedy="jax.config.update('jax_enable_x64', True), or a column of smaller numbers",
+            )
 
 
 def copied(array: Any, device: Any, non_blocking: bool) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -17,7 +18,9 @@ except ImportError:
         "penstock.adapters.mlx needs mlx, which is not installed", remedy="pip install 'penstock[mlx]'"
     ) from None
 
-__all__ = ["MlxBlocks", "copied", "is_shared", "pinned"]
+__all__ = ["MlxBlocks", "copied", "is_shared", "numbers", "pinned"]
+
+K = TypeVar("K")
 
 
 class MlxBlocks(ConvertedBlocks):
@@ -31,6 +34,11 @@ class MlxBlocks(ConvertedBlocks):
         if key not in self._ones:
             self._ones[key] = mx.array(mask)
         return copy(self._ones[key])  # the same memory, but writing into it makes it another batch's no longer
+
+
+def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
+    """Arrays as MLX has them, copied: float64 is float32, all others are what they were."""
+    return {name: mx.array(array) for name, array in arrays.items()}
 
 
 def copied(array: Any, device: Any, non_blocking: bool) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.deliver.ranks import Ranks
 from penstock.errors import MissingExtraError, SpecError
@@ -26,10 +27,21 @@ except ImportError:
 
 if TYPE_CHECKING:
     from penstock.assemble.batch import Block
-    from penstock.loaders.base import DataLoader
+    from penstock.loaders.cursor import CursorLoader
     from penstock.types import TrainingBatch
 
-__all__ = ["FollowingDataLoader", "TorchBatches", "TorchBlocks", "copied", "is_shared", "pinned", "shared_ones"]
+__all__ = [
+    "FollowingDataLoader",
+    "TorchBatches",
+    "TorchBlocks",
+    "copied",
+    "is_shared",
+    "numbers",
+    "pinned",
+    "shared_ones",
+]
+
+K = TypeVar("K")
 
 
 # Tensors
@@ -118,6 +130,29 @@ def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool
     return mask
 
 
+def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K, Any]:
+    """Tensors of the same types over the arrays' memory; over a copy, where an array may only be read.
+
+    `share`: over that memory too. torch knows no tensors that may only be read: nobody must write into these.
+    """
+    return {name: torch.from_numpy(_writable(array, share)) for name, array in arrays.items()}
+
+
+def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
+    if array.flags.writeable:
+        return array
+    return np.asarray(_SameMemory(array)) if share else array.copy()
+
+
+class _SameMemory:
+    """An array's memory without the mark that it may only be read, of which torch would warn at every call."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # held as long as the memory is used
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def pinned(tensor: Any) -> Any:
     """A tensor in page-locked memory. Copied by this thread alone.
 
@@ -178,7 +213,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     StatefulDataLoader(ds, ...)              likewise, with its own state_dict()
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: CursorLoader[Any]) -> None:
         self.source = loader
         self._taken = 0
         self._passes = 0
@@ -285,7 +320,7 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         self.dataset.source.load_state_dict(state)
 
 
-def _check_ranks(loader: DataLoader) -> None:
+def _check_ranks(loader: CursorLoader[Any]) -> None:
     """Refuse a loader that was opened before its process knew of other ranks: each would get every row.
 
     Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
@@ -305,7 +340,7 @@ def _check_ranks(loader: DataLoader) -> None:
         )
 
 
-def _with_tensors(loader: DataLoader, alone: bool = False) -> DataLoader:
+def _with_tensors(loader: CursorLoader[Any], alone: bool = False) -> CursorLoader[Any]:
     """A loader at the same place that gives tensors. `alone`: without helpers, in a process that is one itself."""
     own = copy(loader)  # without the stream and the memory of the other
     own.framework = "torch"
@@ -315,7 +350,7 @@ def _with_tensors(loader: DataLoader, alone: bool = False) -> DataLoader:
     return own
 
 
-def _after_pass(loader: DataLoader) -> int:
+def _after_pass(loader: CursorLoader[Any]) -> int:
     """Where the pass after the one that begins at the cursor begins. (A pass without an end is begun again.)"""
     cut = loader._cut(loader.batch_size)
     start, is_over = loader._next_start()

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.addresses import Memory
+
 __all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
 
 Allocate = Callable[[int, int], NDArray[np.int64]]
@@ -31,21 +33,6 @@ def floats(allocate: Allocate, rows: int, width: int) -> NDArray[np.float32]:
     return allocate(rows, (width + 1) // 2).view(np.float32)[:, :width]
 
 
-class _Memory:
-    """What NumPy's array interface needs to see memory at an address."""
-
-    __slots__ = ("__array_interface__",)
-
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.__array_interface__ = {
-            "data": (address, True),
-            "shape": shape,
-            "strides": (dtype.itemsize,) * len(shape),
-            "typestr": dtype.str,
-            "version": 3,
-        }
-
-
 def windows_at(
     addresses: NDArray[np.int64], length: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -60,7 +47,7 @@ def windows_at(
     """
     lowest = int(addresses.min())
     rows = (addresses - lowest) // dtype.itemsize
-    return np.asarray(_Memory(lowest, (int(rows.max()) + 1, length), dtype)), rows
+    return np.asarray(Memory(lowest, (int(rows.max()) + 1, length), dtype)), rows
 
 
 def gather_windows(addresses: NDArray[np.int64], dtype: np.dtype[Any], out: NDArray[np.int64]) -> None:
@@ -89,7 +76,7 @@ def copy_runs(
         return
     lowest = int(addresses.min())
     places = (addresses - lowest) // dtype.itemsize
-    table = np.asarray(_Memory(lowest, (int((places + lengths).max()),), dtype))
+    table = np.asarray(Memory(lowest, (int((places + lengths).max()),), dtype))
     total = int(lengths.sum())
     if total >= _LONG_RUN * len(lengths):
         for place, to, length in zip(places.tolist(), starts.tolist(), lengths.tolist(), strict=True):

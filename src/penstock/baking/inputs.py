@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.baking.recipe import DatasetRecipe, Ingredient
+from penstock.baking.instructions import Ingredient
+from penstock.baking.recipe import DatasetRecipe
 from penstock.errors import StoreError
 from penstock.files import write_whole
 from penstock.fingerprint import fingerprint, fingerprint_file

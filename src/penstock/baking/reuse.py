@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.baking.unit import NO_MARKS, SPLITS, Documents, UnitReport, marks_of
+from penstock.baking.rows import UnitReport
+from penstock.baking.unit import NO_MARKS, SPLITS, Documents, marks_of
 from penstock.errors import StoreError
 from penstock.store.reader import Store
 from penstock.store.stream import MappedShard

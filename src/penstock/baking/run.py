@@ -1,4 +1,4 @@
-"""Bake a recipe into a store: cut the work, do what is not done yet, join it into shards, move the pointer last."""
+"""Bake a recipe: into a store (cut the work, do what is not done, join it, move the pointer last), or into a buffer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from penstock.baking.inputs import Inputs, is_version_of, mark_as_version_of, up_to_date
-from penstock.baking.recipe import DatasetRecipe
+from penstock.baking.recipe import DatasetRecipe, check_recipe
 from penstock.errors import SpecError
 from penstock.files import exclusive, is_part, out_of_space_at
 from penstock.fingerprint import fingerprint
@@ -23,6 +24,7 @@ from penstock.store.reader import Store
 
 if TYPE_CHECKING:
     from penstock.baking.work import Work
+    from penstock.buffer.buffer import DatasetBuffer
 
 __all__ = ["bake"]
 
@@ -31,6 +33,20 @@ _SHARD_BYTES = 1 << 30
 log = logging.getLogger("penstock")
 
 
+@overload
+def bake(
+    recipe: DatasetRecipe,
+    to: None = None,
+    *,
+    into: DatasetBuffer | None = None,
+    workers: int | None = None,
+    on_error: str = "raise",
+    shuffle: bool = True,
+    show_progress: bool = True,
+) -> DatasetBuffer: ...
+
+
+@overload
 def bake(
     recipe: DatasetRecipe,
     to: str | os.PathLike[str],
@@ -39,8 +55,20 @@ def bake(
     on_error: str = "raise",
     shuffle: bool = True,
     show_progress: bool = True,
-) -> Store:
-    """Make the store that a recipe describes, and open it.
+) -> Any: ...
+
+
+def bake(
+    recipe: DatasetRecipe,
+    to: str | os.PathLike[str] | None = None,
+    *,
+    into: DatasetBuffer | None = None,
+    workers: int | None = None,
+    on_error: str = "raise",
+    shuffle: bool = True,
+    show_progress: bool = True,
+) -> Any:
+    """Make the store that a recipe describes, and open it; without `to`, give its rows as a `DatasetBuffer`.
 
     - Run again over unchanged files it does nothing, at once. Changed files or another recipe make a new version beside
       the old one, in which only what changed is read and tokenised again; jobs that read the old one keep it.
@@ -48,11 +76,41 @@ def bake(
     - Killed at any moment, the same call continues; what opens is always a complete version.
     - `on_error="raise"` stops at the first malformed row and names it; `"skip"` leaves such rows out and counts them.
     - Documents are stored in an order that (seed, ingredient) shuffles; `shuffle=False` keeps the order of the files.
+
+    Without `to` the rows are appended to `into`, or to a new buffer in memory: the documents of that store, with their
+    tokens; or, where the recipe has no tokenize step, the rows as they are after its steps, in the order of the
+    sources. Such a recipe with `to` gives a buffer in that folder, opened to read.
     """
-    started = time.monotonic()
-    to = Path(os.path.expanduser(to))
-    _check_arguments(recipe, to, on_error)
+    check_recipe(recipe)
+    one_of(("raise", "skip"), on_error=on_error)
     workers = cpu_count() if workers is None else at_least(0, workers=workers)
+    folder = None if to is None else Path(os.path.expanduser(to))
+    if folder is not None and into is not None:
+        raise SpecError("to= and into= are two places", parameter="into", remedy="one of them")
+    if folder is not None and recipe.is_tokenized:
+        return _bake_store(recipe, folder, workers, on_error, shuffle, show_progress)
+    from penstock.baking import into as buffers
+
+    if folder is not None:
+        baked, said = buffers.bake_folder(recipe, folder, workers=workers, on_error=on_error, show=show_progress)
+    elif recipe.is_tokenized:
+        buffers.check_buffer(into)
+        with tempfile.TemporaryDirectory(prefix="penstock-") as scratch:
+            store = _bake_store(recipe, Path(scratch) / "store", workers, on_error, shuffle, show_progress)
+            baked, said = buffers.put(into, buffers.tokens_of(store))
+    else:
+        buffers.check_buffer(into)
+        parts = buffers.read_recipe(recipe, workers=workers, on_error=on_error, show=show_progress)
+        baked, said = buffers.put(into, parts)
+    _say(show_progress, said)
+    return baked
+
+
+def _bake_store(
+    recipe: DatasetRecipe, to: Path, workers: int, on_error: str, shuffle: bool, show_progress: bool
+) -> Store:
+    started = time.monotonic()
+    _refuse_other_folders(to)
     inputs = Inputs.of(recipe, shuffle)
     if is_store(to) and (store := up_to_date(to, inputs, on_error)):
         _say(show_progress, f"{to}: up to date ({store.num_rows:,} documents, {store.num_tokens:,} tokens)")
@@ -69,20 +127,6 @@ def bake(
     encoder = recipe.tokenize.encoder if num_encoded else None
     _say(show_progress, _summary(to, store, num_encoded, encoder, time.monotonic() - started))
     return store
-
-
-def _check_arguments(recipe: DatasetRecipe, to: Path, on_error: str) -> None:
-    if not isinstance(recipe, DatasetRecipe):
-        raise SpecError(
-            f"a {type(recipe).__name__} is not a recipe", parameter="recipe", remedy="recipe = ps.DatasetRecipe()"
-        )
-    one_of(("raise", "skip"), on_error=on_error)
-    if not recipe.ingredients:
-        raise SpecError(
-            "this recipe has no ingredients", parameter="recipe", remedy="recipe.add_ingredient('data/*.jsonl')"
-        )
-    _ = recipe.tokenize
-    _refuse_other_folders(to)
 
 
 def _sweep_parts(to: Path) -> None:

@@ -123,7 +123,8 @@ class _Reader:
 
     def hashed(self, doing: str, show: bool) -> Iterator[tuple[int, str]]:
         """(hash of file and row, text) of every row of the sample. Raises where there is none."""
-        from penstock.baking.unit import UnitReport, texts_of
+        from penstock.baking.rows import UnitReport
+        from penstock.baking.unit import texts_of
 
         part, seed = self.part, self.part.job.seed & (1 << 64) - 1
         rows_before: Counter[int] = Counter()

@@ -6,10 +6,9 @@ went in, so that work which an earlier, interrupted bake finished is found again
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,7 +18,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.baking.held import HeldTokens
-from penstock.documents import read_documents
+from penstock.baking.rows import (
+    Dropped,
+    Reading,
+    UnitReport,
+    kept_rows,
+    pass_over,
+    passing_rows,
+    stepped,
+    unchanged_while_read,
+)
 from penstock.errors import PenstockError, SourceError, TokenizerError
 from penstock.fingerprint import fingerprint, fingerprint_file
 from penstock.order.permute import permutation
@@ -27,13 +35,10 @@ from penstock.prepare.chat.faults import ChatError
 from penstock.prepare.chat.formats import Layout, detect
 from penstock.prepare.chat.spans import SPAN_DTYPE
 from penstock.prepare.chat.step import Chat, Prepared
-from penstock.prepare.columns import TextColumn
 from penstock.prepare.holdout import side_of
-from penstock.prepare.rows import RowStep
 from penstock.prepare.tokenize import Tokenize
-from penstock.sources.faults import error_of, failure_of, place
-from penstock.sources.formats import Format
-from penstock.sources.units import EndOfSpan, Malformed, Unit
+from penstock.sources.faults import error_of, place
+from penstock.sources.units import Malformed, Unit
 from penstock.store.arrays import as_arrow, as_numpy, records_of, records_to_arrow
 from penstock.store.texts import TextHashes, hash_texts
 from penstock.store.writer import MAX_SHARD_TOKENS, write_arrow
@@ -49,10 +54,10 @@ __all__ = [
     "UnitReport",
     "bake_unit",
     "detect_layout",
+    "document_of",
     "documents_of",
     "encode_located",
     "find_characters",
-    "find_passing",
     "marks_of",
     "read_unit_report",
     "texts_of",
@@ -68,47 +73,19 @@ Locate = Callable[[int], tuple[Unit, int, int]]
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
 """Tokenised at once: threads wait for each other at its end, so not too few."""
-_EXAMPLES = 5
 _UNIT_FORMAT = 2
 """Part of every unit's name: units of an earlier release, which wrote other columns, are not taken for ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is the same for all units of one ingredient. Travels to workers by value."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Reading):
+    """What is the same for all units of one ingredient of a store."""
 
-    ingredient: str
-    text: TextColumn | None
-    """None for conversations, which are more than one text."""
-    where: Callable[[dict[str, Any]], Any] | None
-    steps: list[RowStep]
     tokenize: Tokenize | Chat
     holdout: float
-    seed: int
     shuffle: bool
-    on_error: str
-    formats: dict[str, Format]
-    columns: tuple[str, ...] | None
-    """Those that are needed; None means all, for functions that get the row."""
     fingerprint: str
-    """Of everything above that decides the output."""
-
-
-@dataclass(slots=True)
-class UnitReport:
-    """What became of a unit's rows."""
-
-    key: str = ""
-    rows_read: int = 0
-    documents: int = 0
-    tokens: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    examples: list[tuple[str, int, str]] = field(default_factory=list)
-    """A few of the dropped: (file, row in span, reason)."""
-    errors: int = 0
-    """How many of the dropped were malformed, and passed over because on_error='skip'."""
-    span_rows: list[int] = field(default_factory=list)
-    span_hashes: list[str] = field(default_factory=list)
+    """Of everything that decides the output."""
 
 
 def unit_key(job: Job, unit: Unit, identity: Any) -> str:
@@ -121,7 +98,6 @@ def bake_unit(
     job: Job, unit: Unit, key: str, selected: Any, path: Path, *, known: KnownTokens
 ) -> tuple[UnitReport, int]:
     """Write the unit's documents to `path`. Says what became of its rows, and how many texts had to be encoded."""
-    before = [_state_of(span.path) for span in unit.spans]
     report = UnitReport(key=key, span_hashes=[_hash_of(span.path, span.start, span.stop) for span in unit.spans])
     dropped: Counter[str] = Counter()
     tokens = HeldTokens(path.parent, job.tokenize.dtype)
@@ -159,25 +135,19 @@ def bake_unit(
         prepared.clear()
         waiting = 0
 
-    for span, row_number, document in documents_of(job, unit, report, dropped, selected):
-        if isinstance(document, Prepared):
-            prepared.append(document)
-        text = document if isinstance(document, str) else document.text
-        texts.append(text)
-        spans.append(span)
-        rows.append(row_number)
-        splits.append(SPLITS.index(side_of(text, job.holdout)) if job.holdout else 0)
-        waiting += len(text)
-        if waiting >= _BATCH_CHARACTERS:
-            flush()
-    flush()
-    for read, state in zip(unit.spans, before, strict=True):
-        if _state_of(read.path) != state:
-            raise SourceError(
-                "this file was changed while it was read",
-                file=read.path,
-                remedy="bake again when nobody writes to it: what is done already is kept",
-            )
+    with unchanged_while_read(unit):
+        for span, row_number, document in documents_of(job, unit, report, dropped, selected):
+            if isinstance(document, Prepared):
+                prepared.append(document)
+            text = document if isinstance(document, str) else document.text
+            texts.append(text)
+            spans.append(span)
+            rows.append(row_number)
+            splits.append(SPLITS.index(side_of(text, job.holdout)) if job.holdout else 0)
+            waiting += len(text)
+            if waiting >= _BATCH_CHARACTERS:
+                flush()
+        flush()
     report.dropped, report.documents = dict(sorted(dropped.items())), len(tokens)
     report.tokens = int(tokens.lengths().sum())
     _write(job, path, report, tokens, spans, rows, splits, np.concatenate(hashes), marks)
@@ -195,12 +165,14 @@ def documents_of(
     job: Job, unit: Unit, report: UnitReport, dropped: Counter[str], selected: Any = None
 ) -> Iterator[tuple[int, int, str | Prepared]]:
     """(span, row in span, text or conversation) of every document: what is left of a unit's rows after all steps."""
-    for span, row_number, row in _selected(_rows(job, unit, report, dropped), selected, dropped):
-        text = _prepared(job, unit, span, row_number, row)
-        if isinstance(text, _Dropped):
-            dropped[f"dropped by step {text.step!r}"] += 1
-        elif isinstance(text, Malformed):
-            _pass_over(job, unit, span, row_number, text, report, dropped)
+    for span, row_number, row in kept_rows(job, unit, report, dropped, selected):
+        after = stepped(job, unit, span, row_number, row)
+        if isinstance(after, Dropped):
+            dropped[f"dropped by step {after.step!r}"] += 1
+            continue
+        text = document_of(job, unit, span, row_number, after)
+        if isinstance(text, Malformed):
+            pass_over(job, unit, span, row_number, text, report, dropped)
         elif not text:
             dropped["empty text"] += 1
         else:
@@ -239,9 +211,9 @@ def _located(job: Job, encode: Callable[[list[T]], list[D]], documents: list[T],
 def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
     """How the conversations of an ingredient are written: as its first row that can be read has it, after all steps."""
     for unit in units:
-        for span, row_number, row in _rows(job, unit, UnitReport(), Counter()):
-            after = _stepped(job, unit, span, row_number, row)
-            if isinstance(after, _Dropped):
+        for span, row_number, row in passing_rows(job, unit, UnitReport(), Counter()):
+            after = stepped(job, unit, span, row_number, row)
+            if isinstance(after, Dropped):
                 continue
             try:
                 return detect(after)
@@ -257,29 +229,15 @@ def detect_layout(job: Job, units: Sequence[Unit]) -> Layout:
     )
 
 
-def find_passing(job: Job, unit: Unit) -> tuple[Any, list[int]]:
-    """((span, row) of every row that passes `where`, rows of each span): what a quantity chooses from."""
-    report = UnitReport()
-    passing = [(span, row_number) for span, row_number, _ in _rows(job, unit, report, Counter())]
-    return np.array(passing, np.int64).reshape(-1, 2), report.span_rows
-
-
 def find_characters(job: Job, unit: Unit, selected: Any) -> list[int]:
     """The characters of a unit's documents, as code points: what a vocabulary of characters is made of."""
     characters: set[str] = set()
-    for span, row_number, row in _selected(_rows(job, unit, UnitReport(), Counter()), selected, Counter()):
-        text = _prepared(job, unit, span, row_number, row)
+    for span, row_number, row in kept_rows(job, unit, UnitReport(), Counter(), selected):
+        after = stepped(job, unit, span, row_number, row)
+        text = None if isinstance(after, Dropped) else document_of(job, unit, span, row_number, after)
         if isinstance(text, str):
             characters.update(text)
     return sorted(map(ord, characters))
-
-
-def _state_of(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
 
 
 def _hash_of(path: str, start: int, stop: int | None) -> str:
@@ -289,87 +247,8 @@ def _hash_of(path: str, start: int, stop: int | None) -> str:
         return ""
 
 
-def _selected(
-    rows: Iterator[tuple[int, int, dict[str, Any]]], selected: Any, dropped: Counter[str]
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The rows whose numbers were selected, if that was done."""
-    if selected is None:
-        yield from rows
-        return
-    keep = set(selected.tolist())
-    for ordinal, row in enumerate(rows):
-        if ordinal in keep:
-            yield row
-        else:
-            dropped["beyond quantity"] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    step: str
-
-
-def _rows(job: Job, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Rows that can be read, have text, and pass `where`. All others are counted, or raised."""
-    report.span_rows = [0] * max(len(unit.spans), 1)
-    for span, row_number, text, row in read_documents(unit, job.formats, job.text, job.columns):
-        if isinstance(text, EndOfSpan):
-            report.span_rows[span] = row_number
-            continue
-        if isinstance(text, Malformed):
-            _pass_over(job, unit, span, row_number, text, report, dropped)
-            report.rows_read += max(text.rows, 1)
-            continue
-        report.rows_read += 1
-        if job.where is not None:
-            try:
-                passes = job.where(row)
-            except Exception as error:
-                what = f"where= of {job.ingredient!r}"
-                raise failure_of(what, error, unit, span, row_number, job.formats) from error
-            if not passes:
-                dropped["not where"] += 1
-                continue
-        yield span, row_number, row
-
-
-def _pass_over(
-    job: Job, unit: Unit, span: int, row_number: int, fault: Malformed, report: UnitReport, dropped: Counter[str]
-) -> None:
-    """Raise what is wrong with a row, or count it where on_error says so."""
-    if job.on_error == "raise":
-        raise error_of(fault, unit, span, row_number, job.formats)
-    lost = max(fault.rows, 1)
-    dropped[fault.kind] += lost
-    report.errors += lost
-    if len(report.examples) < _EXAMPLES:
-        file = unit.spans[span].path if unit.spans else "<memory>"
-        why = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
-        report.examples.append((file, row_number, why if fault.turn is None else f"{why} (message {fault.turn})"))
-
-
-def _stepped(job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]) -> dict[str, Any] | _Dropped:
-    """A row after the user's steps."""
-    for step in job.steps:
-        try:
-            after = step(row)
-        except PenstockError as error:
-            error.where |= place(unit, span, row_number, job.formats)
-            raise
-        except Exception as error:
-            raise failure_of(f"step {step.name!r}", error, unit, span, row_number, job.formats) from error
-        if after is None:
-            return _Dropped(step.name)
-        row = after
-    return row
-
-
-def _prepared(
-    job: Job, unit: Unit, span: int, row_number: int, row: dict[str, Any]
-) -> str | Prepared | Malformed | _Dropped:
-    after = _stepped(job, unit, span, row_number, row)
-    if isinstance(after, _Dropped):
-        return after
+def document_of(job: Job, unit: Unit, span: int, row_number: int, after: dict[str, Any]) -> str | Prepared | Malformed:
+    """What is tokenised of a row that went through the steps: its text, or the conversation that it is."""
     if isinstance(job.tokenize, Chat):
         try:
             return job.tokenize.prepare(after)

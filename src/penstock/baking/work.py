@@ -10,24 +10,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from penstock.baking.engine import run_tasks
 from penstock.baking.inputs import Inputs, formats_of
+from penstock.baking.instructions import Ingredient, Step
 from penstock.baking.known import find_known
-from penstock.baking.recipe import DatasetRecipe, Ingredient
+from penstock.baking.recipe import DatasetRecipe, spec_of_step
 from penstock.baking.reuse import find_kept
+from penstock.baking.rows import Reading, UnitReport, find_passing
 from penstock.baking.unit import (
     Documents,
     Job,
-    UnitReport,
     bake_unit,
     detect_layout,
     find_characters,
-    find_passing,
     read_unit_report,
     unit_documents,
     unit_key,
@@ -36,98 +35,155 @@ from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from penstock.prepare.chat.step import Chat
 from penstock.prepare.columns import TextColumn
+from penstock.prepare.rows import RowStep
 from penstock.prepare.tokenize import Tokenize
 from penstock.progress import progress
 from penstock.seeds import key_of, mix64
 from penstock.sources import units
+from penstock.sources.formats import Format
 from penstock.sources.listing import InputFile
-from penstock.sources.memory import TableRows
+from penstock.sources.memory import TableRows, encode_rows
 from penstock.sources.units import Span, Unit
 
 log = logging.getLogger("penstock")
 
-__all__ = ["Work", "bake_units", "first_rows", "plan_work", "scan"]
+__all__ = [
+    "Cut",
+    "Work",
+    "bake_units",
+    "choose_quantities",
+    "detect_layouts",
+    "first_rows",
+    "for_units",
+    "plan_rows",
+    "plan_work",
+    "scan",
+]
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """One ingredient's work: its units, what each keeps of its rows, and what became of them."""
+class Cut:
+    """One ingredient, cut into units, and what each keeps of its rows."""
 
     ingredient: Ingredient
-    job: Job
+    job: Reading
     units: list[Unit]
     first_file: int
     """Number of the ingredient's first file among the files of all ingredients."""
     files: list[InputFile]
     selected: list[Any]
     """For each unit the rows that a quantity chose, as numbers among those that pass `where`; None means all."""
-    reports: list[UnitReport] = field(default_factory=list)
-    documents: list[Callable[[int], Documents]] = field(default_factory=list)
-    """For each unit a function that gives its documents of one split."""
 
     def file_of(self, span: Span) -> InputFile:
         return self.files[span.file - self.first_file]
+
+
+@dataclass(slots=True, eq=False)
+class Work(Cut):
+    """One ingredient's work for a store: what is to be done with each unit, and what became of it."""
+
+    job: Job
+    reports: list[UnitReport] = field(default_factory=list)
+    documents: list[Callable[[int], Documents]] = field(default_factory=list)
+    """For each unit a function that gives its documents of one split."""
 
     def identity(self, unit: Unit) -> Any:
         """What tells cheaply that the content of a unit has changed."""
         if isinstance(unit.rows, TableRows):
             return unit.rows.fingerprint
         if not unit.spans:
-            try:
-                return fingerprint_bytes(msgspec.json.encode(unit.rows, order="deterministic"))
-            except UnicodeEncodeError:
-                return fingerprint_bytes(repr(unit.rows).encode("utf-8", "surrogatepass"))
+            assert unit.rows is not None
+            return fingerprint_bytes(encode_rows(unit.rows))
         files = [self.file_of(span) for span in unit.spans]
         return [[file.path, file.num_bytes, file.modified_ns] for file in files]
 
 
 def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: bool) -> list[Work]:
     """Cut every ingredient into units. Depends on names and sizes only, never on workers."""
-    work, first_file = [], 0
-    for ingredient, files, spec in zip(recipe.ingredients, inputs.files, inputs.spec["ingredients"], strict=True):
-        formats = formats_of(ingredient, files)
-        if ingredient.is_memory:
-            cut = units.cut_rows(ingredient.source)
-        else:
-            numbered = [(first_file + number, file.path, file.num_bytes) for number, file in enumerate(files)]
-            cut = units.cut_files(numbered, ingredient.format)
+    work = []
+    for cut, spec in zip(_cut(recipe, inputs), inputs.spec["ingredients"], strict=True):
+        steps = recipe.steps_of(cut.ingredient)
         decides = [
             # What is chosen of a unit, and what rows it holds, is part of the unit's own name.
-            {name: value for name, value in spec.items() if name not in ("quantity", "memory")},
-            inputs.spec["steps"],
+            {name: value for name, value in spec.items() if name not in ("quantity", "memory", "after")},
+            [spec_of_step(step) for step in steps],
             recipe.holdout_fraction,
             recipe.seed,
             shuffle,
             on_error,
-            [inputs.spec["formats"][name] for name in formats],
+            [inputs.spec["formats"][name] for name in cut.formats],
             inputs.spec["bake"],
         ]
-        if isinstance(recipe.tokenize, Chat):
-            formats = {name: kind.with_unique_keys() for name, kind in formats.items()}
+        is_chat = isinstance(recipe.tokenize, Chat)
+        formats = {name: kind.with_unique_keys() for name, kind in cut.formats.items()} if is_chat else cut.formats
         job = Job(
-            ingredient=ingredient.name,
-            text=None if isinstance(recipe.tokenize, Chat) else TextColumn(ingredient.text),
-            where=ingredient.where,
-            steps=recipe.row_steps,
+            ingredient=cut.ingredient.name,
+            text=None if is_chat else TextColumn(cut.ingredient.text),
+            where=cut.ingredient.where,
+            steps=_row_steps(steps),
             tokenize=recipe.tokenize,
             holdout=recipe.holdout_fraction,
             seed=recipe.seed,
             shuffle=shuffle,
             on_error=on_error,
             formats=formats,
-            columns=_columns_of(ingredient, recipe),
+            columns=_columns_of(cut.ingredient, steps),
             fingerprint=fingerprint(decides),
         )
-        work.append(Work(ingredient, job, cut, first_file, files, [None] * len(cut)))
-        first_file += max(len(files), 1)
+        work.append(Work(cut.ingredient, job, cut.units, cut.first_file, cut.files, [None] * len(cut.units)))
     return work
 
 
-def _columns_of(ingredient: Ingredient, recipe: DatasetRecipe) -> tuple[str, ...] | None:
+def plan_rows(recipe: DatasetRecipe, inputs: Inputs, on_error: str) -> list[Cut]:
+    """Cut every ingredient of a recipe whose rows are taken as they are after its steps."""
+    cuts = []
+    for cut in _cut(recipe, inputs):
+        job = Reading(
+            ingredient=cut.ingredient.name,
+            # Rows need not have text, so that a column is looked for only where one was named.
+            text=None if cut.ingredient.text == "text" else TextColumn(cut.ingredient.text),
+            where=cut.ingredient.where,
+            steps=_row_steps(recipe.steps_of(cut.ingredient)),
+            seed=recipe.seed,
+            on_error=on_error,
+            formats=cut.formats,
+            columns=None,
+        )
+        cuts.append(Cut(cut.ingredient, job, cut.units, cut.first_file, cut.files, [None] * len(cut.units)))
+    return cuts
+
+
+class _Units(NamedTuple):
+    ingredient: Ingredient
+    units: list[Unit]
+    first_file: int
+    files: list[InputFile]
+    formats: dict[str, Format]
+
+
+def _cut(recipe: DatasetRecipe, inputs: Inputs) -> Iterator[_Units]:
+    first_file = 0
+    for ingredient, files in zip(recipe.ingredients, inputs.files, strict=True):
+        formats = formats_of(ingredient, files)
+        if ingredient.is_memory:
+            cut = units.cut_rows(ingredient.source)
+        else:
+            numbered = [(first_file + number, file.path, file.num_bytes) for number, file in enumerate(files)]
+            cut = units.cut_files(numbered, ingredient.format)
+        yield _Units(ingredient, cut, first_file, files, formats)
+        first_file += max(len(files), 1)
+
+
+def _row_steps(steps: list[Step]) -> list[RowStep]:
+    return [step for step in steps if isinstance(step, RowStep)]
+
+
+def _columns_of(ingredient: Ingredient, steps: list[Step]) -> tuple[str, ...] | None:
     """The columns that anything looks at; None where a user's function gets whole rows."""
-    if ingredient.where is not None or recipe.row_steps or isinstance(recipe.tokenize, Chat):
+    (*before, tokenize) = steps
+    if ingredient.where is not None or before or not isinstance(tokenize, Tokenize):
         return None
-    needed = {*TextColumn(ingredient.text).columns, *({recipe.tokenize.text} - {"text"})}
+    needed = {*TextColumn(ingredient.text).columns, *({tokenize.text} - {"text"})}
     return tuple(sorted(needed))
 
 
@@ -138,7 +194,7 @@ class _ForUnit:
     such a module, the function would do something else there: that is refused, because the store would differ too.
     """
 
-    def __init__(self, function: Callable[..., Any], jobs: list[Job]) -> None:
+    def __init__(self, function: Callable[..., Any], jobs: Sequence[Reading]) -> None:
         self.function, self.jobs = function, jobs
         self.do_here = _what_functions_do(jobs)
         self.is_checked = True
@@ -159,11 +215,14 @@ class _ForUnit:
         return self.function(self.jobs[which], unit, *rest)
 
 
-def _what_functions_do(jobs: list[Job]) -> dict[str, str]:
+def _what_functions_do(jobs: Sequence[Reading]) -> dict[str, str]:
     """Fingerprints of the user's functions that travel by name, by what they are called in the recipe."""
-    functions = {f"where= of {job.ingredient!r}": job.where for job in jobs if job.where is not None}
+    functions: dict[str, Any] = {f"where= of {job.ingredient!r}": job.where for job in jobs if job.where is not None}
     functions |= {f"step {step.name!r}": step.function for job in jobs for step in job.steps}
-    functions |= {f"the tokenizer {job.tokenize.tokenizer.name!r}": job.tokenize.tokenizer for job in jobs}
+    functions |= {f"select= of step {s.name!r}": s.select for job in jobs for s in job.steps if callable(s.select)}
+    functions |= {
+        f"the tokenizer {job.tokenize.tokenizer.name!r}": job.tokenize.tokenizer for job in jobs if isinstance(job, Job)
+    }
     does = {}
     for name, function in functions.items():
         function = getattr(function, "function", function)  # of a tokenizer that is a function
@@ -173,8 +232,8 @@ def _what_functions_do(jobs: list[Job]) -> dict[str, str]:
     return does
 
 
-def _for_units(
-    function: Callable[..., Any], work: list[Work], tasks: Sequence[tuple[Any, ...]], workers: int
+def for_units(
+    function: Callable[..., Any], work: Sequence[Cut], tasks: Sequence[tuple[Any, ...]], workers: int
 ) -> Iterator[tuple[int, Any]]:
     """(task number, result) of tasks (ingredient number, unit, ...), as they finish."""
     return run_tasks(_ForUnit(function, [part.job for part in work]), tasks, workers, about=_about)
@@ -188,8 +247,8 @@ def _about(task: tuple[Any, ...]) -> str:
 
 def scan(recipe: DatasetRecipe, work: list[Work], workers: int, to: Path, show: bool) -> None:
     """Find out what must be known of everything before anything is baked: quantities, a vocabulary of characters."""
-    _choose_quantities(work, workers, to, show)
-    _detect_layouts(work)
+    choose_quantities(work, workers, to, show)
+    detect_layouts(work)
     if isinstance(recipe.tokenize, Tokenize) and recipe.tokenize.needs_fit:
         fitted = recipe.tokenize.fitted(_characters(work, workers, to, show))
         for part in work:
@@ -197,7 +256,7 @@ def scan(recipe: DatasetRecipe, work: list[Work], workers: int, to: Path, show: 
             part.job = replace(part.job, tokenize=fitted, fingerprint=decides)
 
 
-def _detect_layouts(work: list[Work]) -> None:
+def detect_layouts(work: list[Work]) -> None:
     """How the conversations of each ingredient are written, where nothing was said: its first row tells."""
     for part in work:
         tokenize = part.job.tokenize
@@ -209,14 +268,15 @@ def _detect_layouts(work: list[Work]) -> None:
         part.job = replace(part.job, tokenize=replace(tokenize, layout=layout), fingerprint=decides)
 
 
-def _choose_quantities(work: list[Work], workers: int, to: Path, show: bool) -> None:
+def choose_quantities(work: Sequence[Cut], workers: int, to: Path | str, show: bool) -> None:
+    """Find the rows of every ingredient that has a quantity."""
     limited = [which for which, part in enumerate(work) if part.ingredient.quantity is not None]
     tasks = [(which, unit) for which in limited for unit in work[which].units]
     if not tasks:
         return
     found: list[Any] = [None] * len(tasks)
     with progress(f"choosing rows for {to}", _bytes_of(tasks), show=show) as done:
-        for number, passing in _for_units(find_passing, work, tasks, workers):
+        for number, passing in for_units(find_passing, work, tasks, workers):
             found[number] = passing
             done.advance(tasks[number][1].num_bytes)
     for which in limited:
@@ -224,7 +284,7 @@ def _choose_quantities(work: list[Work], workers: int, to: Path, show: bool) -> 
         work[which].selected = _choose(work[which], [rows for rows, _ in mine], [counts for _, counts in mine])
 
 
-def _choose(part: Work, passing: list[Any], span_rows: list[list[int]]) -> list[Any]:
+def _choose(part: Cut, passing: list[Any], span_rows: list[list[int]]) -> list[Any]:
     """The rows with the smallest hash of (seed, ingredient, file, row), as numbers among each unit's passing rows."""
     noise = []
     for unit, rows, first in zip(part.units, passing, first_rows(part, span_rows), strict=True):
@@ -252,7 +312,7 @@ def _characters(work: list[Work], workers: int, to: Path, show: bool) -> set[int
     ]
     points: set[int] = set()
     with progress(f"finding the characters of {to}", _bytes_of(tasks), show=show) as done:
-        for number, characters in _for_units(find_characters, work, tasks, workers):
+        for number, characters in for_units(find_characters, work, tasks, workers):
             points.update(characters)
             done.advance(tasks[number][1].num_bytes)
     return points
@@ -262,7 +322,7 @@ def _bytes_of(tasks: Sequence[tuple[Any, ...]]) -> int:
     return sum(task[1].num_bytes for task in tasks)
 
 
-def first_rows(part: Work, span_rows: list[list[int]]) -> list[list[int]]:
+def first_rows(part: Cut, span_rows: list[list[int]]) -> list[list[int]]:
     """For each span of each unit, the number of its first row inside its file."""
     rows_so_far: Counter[int] = Counter()
     first = []
@@ -304,7 +364,7 @@ def bake_units(work: list[Work], to: Path, workers: int, show: bool) -> int:
         tasks = [(work.index(part), part.units[n], key, part.selected[n], path) for part, n, key, path in todo]
         documents = encoded = 0
         known = find_known(work[0].job.tokenize, to)
-        for number, (report, new) in _for_units(partial(bake_unit, known=known), work, tasks, workers):
+        for number, (report, new) in for_units(partial(bake_unit, known=known), work, tasks, workers):
             part, n, *_ = todo[number]
             part.reports[n] = report
             documents += report.documents

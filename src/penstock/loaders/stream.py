@@ -20,7 +20,7 @@ from penstock.order.sharding import Share
 from penstock.order.split import Cut
 from penstock.types import TrainingBatch
 
-__all__ = ["BatchStream", "Batches", "NumpyBlocks"]
+__all__ = ["BatchStream", "Batches", "NumpyBlocks", "tasks_from"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
@@ -137,27 +137,11 @@ class BatchStream:
 
         `every`: only each so many-th step.
         """
-        cut, mine, end = self.cut, self.mine, self.end
-        rows, live = cut.rows_per_step, cut.epochs.skips.live
         at_once = _LOCATED_ROWS if len(self.flow.rows) == 1 else _LOCATED_ROWS_OF_MANY
-        looked_up = rows if self.flow.asks_all_ranks else len(mine)
-        most = max(1, min(at_once // max(looked_up, 1), _LOCATED_SPAN // (rows * every)))
-        most = most if largest is None else min(most, largest)
-        while True:
-            position = cut.settle(position)
-            if self.is_over(position) or (stop is not None and position >= stop):
-                return
-            real = cut.real_rows(position)
-            if real < rows:
-                steps = 1
-            else:
-                left = cut.whole_steps_left(position)
-                if left is None:  # no epoch ends before the run does
-                    left = most * every if end is None else (live(end) - live(position)) // rows
-                    left = left if stop is None else min(left, -(-(live(stop) - live(position)) // rows))
-                steps = min(most, -(-left // every))
-            yield Task(live(position), steps, rows * every, mine, real)
-            position = cut.after(position, steps * every)
+        looked_up = self.cut.rows_per_step if self.flow.asks_all_ranks else len(self.mine)
+        steps = max(1, at_once // max(looked_up, 1))
+        steps = steps if largest is None else min(steps, largest)
+        return tasks_from(position, self.cut, self.mine, self.end, steps, every=every, stop=stop)
 
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
         """Tasks cut into what is gathered at once."""
@@ -248,6 +232,32 @@ class BatchStream:
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
             "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
         }
+
+
+def tasks_from(
+    position: int, cut: Cut, mine: Share, end: int | None, most: int, *, every: int = 1, stop: int | None = None
+) -> Iterator[Task]:
+    """All steps from a position to the end of the run (or `stop`), at most so many at a time, and in one epoch.
+
+    `every`: only each so many-th step.
+    """
+    rows, live = cut.rows_per_step, cut.epochs.skips.live
+    most = max(1, min(most, _LOCATED_SPAN // (rows * every)))
+    while True:
+        position = cut.settle(position)
+        if cut.is_over(position, end) or (stop is not None and position >= stop):
+            return
+        real = cut.real_rows(position)
+        if real < rows:
+            steps = 1
+        else:
+            left = cut.whole_steps_left(position)
+            if left is None:  # no epoch ends before the run does
+                left = most * every if end is None else (live(end) - live(position)) // rows
+                left = left if stop is None else min(left, -(-(live(stop) - live(position)) // rows))
+            steps = min(most, -(-left // every))
+        yield Task(live(position), steps, rows * every, mine, real)
+        position = cut.after(position, steps * every)
 
 
 def _each(values: Any, times: int) -> Any:

@@ -185,11 +185,34 @@ def _to_pylist(piece: Any) -> list[Any]:
     if any(_has(field.type, pa.types.is_map) for field in piece.schema):
         rows: list[Any] = piece.to_pylist(maps_as_pydicts="lossy")
         return rows
-    columns = [column.to_pylist() for column in piece.columns]
+    columns = [_python_values(column) for column in piece.columns]
     names = piece.schema.names
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [
         {} for _ in range(piece.num_rows)
     ]
+
+
+def _python_values(column: Any) -> list[Any]:
+    import pyarrow as pa
+
+    return _arrays_of(column) if isinstance(column.type, pa.FixedShapeTensorType) else column.to_pylist()
+
+
+def _arrays_of(column: Any) -> list[Any]:
+    """The values of a column of tensors: each an array of its shape, where Arrow would give a flat list."""
+    import pyarrow as pa
+
+    kind, storage = column.type, column.storage
+    size = storage.type.list_size
+    flat = storage.values.slice(storage.offset * size, len(column) * size)
+    if flat.null_count:  # those of rows that are null; otherwise NumPy would be given floats
+        flat = flat.fill_null(False if pa.types.is_boolean(flat.type) else 0)
+    arrays = flat.to_numpy(zero_copy_only=False).reshape(len(column), *kind.shape)
+    if kind.permutation is not None:
+        arrays = arrays.transpose(0, *(axis + 1 for axis in kind.permutation))
+    is_null = column.is_null().to_pylist() if column.null_count else [False] * len(column)
+    # Copies: each row is its reader's own, and may be changed.
+    return [None if null else array.copy() for null, array in zip(is_null, arrays, strict=True)]
 
 
 def _fault_of(row: Any, error: Exception) -> Malformed:

@@ -5,20 +5,23 @@ Anything that offers Arrow's C stream (a pyarrow, polars or pandas table, a Duck
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
 from penstock.errors import SourceError, SpecError
-from penstock.fingerprint import fingerprint
+from penstock.fingerprint import fingerprint, fingerprint_bytes
 from penstock.sources.arrow import count_only, needed_names, rows_of
 from penstock.sources.formats import Malformed, Row
 
-__all__ = ["TableRows", "table_rows"]
+__all__ = ["TableRows", "encode_rows", "table_rows"]
 
 _PIECE_ROWS = 1024
 """Rows that are hashed at once. Part of a table's fingerprint, and where it can be cut."""
@@ -129,7 +132,7 @@ class TableRows:
 
     @property
     def fingerprint(self) -> str:
-        schema = [[field.name, str(_plain_type(field.type))] for field in self._table.schema]
+        schema = [[field.name, str(_sent_type(field.type))] for field in self._table.schema]
         return fingerprint([schema, len(self), [digest for digest, _ in self._pieces]])
 
     def parts(self, part_bytes: int) -> Iterator[tuple[int, int, TableRows]]:
@@ -163,6 +166,15 @@ class TableRows:
         for piece in TableRows(table, self._indices)._tables():
             for batch in piece.to_batches():
                 yield from rows_of(batch)
+
+    def table(self, numbers: Any = None) -> Any:
+        """The rows as an Arrow table; with `numbers`, those of them, in that order."""
+        chosen = self._indices if numbers is None else numbers if self._indices is None else self._indices[numbers]
+        if chosen is None:
+            return self._table
+        if not len(chosen):
+            return self._table.slice(0, 0)
+        return _take(self._table, self._batches, np.asarray(chosen, np.int64))
 
     def _part(self, first: int, last: int) -> TableRows:
         if self._indices is not None:
@@ -201,9 +213,9 @@ class TableRows:
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _plain_schema(self._table.schema)) as writer:
+        with pa.ipc.new_stream(sink, _plain_schema(self._table.schema, _sent_type)) as writer:
             for table in self._tables():
-                writer.write(_plain_batch(table))
+                writer.write(_plain_batch(table, _sent_type))
         return _from_ipc, (sink.getvalue().to_pybytes(),)
 
 
@@ -268,11 +280,11 @@ def _take(table: Any, batches: tuple[list[Any], Any], indices: Any) -> Any:
 # One way to lay out the same values
 
 
-def _plain_batch(table: Any) -> Any:
+def _plain_batch(table: Any, type_of: Any = None) -> Any:
     """A small table as one record batch without dictionaries and views, which share memory with other rows."""
     import pyarrow as pa
 
-    schema = _plain_schema(table.schema)
+    schema = _plain_schema(table.schema, type_of)
     columns = [_plain_column(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -290,10 +302,17 @@ def _plain_column(column: Any, kind: Any) -> Any:
     return joined.take(pa.array(np.arange(len(joined))))
 
 
-def _plain_schema(schema: Any) -> Any:
+def _plain_schema(schema: Any, type_of: Any = None) -> Any:
     import pyarrow as pa
 
-    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, (type_of or _plain_type)(field.type)) for field in schema])
+
+
+def _sent_type(kind: Any) -> Any:
+    """The plain type, but of tensors as they are: in another process, too, they are arrays of a shape."""
+    import pyarrow as pa
+
+    return kind if isinstance(kind, pa.FixedShapeTensorType) else _plain_type(kind)
 
 
 def _plain_type(kind: Any) -> Any:
@@ -320,3 +339,33 @@ def _plain_type(kind: Any) -> Any:
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([pa.field(field.name, _plain_type(field.type)) for field in fields])
     return kind
+
+
+# Rows as Python objects
+
+
+def encode_rows(rows: Sequence[Any]) -> bytes:
+    """Rows as bytes that are equal when the rows are. A TypeError or ValueError names what has no stable value."""
+    try:
+        return msgspec.json.encode(rows, order="deterministic", enc_hook=_described)
+    except UnicodeEncodeError:  # half a surrogate pair: the row that has it will be named when it is read
+        return json.dumps(rows, sort_keys=True, default=_described).encode()
+
+
+def _described(value: Any) -> Any:
+    """What is not JSON, by its type, shape and content: arrays, tensors, NumPy's numbers, images."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"\0bytes": fingerprint_bytes(bytes(value))}
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        # As bytes, because NumPy does not have all of its types.
+        as_bytes = value.detach().cpu().contiguous().flatten().view(sys.modules["torch"].uint8)
+        return {"\0tensor": [str(value.dtype), list(value.shape), fingerprint_bytes(as_bytes.numpy().tobytes())]}
+    if callable(getattr(value, "tobytes", None)) and hasattr(value, "mode") and hasattr(value, "size"):  # of PIL
+        return {"\0image": [value.mode, list(value.size), fingerprint_bytes(value.tobytes())]}
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if not array.dtype.hasobject:
+            return {"\0array": [array.dtype.str, list(array.shape), fingerprint_bytes(array.tobytes())]}
+        if array.ndim:
+            return {"\0array": [array.dtype.str, list(array.shape), array.ravel().tolist()]}
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")

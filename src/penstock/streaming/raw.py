@@ -92,7 +92,8 @@ def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
     said = False
     while True:
         try:
-            return bake(recipe, to, on_error=on_error)
+            store: Store = bake(recipe, to, on_error=on_error)
+            return store
         except BusyError:
             if not said:
                 log.info("waiting for another process that bakes %s", to)

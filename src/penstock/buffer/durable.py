@@ -1,0 +1,432 @@
+"""A buffer in a folder: each change is written down before it is made, and opening is a checkpoint plus what came after.
+
+Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
+Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.buffer import codec
+from penstock.buffer.blocks import ArrowColumn, Block, Column, Counters, NumberColumn, Segment
+from penstock.buffer.folder import BufferFolder
+from penstock.buffer.journal import Record, read_records, salvage_records
+from penstock.buffer.schema import Columns, Schema, Values
+from penstock.buffer.versions import VersionInfo
+from penstock.buffer.view import View
+from penstock.errors import SpecError, StoreError
+
+if TYPE_CHECKING:
+    from penstock.buffer.buffer import DatasetBuffer
+
+__all__ = ["Durable"]
+
+_CHECKPOINT_BYTES = 32 << 20
+"""Journal after which a checkpoint is written, at least."""
+
+Document = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Part:
+    """A file that has some columns of rows [first, last) of a block."""
+
+    file: str
+    columns: dict[str, list[tuple[Column, int]]]
+    """What was written of each: the column (one for each length that it was read at) and its edition."""
+    first: int
+    last: int
+    has_ledger: bool
+
+
+class Durable:
+    """The folder behind a buffer: writes changes down, makes checkpoints, opens again."""
+
+    def __init__(self, folder: BufferFolder, *, read_only: bool) -> None:
+        self.folder, self.read_only = folder, read_only
+        self._is_open = True
+        self._process = os.getpid()
+        self._parts: dict[int, list[_Part]] = {}
+        """What is on disk of each block, by its serial number."""
+        self._kept_files: dict[int, tuple[NDArray[np.int64], str]] = {}
+        """Files with lists of live rows, by the identity of the list."""
+        self._columns: dict[tuple[str, ...], Column] = {}
+        """Columns that were read, by the files they were read from: versions share them."""
+        self._seen: tuple[str, int | None] = ("", None)
+        """(journal, offset) up to which a reader has read."""
+
+    # Opening
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], buffer: DatasetBuffer, *, read_only: bool, salvage: bool = False
+    ) -> Durable:
+        """Open a folder, let `buffer` have what is in it, and be what it writes to from now on."""
+        path = Path(path)
+        folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
+        disk = cls(folder, read_only=read_only)
+        try:
+            disk._load(buffer, salvage)
+        except BaseException:
+            folder.close()
+            raise
+        return disk
+
+    def _load(self, buffer: DatasetBuffer, salvage: bool = False) -> None:
+        asked = buffer.max_size, buffer.drop_strategy, buffer.seed
+
+        def load(checkpoint: Document | None, journal: Path) -> Record | None:
+            buffer._begin_again()
+            self._parts.clear()
+            self._kept_files.clear()
+            self._columns.clear()
+            self._restore_versions(buffer)
+            if checkpoint is not None:
+                self._restore(buffer, checkpoint)
+            last = None
+            for record in salvage_records(journal) if salvage else read_records(journal):
+                self._replay(buffer, codec.decode(record.payload))
+                last = record
+            self._seen = journal.name, None if last is None else last.end_offset
+            return last
+
+        last = self.folder.read(load)
+        if not self.read_only:
+            self.folder.open_journal(after=last)
+            self._take_settings(buffer, asked)
+
+    def _take_settings(self, buffer: DatasetBuffer, asked: tuple[int | None, str, int]) -> None:
+        """Settings that were asked for replace those that are stored, where they are not the defaults."""
+        stored = buffer.max_size, buffer.drop_strategy, buffer.seed
+        wanted = tuple(
+            new if new != default else old for new, old, default in zip(asked, stored, (None, "oldest", 0), strict=True)
+        )
+        if wanted != stored:
+            settings = codec.Settings(buffer.number + 1, _now_us(), *wanted)
+            self.write(settings)
+            self._replay(buffer, settings)
+
+    def _replay(self, buffer: DatasetBuffer, change: codec.Operation) -> None:
+        """Make a change that was written down."""
+        table = buffer._table
+        if change.number != table.number + 1:
+            raise StoreError(
+                f"change {change.number} cannot follow change {table.number}",
+                folder=self.folder.path,
+                remedy="restore the folder from a copy",
+            )
+        if isinstance(change, codec.Append):
+            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
+            columns = codec.decode_columns(schema, change.columns, change.num_rows)
+            buffer._replay_add(columns, schema, change)
+        elif isinstance(change, codec.Change):
+            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
+            ids = codec.decode_ids(change.ids)
+            buffer._apply_change(ids, codec.decode_columns(schema, change.columns, len(ids)), schema)
+        elif isinstance(change, codec.Drop):
+            buffer._apply_drop(table.view().index_of(codec.decode_ids(change.ids)))
+        elif isinstance(change, codec.Rollback):
+            buffer._apply_rollback(buffer._version_of_ordinal(change.version))
+        else:
+            buffer.max_size, buffer.drop_strategy, buffer.seed = change.max_size, change.drop_strategy, change.seed
+            buffer._apply_settings()
+
+    # Writing down
+
+    @property
+    def is_writer(self) -> bool:
+        return not self.read_only and self._is_open and self._process == os.getpid()
+
+    def write(self, change: codec.Operation) -> None:
+        """Write a change down. If this raises, nothing happened."""
+        self.check_writer()
+        self.folder.journal.write(change.number, codec.encode(change))
+
+    def write_row(self, schema: Schema, columns: Columns, number: int, time_us: int) -> None:
+        """One more row, which fits."""
+        data = codec.encode_columns(schema, columns)
+        change = codec.Append(number, time_us, data, 1, 1.0, "random", None, "dict", None)
+        self.folder.journal.write(number, codec.encode(change))
+
+    def check_writer(self) -> None:
+        if self.read_only:
+            raise SpecError(
+                "this buffer was opened to read",
+                parameter="read_only",
+                folder=self.folder.path,
+                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
+            )
+        if not self._is_open:
+            raise SpecError(
+                "this buffer was closed", folder=self.folder.path, remedy="DatasetBuffer(path=...) opens it again"
+            )
+
+    def after_change(self, buffer: DatasetBuffer) -> None:
+        """A checkpoint, where the journal has become long: opening again reads at most so much."""
+        if self.folder.journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * len(buffer)):
+            self.checkpoint(buffer)
+
+    def checkpoint(self, buffer: DatasetBuffer) -> None:
+        self.folder.write_checkpoint(buffer.number, self._document(buffer))
+        self._forget_blocks(buffer)
+        self.folder.remove_unused(set())
+
+    def commit(self, buffer: DatasetBuffer, ordinal: int, info: VersionInfo) -> None:
+        self.check_writer()
+        self.folder.journal.sync()
+        document = self._document(buffer)
+        document["version"] = {
+            "ordinal": ordinal,
+            "name": info.name,
+            "time_us": int(info.time.timestamp() * 1_000_000),
+            "rows": info.rows,
+        }
+        self.folder.write_version(ordinal, document)
+
+    def forget(self, ordinal: int) -> None:
+        self.check_writer()
+        self.folder.remove_version(ordinal)
+        self.folder.remove_unused({part.file for parts in self._parts.values() for part in parts} | self._kept_names())
+
+    def sync(self) -> None:
+        if not self.read_only:
+            self.check_writer()
+            self.folder.journal.sync()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.folder.close()
+
+    def refresh(self, buffer: DatasetBuffer) -> None:
+        """Read what was written since."""
+        if not self.read_only:
+            return
+        journal, offset = self._seen
+        if self.folder.pointer.journal == journal:
+            try:
+                self._restore_versions(buffer)
+                for record in read_records(self.folder.path / journal, offset):
+                    self._replay(buffer, codec.decode(record.payload))
+                    self._seen = journal, record.end_offset
+            except (FileNotFoundError, StoreError):
+                if self.folder.pointer.journal == journal:
+                    raise
+            else:
+                if self.folder.pointer.journal == journal:
+                    return
+        self._load(buffer)
+
+    # Rows on disk
+
+    def _document(self, buffer: DatasetBuffer) -> Document:
+        """All that a checkpoint or version says. What it names is on disk."""
+        table = buffer._table
+        return {
+            "number": table.number,
+            "next_id": table.next_id,
+            "next_serial": table.next_serial,
+            "kind": buffer.kind,
+            "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
+            "settings": [buffer.max_size, buffer.drop_strategy, buffer.seed],
+            "origins": table.origins,
+            "segments": [self._written(segment, table.schema, buffer) for segment in table.segments()],
+        }
+
+    def _written(self, segment: Segment, schema: Schema, buffer: DatasetBuffer) -> Document:
+        """Have a segment's rows on disk, and say where."""
+        block = segment.block
+        parts = self._parts.setdefault(block.serial, [])
+        stop = block.num_rows
+        missing: dict[int, list[str]] = {}
+        for name, column in segment.columns.items():
+            missing.setdefault(self._rows_on_disk(parts, name, column), []).append(name)
+        has_ledger = max((part.last for part in parts if part.has_ledger), default=0)
+        missing.setdefault(has_ledger, [])
+        for first, names in sorted(missing.items()):
+            if first < stop or (not stop and not parts):
+                parts.append(self._write_part(segment, schema, names, first, stop, first == has_ledger, buffer))
+        return {
+            "serial": block.serial,
+            "first_id": block.first_id,
+            "num_rows": stop,
+            "start": segment.start,
+            "stop": segment.stop,
+            "keep": None if segment.keep is None else self._written_keep(block.serial, segment.keep, schema),
+            "parts": [
+                {
+                    "file": part.file,
+                    "columns": [n for n in part.columns if self._is_current(part, n, segment.columns.get(n))],
+                    "first": part.first,
+                    "last": part.last,
+                    "ledger": part.has_ledger,
+                }
+                for part in parts
+                if part.has_ledger or any(self._is_current(part, n, segment.columns.get(n)) for n in part.columns)
+            ],
+        }
+
+    @staticmethod
+    def _is_current(part: _Part, name: str, column: Column | None) -> bool:
+        return any(column is known and column.edition == edition for known, edition in part.columns.get(name, ()))
+
+    def _rows_on_disk(self, parts: list[_Part], name: str, column: Column) -> int:
+        """Rows of a column, as it is now, that files have: those before this number."""
+        return max((part.last for part in parts if self._is_current(part, name, column)), default=0)
+
+    def _write_part(
+        self,
+        segment: Segment,
+        schema: Schema,
+        names: list[str],
+        first: int,
+        last: int,
+        has_ledger: bool,
+        buffer: DatasetBuffer,
+    ) -> _Part:
+        block, counters = segment.block, buffer._table.counters
+        columns: Columns = {}
+        for name in names:
+            column = segment.columns[name]
+            columns[name] = (
+                column.read(first, last) if isinstance(column, NumberColumn) else column.read(first, last, counters)
+            )
+        extra = {}
+        if has_ledger:
+            ledger = block.origins()
+            extra["ledger"] = ledger[ledger[:, 0] >= first].ravel()
+            if block.ids is not None:
+                extra["ids"] = block.ids[first:last]
+        file = self.folder.write_block(block.serial, columns, schema, extra)
+        written = {name: [(segment.columns[name], segment.columns[name].edition)] for name in names}
+        return _Part(file, written, first, last, has_ledger)
+
+    def _written_keep(self, serial: int, keep: NDArray[np.int64], schema: Schema) -> str:
+        known = self._kept_files.get(id(keep))
+        if known is None:
+            known = keep, self.folder.write_block(serial, {}, schema, {"keep": keep})
+            self._kept_files[id(keep)] = known
+        return known[1]
+
+    def _kept_names(self) -> set[str]:
+        return {file for _, file in self._kept_files.values()}
+
+    def _forget_blocks(self, buffer: DatasetBuffer) -> None:
+        """Of rows that neither the buffer nor a version has, nothing needs to be known."""
+        views = [buffer._table.view(), *(kept.view for kept in buffer._versions if kept.is_loaded)]
+        segments = [segment for view in views for segment in view.segments]
+        serials, lists = {segment.block.serial for segment in segments}, {id(segment.keep) for segment in segments}
+        columns = {id(column) for segment in segments for column in segment.columns.values()}
+        self._parts = {serial: parts for serial, parts in self._parts.items() if serial in serials}
+        for part in (part for parts in self._parts.values() for part in parts):
+            part.columns = {
+                name: [pair for pair in pairs if id(pair[0]) in columns] for name, pairs in part.columns.items()
+            }
+        self._columns = {key: column for key, column in self._columns.items() if id(column) in columns}
+        self._kept_files = {key: value for key, value in self._kept_files.items() if key in lists}
+
+    # Rows from disk
+
+    def _restore(self, buffer: DatasetBuffer, document: Document) -> None:
+        table = buffer._table
+        view = self.view_of(document)
+        table.replace(view.segments, view.schema)
+        table.number, table.next_id, table.next_serial = (
+            document["number"],
+            document["next_id"],
+            document["next_serial"],
+        )
+        table.origins = list(document["origins"])
+        buffer.kind = document["kind"]
+        buffer.max_size, buffer.drop_strategy, buffer.seed = document["settings"]
+
+    def _restore_versions(self, buffer: DatasetBuffer) -> None:
+        known = {kept.ordinal for kept in buffer._versions}
+        for document in self.folder.read_versions():
+            said = document["version"]
+            if said["ordinal"] not in known:
+                info = VersionInfo(
+                    document["number"],
+                    said["name"],
+                    datetime.fromtimestamp(said["time_us"] / 1_000_000, UTC),
+                    said["rows"],
+                )
+                buffer._add_version(said["ordinal"], info, document["kind"], lambda d=document: self.view_of(d))
+
+    def view_of(self, document: Document) -> View:
+        """The rows that a checkpoint or version names, over the memory of their files."""
+        schema = codec.decode_schema(base64.b64decode(document["schema"]))
+        segments = [self._segment(entry, schema) for entry in document["segments"]]
+        return View(segments, schema, document["number"], document["origins"], Counters())
+
+    def _segment(self, entry: Document, schema: Schema) -> Segment:
+        block = Block(entry["serial"], entry["num_rows"], entry["first_id"])
+        block.num_rows = entry["num_rows"]
+        pieces: dict[str, list[Values]] = {}
+        files: dict[str, list[str]] = {}
+        ids: list[NDArray[np.int64]] = []
+        for part in entry["parts"]:
+            columns, extra = self.folder.map_block(part["file"], schema)
+            for name in part["columns"]:
+                pieces.setdefault(name, []).append(columns[name])
+                files.setdefault(name, []).append(part["file"])
+            if part["ledger"]:
+                block.ledger.extend(extra["ledger"].tolist())
+                if "ids" in extra:
+                    ids.append(extra["ids"])
+        if ids:
+            block.ids = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        for name, found in pieces.items():
+            key = (name, *files[name])
+            if key not in self._columns:
+                self._columns[key] = _column(schema, name, found)
+            block.columns[name] = self._columns[key]
+        self._remember(block, entry["parts"])
+        keep = None
+        if entry["keep"] is not None:
+            keep = self.folder.map_block(entry["keep"], schema)[1]["keep"]
+            self._kept_files[id(keep)] = keep, entry["keep"]
+        return Segment(block, block.columns, entry["start"], entry["stop"], keep)
+
+    def _remember(self, block: Block, entries: list[Document]) -> None:
+        """Which files have a block's columns, so that they are not written again."""
+        parts = self._parts.setdefault(block.serial, [])
+        known = {part.file: part for part in parts}
+        for entry in entries:
+            part = known.get(entry["file"])
+            if part is None:
+                part = _Part(entry["file"], {}, entry["first"], entry["last"], entry["ledger"])
+                parts.append(part)
+            for name in entry["columns"]:
+                column = block.columns[name]
+                if not self._is_current(part, name, column):
+                    part.columns.setdefault(name, []).append((column, column.edition))
+
+
+def _column(schema: Schema, name: str, pieces: list[Values]) -> Column:
+    field = schema.by_name[name]
+    if field.numbers is None:
+        whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+        return ArrowColumn(field.type, whole)
+    if len(pieces) == 1:
+        return NumberColumn(pieces[0].values, pieces[0].valid, shared=True)
+    numbers: list[Any] = pieces
+    valid = None
+    if any(piece.valid is not None for piece in numbers):
+        valid = np.concatenate([np.ones(len(p.values), bool) if p.valid is None else p.valid for p in numbers])
+    return NumberColumn(np.concatenate([piece.values for piece in numbers]), valid)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

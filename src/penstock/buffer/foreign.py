@@ -1,0 +1,215 @@
+"""Other libraries' values as plain ones: NumPy arrays, bytes, dicts, lists, numbers. None of them is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DTYPES", "SIMPLE", "Misfit", "array_of_tensor", "describe", "is_array", "kind_of", "plain", "png"]
+
+DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
+"""What arrays are kept as: in this machine's byte order."""
+SIMPLE = frozenset((type(None), bool, int, float, str, bytes, *(dtype.type for dtype in DTYPES)))
+_DEEPEST = 64
+
+
+class Misfit(Exception):
+    """A value that cannot be kept, before anyone knows which row it is in."""
+
+    def __init__(
+        self, what: str, *, path: str = "", has: str | None = None, got: str | None = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what, self.path, self.has, self.got, self.remedy = what, path, has, got, remedy
+
+    def inside(self, step: str) -> Misfit:
+        """The same, named from one level further out."""
+        self.path = step + self.path
+        return self
+
+
+def kind_of(cls: type[Any]) -> str | None:
+    """What another library's class is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    return _kind_of(cls)
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(cls: Any) -> str | None:
+    for base in cls.__mro__:
+        known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
+        if known is not None:
+            return known
+    return None
+
+
+_CLASSES = {
+    ("torch", "Tensor"): "tensor",
+    ("jax", "Array"): "array",
+    ("jaxlib", "ArrayImpl"): "array",
+    ("mlx", "array"): "array",
+    ("PIL", "Image"): "image",
+    ("datasets", "Dataset"): "dataset",
+    ("datasets", "DatasetDict"): "splits",
+    ("datasets", "IterableDataset"): "stream",
+    ("datasets", "IterableDatasetDict"): "splits",
+    ("pandas", "DataFrame"): "pandas",
+    ("pandas", "Series"): "series",
+    ("polars", "DataFrame"): "polars",
+    ("polars", "Series"): "series",
+    ("polars", "LazyFrame"): "lazy",
+}
+"""By the library and the name of a class, which is all that can be known of it without an import."""
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or kind_of(type(value)) in ("tensor", "array")
+
+
+def array_of_tensor(tensor: Any) -> NDArray[Any]:
+    """A tensor or array of any library as NumPy, in this machine's byte order; shares memory where it can."""
+    if type(tensor) is not np.ndarray:
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise Misfit(
+                "a masked array: its mask would be lost",
+                got=describe(tensor),
+                remedy="array.filled(value), and the mask as a column of its own",
+            )
+        if not isinstance(tensor, np.ndarray):
+            tensor = _numpy_of(tensor)
+        tensor = np.asarray(tensor)
+    dtype = tensor.dtype
+    if dtype in DTYPES and dtype.isnative:
+        return tensor  # type: ignore[no-any-return]
+    if dtype.newbyteorder("=") in DTYPES:
+        return tensor.astype(dtype.newbyteorder("="))  # type: ignore[no-any-return]
+    return tensor  # type: ignore[no-any-return]
+
+
+def _numpy_of(tensor: Any) -> Any:
+    # Told by name: NumPy and Arrow have no such type, and frameworks fail in different ways and words.
+    if "bfloat16" in str(tensor.dtype):
+        remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
+        raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
+    try:
+        if kind_of(type(tensor)) == "tensor":
+            return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        return np.asarray(tensor)
+    except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
+        raise Misfit(
+            f"this tensor cannot be turned into NumPy: {(str(error).splitlines() or [''])[0]}",
+            got=describe(tensor),
+            remedy="a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()",
+        ) from None
+
+
+def png(image: Any) -> bytes:
+    """An image as a PNG file that opens with the same mode and the same pixels."""
+    mode = image.mode
+    refused = Misfit(
+        f"PNG cannot keep an image of mode {mode!r}", got=f"image of mode {mode}", remedy='image.convert("RGB")'
+    )
+    if mode not in _PNG_MODES:
+        raise refused
+    file = io.BytesIO()
+    try:
+        # Otherwise Pillow takes what it finds in `info`: a colour that is transparent comes back, an ICC profile too.
+        image.save(file, "PNG")
+    except (OSError, ValueError, KeyError, SystemError) as error:
+        raise Misfit(
+            f"this image cannot be written as PNG: {(str(error).splitlines() or [''])[0]}",
+            got=f"image of mode {mode}, {image.size}",
+            remedy="an image that is loaded, and has at least one pixel",
+        ) from None
+    return file.getvalue()
+
+
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""Those that a reopened PNG has again. Mode I comes back as I;16 from older versions of Pillow, cut to 16 bits."""
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value of a row as None, bool, number, str, bytes, number array, list, dict, or what Arrow may know."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return value
+    if kind is np.ndarray and value.dtype in DTYPES and value.ndim and value.size:
+        return array_of_tensor(value)
+    if depth > _DEEPEST:
+        raise Misfit(
+            f"nested more than {_DEEPEST} levels deep, or inside itself", got=describe(value), remedy="a flatter value"
+        )
+    if kind is list or kind is tuple:
+        return value if kind is list and SIMPLE.issuperset(map(type, value)) else _list(value, depth)
+    if isinstance(value, dict):
+        return {key: _inside(f".{key}", member, depth) for key, member in value.items()}
+    if is_array(value):
+        return _array(array_of_tensor(value), depth)
+    if kind_of(kind) == "image":
+        return png(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f.name: _inside(f".{f.name}", getattr(value, f.name), depth) for f in fields}
+    if isinstance(value, tuple):
+        names = getattr(kind, "_fields", None)
+        if names is None:
+            return _list(value, depth)
+        return {name: _inside(f".{name}", member, depth) for name, member in zip(names, value, strict=True)}
+    if isinstance(value, list):
+        return _list(value, depth)
+    return value
+
+
+def _array(array: NDArray[Any], depth: int) -> Any:
+    if not array.ndim:
+        return plain(array[()], depth + 1) if array.dtype.kind != "O" else plain(array.item(), depth + 1)
+    if array.dtype.kind in "OUSTMm":  # texts, objects, dates: lists of them
+        return _list(list(array), depth)
+    if array.dtype not in DTYPES:
+        remedies = {
+            "c": "np.stack([array.real, array.imag], -1)",
+            "V": "array.astype(np.float32), or one column for each of its fields",
+        }
+        raise Misfit(
+            f"arrays of {array.dtype} have no Arrow type",
+            got=describe(array),
+            remedy=remedies.get(array.dtype.kind, "array.astype(np.float64)"),
+        )
+    if not array.size:
+        raise Misfit(
+            "an array without elements has no fixed shape to keep",
+            got=describe(array),
+            remedy="a list ([]), or None where there is nothing",
+        )
+    return array
+
+
+def _list(values: Any, depth: int) -> list[Any]:
+    return [_inside("[]", value, depth) for value in values]
+
+
+def _inside(step: str, value: Any, depth: int) -> Any:
+    try:
+        return plain(value, depth + 1)
+    except Misfit as misfit:
+        raise misfit.inside(step) from None
+
+
+def describe(value: Any) -> str:
+    """What an error calls the type of a value: `float32[84]`, `int`, `str`, `null`.
+
+    >>> describe(np.zeros((2, 3), np.float32)), describe(1), describe(np.int8(1)), describe(None)
+    ('float32[2, 3]', 'int', 'np.int8', 'null')
+    """
+    if value is None:
+        return "null"
+    kind = type(value)
+    if is_array(value):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, np.generic):
+        return f"np.{value.dtype}"
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,97 @@
+"""What the columns of a buffer are: a type and a shape each, whether a row must have it, and how columns travel.
+
+Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of"]
+
+Row = dict[str, Any]
+
+
+class Numbers(NamedTuple):
+    """A column of numbers (or booleans) of one shape: values [rows, *shape], and which rows have one."""
+
+    values: NDArray[Any]
+    valid: NDArray[np.bool_] | None = None
+    """None: all of them. Where False, the value is of no meaning."""
+
+
+Values: TypeAlias = Numbers | pa.Array
+Columns: TypeAlias = dict[str, Values]
+"""Rows on their way in or out, by column: all of one length. Which of the two a column is follows from its field."""
+
+
+def num_rows_of(columns: Columns) -> int:
+    for column in columns.values():
+        return len(column.values) if isinstance(column, Numbers) else len(column)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column."""
+
+    name: str
+    type: pa.DataType
+    """`pa.fixed_shape_tensor(value_type, shape)` for arrays of one shape; `pa.null()` where no row had a value yet."""
+    required: bool = True
+    """Whether a row must name it. None is a value too, if `nullable`."""
+    nullable: bool = True
+
+    @property
+    def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+        """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
+        kind, shape = self.type, ()
+        if isinstance(kind, pa.FixedShapeTensorType):
+            kind, shape = kind.value_type, tuple(kind.shape)
+        dtype = _DTYPES.get(str(kind))
+        return None if dtype is None else (dtype, shape)
+
+    def __str__(self) -> str:
+        """`float32[84]`, `int64`, `string`: as errors name it."""
+        if isinstance(self.type, pa.FixedShapeTensorType):
+            return f"{_DTYPES[str(self.type.value_type)]}{list(self.type.shape)}"
+        return str(self.type)
+
+
+_DTYPES = {
+    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+    **{"bool": np.dtype(bool), "halffloat": np.dtype("f2"), "float": np.dtype("f4"), "double": np.dtype("f8")},
+}
+"""By Arrow's names of types."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a buffer, in order. A value: a change makes a new one."""
+
+    fields: tuple[Field, ...] = ()
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        return {field.name: field for field in self.fields}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.by_name)
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        return pa.schema([pa.field(field.name, field.type, nullable=field.nullable) for field in self.fields])
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)

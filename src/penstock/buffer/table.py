@@ -1,0 +1,351 @@
+"""Rows that are added, thinned out and changed: which blocks there are, and which of their rows are live.
+
+Nothing is checked here and nothing is written to disk: a change that arrives is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, capacity_for, missing_column
+from penstock.buffer.schema import Columns, Numbers, Row, Schema, Values, num_rows_of
+from penstock.buffer.view import View
+
+__all__ = ["Table"]
+
+_SPARSE = 0.75
+"""A block with a smaller share of live rows is written anew."""
+
+
+class Slow(Exception):
+    """This value needs the long way: it may fit, and may not."""
+
+
+class Table:
+    """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
+
+    def __init__(self) -> None:
+        self.schema = Schema()
+        self.num_rows = 0
+        self.next_id = 0
+        self.number = 0
+        """Of the last change."""
+        self.origins: list[str | None] = [None]
+        self.counters = Counters()
+        self.next_serial = 0
+        self._sealed: list[Segment] = []
+        self._tail: Block | None = None
+        self._tail_start = 0
+        self._view: View | None = None
+        self._writers: list[tuple[str, Callable[[int, Any], None]]] | None = None
+
+    # Reading
+
+    def view(self) -> View:
+        if self._view is None:
+            self._view = View(self.segments(), self.schema, self.number, self.origins, self.counters)
+        return self._view
+
+    def segments(self) -> list[Segment]:
+        tail = self._tail
+        if tail is None or tail.num_rows == self._tail_start:
+            return list(self._sealed)
+        return [*self._sealed, Segment(tail, tail.columns, self._tail_start, tail.num_rows)]
+
+    # Adding
+
+    def put(self, row: Row) -> bool:
+        """Add one row, if each value is of exactly the type that its column takes without a look; else False."""
+        tail, writers = self._tail, self._writers
+        if tail is None or tail.num_rows == tail.capacity or not self.num_rows:
+            return False
+        if writers is None:
+            writers = self._make_writers(tail)
+        if len(row) != len(writers):
+            return False
+        at = tail.num_rows
+        try:
+            for name, write in writers:
+                write(at, row[name])
+        except (Slow, KeyError, OverflowError, UnicodeEncodeError):
+            for column in tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(at)
+            return False
+        return True
+
+    def last_put(self) -> Columns:
+        """The row that `put` wrote and `accept` has not counted yet."""
+        tail = self._tail
+        assert tail is not None
+        at = tail.num_rows
+        return {
+            name: column.read(at, at + 1) if isinstance(column, NumberColumn) else column.last_put()
+            for name, column in tail.columns.items()
+        }
+
+    def take_back(self) -> None:
+        """Forget the row that `put` wrote."""
+        tail = self._tail
+        assert tail is not None
+        for column in tail.columns.values():
+            if isinstance(column, ArrowColumn):
+                column.take_back(tail.num_rows)
+
+    def accept(self, time_us: int, origin: int) -> int:
+        """Count the row that `put` wrote, and give its id."""
+        self._view = None
+        tail, self.number = self._tail, self.number + 1
+        assert tail is not None
+        tail.ledger.extend((tail.num_rows, self.number, time_us, origin))
+        tail.num_rows += 1
+        self.num_rows += 1
+        self.next_id += 1
+        return self.next_id - 1
+
+    def _make_writers(self, tail: Block) -> list[tuple[str, Callable[[int, Any], None]]]:
+        self._writers = [
+            (field.name, _writer(tail.columns[field.name], self.counters) if field.name in tail.columns else _slow)
+            for field in self.schema
+        ]
+        return self._writers
+
+    def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> range:
+        """Add rows, and give their ids."""
+        self._view = None
+        if schema is not self.schema:
+            self.schema, self._writers = schema, None
+        count, done = num_rows_of(columns), 0
+        which = self.origin_number(origin)
+        while done < count:
+            tail = self._tail
+            if tail is None or tail.num_rows == tail.capacity:
+                tail = self._open(capacity_for(self.num_rows, schema, count - done))
+            part = min(count - done, tail.capacity - tail.num_rows)
+            tail.ledger.extend((tail.num_rows, self.number, time_us, which))
+            names = tail.columns.keys()
+            tail.write(schema, columns, done, done + part, self.counters)
+            if tail.columns.keys() != names:
+                self._writers = None
+            done += part
+            self.num_rows += part
+            self.next_id += part
+        return range(self.next_id - count, self.next_id)
+
+    def origin_number(self, origin: str | None) -> int:
+        if origin not in self.origins:
+            self.origins.append(origin)
+        return self.origins.index(origin)
+
+    def _open(self, capacity: int) -> Block:
+        """A new block at the end."""
+        self.seal()
+        self._tail = Block(self.next_serial, capacity, self.next_id)
+        self.next_serial += 1
+        for field in self.schema:
+            if field.type != pa.null():
+                self._tail.column_for(field)
+        return self._tail
+
+    def seal(self) -> None:
+        """Let no more rows into the last block."""
+        if self._tail is not None:
+            self._tail.seal(self.counters)
+            self._sealed = self.segments()
+        self._tail, self._tail_start, self._writers = None, 0, None
+
+    # Thinning out
+
+    def keep(self, which: slice | NDArray[np.int64]) -> None:
+        """Only these rows stay: consecutive ones, or some, ascending."""
+        self._view = None
+        if isinstance(which, slice):
+            begin, end, _ = which.indices(self.num_rows)
+            self._drop_last(self.num_rows - max(end, begin))
+            self.drop_first(begin)
+            return
+        self.seal()
+        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
+        cuts = np.searchsorted(which, first)
+        self._sealed = [
+            segment.at(which[cuts[n] : cuts[n + 1]] - first[n])
+            for n, segment in enumerate(self._sealed)
+            if cuts[n] < cuts[n + 1]
+        ]
+        self.num_rows = len(which)
+        self._compact()
+
+    def drop(self, which: slice | NDArray[np.int64]) -> None:
+        """These rows go: the first ones (a slice), or some, ascending."""
+        self._view = None
+        if isinstance(which, slice):
+            self.drop_first(which.stop - (which.start or 0))
+            return
+        self._leave_tail_if_touched(which)
+        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
+        cuts = np.searchsorted(which, first)
+        left = []
+        for n, segment in enumerate(self._sealed):
+            if cuts[n] == cuts[n + 1]:
+                left.append(segment)
+                continue
+            rest = segment.only(np.delete(segment.offsets(), which[cuts[n] : cuts[n + 1]] - first[n]))
+            if rest.num_rows:
+                left.append(rest)
+        self._sealed = left
+        self.num_rows -= len(which)
+        self._compact()
+
+    def _leave_tail_if_touched(self, which: NDArray[np.int64]) -> None:
+        """Rows in the middle of the last block are about to go: it takes no more rows then."""
+        sealed_rows = sum(segment.num_rows for segment in self._sealed)
+        if len(which) and int(which[-1]) >= sealed_rows:
+            self.seal()
+
+    def drop_first(self, count: int) -> None:
+        """The oldest rows go: nothing that stays is touched."""
+        self._view = None
+        self.num_rows -= count
+        gone = 0
+        while count and gone < len(self._sealed):
+            segment = self._sealed[gone]
+            rows = segment.num_rows
+            if count < rows:
+                self._sealed[gone] = segment.part(count, rows)
+                count = 0
+                break
+            count -= rows
+            gone += 1
+        if gone:
+            del self._sealed[:gone]
+        self._tail_start += count
+
+    def _drop_last(self, count: int) -> None:
+        if not count:
+            return
+        self.seal()
+        self.num_rows -= count
+        while count:
+            segment = self._sealed.pop()
+            rows = segment.num_rows
+            if count < rows:
+                self._sealed.append(segment.part(0, rows - count))
+                return
+            count -= rows
+
+    def _compact(self) -> None:
+        """Write neighbours that have few live rows anew, as one block: its cost was paid by the rows that went."""
+        done: list[Segment] = []
+        sparse: list[Segment] = []
+
+        def flush() -> None:
+            if sparse:
+                done.append(self._rewritten(sparse))
+                sparse.clear()
+
+        for segment in self._sealed:
+            if segment.num_rows < _SPARSE * segment.block.num_rows:
+                limit = capacity_for(1 << 62, self.schema, 0)
+                if sum(s.num_rows for s in sparse) + segment.num_rows > limit:
+                    flush()
+                sparse.append(segment)
+            else:
+                flush()
+                done.append(segment)
+        flush()
+        self._sealed = done
+
+    def _rewritten(self, segments: Sequence[Segment]) -> Segment:
+        view = View(segments, self.schema, self.number, self.origins, self.counters)
+        block = self.gathered(view, np.arange(len(view)))
+        return Segment(block, block.columns, 0, block.num_rows)
+
+    def gathered(self, view: View, index: NDArray[np.int64]) -> Block:
+        """A block of its own with some rows of a view, which keep their ids and where they came from."""
+        block = Block(self.next_serial, len(index), 0)
+        self.next_serial += 1
+        counters = Counters()
+        block.write(self.schema, view.columns_at(index), 0, len(index), counters)
+        self.counters.copied += counters.written
+        block.ids = view.ids_at(index)
+        block.ledger.extend(view.ledger_at(index).ravel().tolist())
+        return block
+
+    # Changing
+
+    def change(self, index: NDArray[np.int64], schema: Schema, columns: Columns) -> None:
+        """New values in some columns of some rows, each named once."""
+        self._view = None
+        self.schema, self._writers = schema, None
+        view = View(self.segments(), schema, self.number, self.origins, self.counters)
+        segment, offset = view.locate(index)
+        sealed = {place.block.serial: number for number, place in enumerate(self._sealed)}
+        for number in np.unique(segment):
+            mine, place = segment == number, view.segments[number]
+            changed = dict(place.columns)
+            for name, values in columns.items():
+                field = schema.by_name[name]
+                if field.type != pa.null():
+                    column: Any = changed.get(name) or missing_column(field, place.block)
+                    rows, some = offset[mine], _some(values, mine)
+                    changed[name] = column.changed(rows, some, place.block.num_rows, self.counters)
+            if place.block is self._tail:
+                place.block.columns = changed
+            else:
+                self._sealed[sealed[place.block.serial]] = place._replace(columns=changed)
+
+    def replace(self, segments: Sequence[Segment], schema: Schema) -> None:
+        """Other rows altogether: those of a view."""
+        self._view = None
+        self._tail, self._tail_start, self._writers = None, 0, None
+        self.schema, self._sealed = schema, list(segments)
+        self.num_rows = sum(segment.num_rows for segment in segments)
+
+
+def _some(values: Values, mine: NDArray[np.bool_]) -> Values:
+    if isinstance(values, Numbers):
+        return Numbers(values.values[mine], None if values.valid is None else values.valid[mine])
+    return values.filter(pa.array(mine))
+
+
+def _slow(at: int, value: Any) -> None:
+    raise Slow
+
+
+def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
+    """Writes one value of a column's own type to a row; others are `Slow`."""
+    if isinstance(column, ArrowColumn):
+        return _text_writer(column, counters) if column.type == pa.string() else _slow
+    values, dtype, shape = column.values, column.values.dtype, column.values.shape[1:]
+    row_bytes = column.row_bytes
+    exact = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type) if not shape else np.ndarray
+
+    def write_array(at: int, value: Any) -> None:
+        if type(value) is not exact or value.dtype != dtype or value.shape != shape:
+            raise Slow
+        values[at] = value
+        counters.written += row_bytes
+
+    def write_scalar(at: int, value: Any) -> None:
+        if type(value) is not exact:
+            raise Slow
+        values[at] = value
+        counters.written += row_bytes
+
+    return write_array if shape else write_scalar
+
+
+def _text_writer(column: ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
+    def write(at: int, value: Any) -> None:
+        if type(value) is not str:
+            raise Slow
+        if not value.isascii():
+            value.encode()  # half a surrogate pair is no text
+        column.put(value, counters)
+
+    return write

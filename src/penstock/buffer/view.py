@@ -1,0 +1,316 @@
+"""A version of a buffer: rows that do not change, whatever is done to the buffer afterwards. All reading happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.addresses import gather
+from penstock.buffer.blocks import ArrowColumn, Counters, NumberColumn, Segment, missing
+from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
+from penstock.errors import RowIndexError, SpecError
+from penstock.fingerprint import fingerprint
+
+__all__ = ["View"]
+
+_HASHED_ROWS = 4096
+"""Rows that are hashed at once. Part of a version's fingerprint."""
+
+
+class View:
+    """The rows of one version, by number. Costs nothing to make, and holds no row of its own.
+
+    A batch is one gather for each column of numbers: rows are found by their address, in however many blocks they lie.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], schema: Schema, number: int, origins: Sequence[str | None], counters: Counters
+    ) -> None:
+        self.segments = [segment for segment in segments if segment.num_rows]
+        self.schema, self.number = schema, number
+        self._origins, self._counters = origins, counters
+        self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
+        """Number of the first row of each segment, and of all rows."""
+        self._bases: dict[str, NDArray[np.int64]] = {}
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    # Which rows
+
+    def checked(self, indices: Any, *, what: str = "indices") -> NDArray[np.int64]:
+        """Row numbers from 0 of numbers that may count from the end; RowIndexError where there is no such row."""
+        index = whole_numbers(indices, what)
+        count = len(self)
+        if len(index) and (int(index.min()) < -count or int(index.max()) >= count):
+            wrong = index[(index < -count) | (index >= count)][0]
+            raise RowIndexError(
+                f"row {wrong} is not in a buffer of {count:,} rows",
+                index=int(wrong),
+                remedy=f"a number from {-count} to {count - 1}" if count else "the buffer is empty: append rows first",
+            )
+        return np.where(index < 0, index + count, index) if len(index) and int(index.min()) < 0 else index
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """The id of every row: a number that it keeps for ever."""
+        found = [segment.ids() for segment in self.segments]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def ids_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ids of some rows."""
+        segment, offset = self.locate(index)
+        explicit = [s.block.ids is not None for s in self.segments]
+        if not any(explicit):
+            return offset + np.array([s.block.first_id for s in self.segments], np.int64)[segment]
+        found = np.empty(len(index), np.int64)
+        for number in np.unique(segment):
+            mine = segment == number
+            found[mine] = self.segments[number].block.ids_of(offset[mine])
+        return found
+
+    def index_of(self, ids: Any) -> NDArray[np.int64]:
+        """The row numbers of some ids; RowIndexError where one is not here."""
+        ids = whole_numbers(ids, "ids")
+        if not len(ids):
+            return ids
+        if len(self.segments) == 1 and self.segments[0].keep is None and self.segments[0].block.ids is None:
+            segment = self.segments[0]
+            found = ids - (segment.block.first_id + segment.start)
+            known = (found >= 0) & (found < len(self))
+        else:
+            order, sorted_ids = self._by_id
+            at = np.minimum(np.searchsorted(sorted_ids, ids), max(len(sorted_ids) - 1, 0))
+            known = sorted_ids[at] == ids if len(sorted_ids) else np.zeros(len(ids), bool)
+            found = at if order is None else order[at] if len(order) else at
+        if not known.all():
+            gone = ids[~known]
+            raise RowIndexError(
+                f"id {gone[0]} is not in the buffer" + (f", and {len(gone) - 1:,} others" if len(gone) > 1 else ""),
+                id=int(gone[0]),
+                remedy="ids that buffer.ids holds: rows that were dropped are gone, and no id is used twice",
+            )
+        return found
+
+    @cached_property
+    def _by_id(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """(row number of each sorted id, or None where they are sorted as they are; the sorted ids)."""
+        ids = self.ids
+        if (np.diff(ids) > 0).all():
+            return None, ids
+        order = np.argsort(ids, kind="stable")
+        return order, ids[order]
+
+    def locate(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(segment, offset in its block) of rows by number."""
+        if len(self.segments) == 1:
+            segment = np.zeros(len(index), np.int64)
+            one = self.segments[0]
+            return segment, index + one.start if one.keep is None else one.keep[index]
+        segment = np.searchsorted(self._first, index, side="right") - 1
+        local = index - self._first[segment]
+        starts, listed = self._starts
+        offset = local + starts[segment]
+        if listed is not None:
+            kept = np.flatnonzero(listed[segment])
+            if len(kept):
+                offset[kept] = gather(listed[segment[kept]] + local[kept] * 8, np.dtype(np.int64))
+        return segment, offset
+
+    @cached_property
+    def _starts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """(first offset of each segment; addresses of the lists of those that have one, else 0)."""
+        starts = np.array([0 if s.keep is not None else s.start for s in self.segments], np.int64)
+        if all(segment.keep is None for segment in self.segments):
+            return starts, None
+        return starts, np.array([0 if s.keep is None else s.keep.ctypes.data for s in self.segments], np.int64)
+
+    # Values
+
+    def columns_at(self, index: NDArray[np.int64], names: Sequence[str] | None = None) -> Columns:
+        """Some rows by number, each of which is there: one gather for each column, in memory of its own."""
+        fields = self.schema.fields if names is None else [self.schema.by_name[name] for name in names]
+        if not len(index):
+            return {field.name: missing(field, 0) for field in fields}
+        segment, offset = self.locate(index)
+        return {field.name: self._gather(field, segment, offset) for field in fields}
+
+    def _gather(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Values:
+        if field.type == pa.null():
+            return pa.nulls(len(offset))
+        if field.numbers is None:
+            return self._take(field, segment, offset)
+        columns = [s.columns.get(field.name) for s in self.segments]
+        if len(columns) == 1 and isinstance(columns[0], NumberColumn):
+            column = columns[0]
+            values = column.values.take(offset, axis=0)
+            return Numbers(values, None if column.valid is None else column.valid.take(offset))
+        dtype, shape = field.numbers
+        bases = self._bases.get(field.name)
+        if bases is None:
+            bases = np.array([c.address if isinstance(c, NumberColumn) else 0 for c in columns], np.int64)
+            self._bases[field.name] = bases
+        row_bytes = dtype.itemsize * int(np.prod(shape))
+        if all(column is not None for column in columns):
+            values = gather(bases[segment] + offset * row_bytes, dtype, shape)
+        else:
+            there = bases[segment] != 0
+            values = np.zeros((len(offset), *shape), dtype)
+            values[there] = gather(bases[segment[there]] + offset[there] * row_bytes, dtype, shape)
+        return Numbers(values, self._gather_valid(columns, segment, offset))
+
+    @staticmethod
+    def _gather_valid(columns: list[Any], segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Any:
+        if all(column is not None and column.valid is None for column in columns):
+            return None
+        valid = np.ones(len(offset), bool)
+        for number in np.unique(segment):
+            mine = segment == number
+            column = columns[number]
+            if column is None or column.valid is not None:
+                valid[mine] = False if column is None else column.valid[offset[mine]]
+        return None if valid.all() else valid
+
+    def _take(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> pa.Array:
+        """Rows of an Arrow column: one take for each piece touched, then one that puts them in order."""
+        order = np.lexsort((offset, segment))
+        taken = []
+        segment, offset = segment[order], offset[order]
+        borders = np.flatnonzero(np.diff(segment, prepend=-1, append=len(self.segments)))
+        for begin, end in zip(borders[:-1], borders[1:], strict=True):
+            column, rows = self.segments[segment[begin]].columns.get(field.name), offset[begin:end]
+            if not isinstance(column, ArrowColumn):
+                taken.append(pa.nulls(end - begin, field.type))
+                continue
+            pieces = column.pieces(self._counters)
+            first = np.cumsum([0, *map(len, pieces)])
+            cuts = np.searchsorted(rows, first)
+            taken += [
+                piece.take(pa.array(rows[cuts[n] : cuts[n + 1]] - first[n]))
+                for n, piece in enumerate(pieces)
+                if cuts[n] < cuts[n + 1]
+            ]
+        joined = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+        if (np.diff(order) > 0).all():
+            return joined
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return joined.take(pa.array(back))
+
+    def column(self, name: str) -> Values:
+        """One column of all rows: a view of memory that does not change where they lie in one run, else a copy."""
+        field = self.schema.by_name[name]
+        found = [segment.values(field, self._counters) for segment in self.segments]
+        if len(found) == 1:
+            column = self.segments[0].columns.get(name)
+            if column is not None and isinstance(found[0], Numbers):
+                column.shared = True
+                found[0].values.flags.writeable = self.segments[0].keep is not None
+            return found[0]
+        if not found:
+            return missing(field, 0)
+        if field.numbers is None:
+            return pa.concat_arrays(found)
+        values = np.concatenate([piece.values for piece in found])
+        if all(piece.valid is None for piece in found):
+            return Numbers(values)
+        return Numbers(
+            values, np.concatenate([np.ones(len(p.values), bool) if p.valid is None else p.valid for p in found])
+        )
+
+    def columns(self) -> Columns:
+        return {name: self.column(name) for name in self.schema.names}
+
+    def pieces(self, rows: int) -> Iterator[Columns]:
+        """All rows, so many at a time."""
+        for begin in range(0, len(self), rows):
+            yield self.columns_at(np.arange(begin, min(begin + rows, len(self))))
+
+    # Where rows came from
+
+    def appends_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(journal number, time in microseconds, number of the origin) of the append that each row came with."""
+        segment, offset = self.locate(index) if len(index) else (index, index)
+        entries = np.zeros((len(index), 3), np.int64)
+        for number in np.unique(segment):
+            mine, ledger = segment == number, self.segments[number].block.origins()
+            entries[mine] = ledger[np.searchsorted(ledger[:, 0], offset[mine], side="right") - 1, 1:]
+        return entries
+
+    def ledger_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What the ledger of a block with these rows says."""
+        entries = self.appends_at(index)
+        begins = np.flatnonzero(np.r_[True, (entries[1:] != entries[:-1]).any(axis=1)][: len(index)])
+        return np.column_stack([begins, entries[begins]])
+
+    def provenance(self, index: NDArray[np.int64]) -> pa.Table:
+        """id, journal number, time and origin of the append that each of some rows came with."""
+        entries = self.appends_at(index)
+        return pa.table(
+            {
+                "id": pa.array(self.ids_at(index) if len(index) else index),
+                "number": pa.array(entries[:, 0]),
+                "time": pa.array(entries[:, 1]).cast(pa.timestamp("us", "UTC")),
+                "origin": pa.array([self._origins[number] for number in entries[:, 2]], pa.string()),
+            }
+        )
+
+    def share(self) -> View:
+        """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""
+        for segment in self.segments:
+            for column in segment.columns.values():
+                column.shared = True
+        return self
+
+    def content_fingerprint(self) -> str:
+        """Names the rows: equal rows give the same, however they came and wherever they lie."""
+        if self._fingerprint is None:
+            fields = [[field.name, str(field)] for field in self.schema]
+            digests: list[str] = []
+            for columns in self.pieces(_HASHED_ROWS):
+                digest = xxhash.xxh3_128()
+                for field in self.schema:
+                    _hash(columns[field.name], digest)
+                digests.append(digest.hexdigest())
+            self._fingerprint = fingerprint([fields, len(self), digests])
+        return self._fingerprint
+
+    _fingerprint: str | None = None
+
+
+def _hash(values: Values, digest: Any) -> None:
+    if isinstance(values, Numbers):
+        if values.valid is not None:
+            values.values[~values.valid] = 0
+            digest.update(values.valid.data)
+        digest.update(memoryview(np.ascontiguousarray(values.values)).cast("B") if values.values.size else b"")
+        return
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays([values.take(pa.array(np.arange(len(values))))], names=["v"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write(batch)
+    digest.update(memoryview(sink.getvalue()))
+
+
+def whole_numbers(numbers: Any, what: str) -> NDArray[np.int64]:
+    """Row numbers or ids as int64: a range, a list, any array of whole numbers, or one number."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step)
+    if hasattr(numbers, "detach"):
+        numbers = numbers.detach().cpu().numpy()
+    found = np.asarray(numbers)
+    if not found.size:
+        return np.empty(0, np.int64)
+    if found.dtype.kind not in "iu" or found.ndim > 1 or (found.dtype == np.uint64 and int(found.max()) >= 1 << 63):
+        raise SpecError(
+            f"{what} are whole numbers, got {found.dtype} of shape {list(found.shape)}",
+            parameter=what,
+            remedy="np.flatnonzero(mask), where this is a mask" if found.dtype == bool else "a list of row numbers",
+        )
+    return np.atleast_1d(found).astype(np.int64)

@@ -1,0 +1,341 @@
+"""Epochs over a version of a buffer: every row once, one cursor, exact resume, any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.buffer.schema import Field, Numbers, Schema
+from penstock.errors import EndOfRun, PlanError, SpecError
+from penstock.loaders.rows import RowDataLoader
+
+
+class Ten:
+    """Rows 0 to 9 (or as many as asked): `n` is the row's number, its id is 100 more."""
+
+    schema = Schema((Field("n", pa.int64()),))
+
+    def __init__(self, num_rows=10, number=3, content=None):
+        self.number, self.content = number, content or f"rows 0 to {num_rows}"
+        self.ids = 100 + np.arange(num_rows)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def columns_at(self, index):
+        return {"n": Numbers(index.copy())}
+
+    def content_fingerprint(self):
+        return self.content
+
+
+def opened(num_rows=10, **settings):
+    settings = {"batch_size": 4, "seed": 7, "rank": 0, "world_size": 1} | settings
+    version = settings.pop("version", None)
+    return RowDataLoader(Ten(num_rows) if version is None else version, **settings)
+
+
+def rows_of(batches):
+    return [batch["n"].tolist() for batch in batches]
+
+
+def joined(parts):
+    return [row for part in parts for row in part]
+
+
+# Epochs
+
+
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own():
+    loader = opened(batch_size=5, epochs=2)
+    first, second = (joined(rows_of(loader.get_iterator())) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert first != list(range(10))
+
+
+def test_the_order_is_pinned():
+    # States saved by running jobs are positions in this order: if it changes, they point at other rows.
+    assert rows_of(opened(batch_size=10)) == [[5, 7, 6, 4, 9, 3, 8, 1, 0, 2]]
+
+
+def test_the_seed_is_the_order():
+    assert rows_of(opened(seed=7)) == rows_of(opened(seed=7)) != rows_of(opened(seed=8))
+
+
+def test_rows_come_in_order_where_nothing_is_shuffled():
+    assert rows_of(opened(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("epoch_end", "batches"),
+    [
+        ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]),
+        ("wrap", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]),
+    ],
+)
+def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
+    loader = opened(shuffle=False, epoch_end=epoch_end, epochs=2)
+    found = list(loader.get_iterator())
+    assert rows_of(found) == batches
+    assert loader.epoch == 1
+    weight = found[-1].metadata["weight"].tolist()
+    assert weight == ([1, 1, 0, 0] if epoch_end == "pad" else [1, 1, 1, 1])
+
+
+def test_an_order_computed_for_some_rows_at_a_time_is_the_same(monkeypatch):
+    expected = rows_of(opened(100, batch_size=8))
+    monkeypatch.setattr("penstock.loaders.rows._LOCATED_ROWS", 24)
+    assert rows_of(opened(100, batch_size=8)) == expected
+
+
+# The cursor
+
+
+def test_a_batch_says_which_rows_it_has_and_where_they_lie():
+    batch = opened(shuffle=False).get_batch()
+    assert batch.index.tolist() == batch["n"].tolist() == [0, 1, 2, 3]
+    assert batch.ids.tolist() == [100, 101, 102, 103]
+    assert batch.metadata["position"].tolist() == [0, 1, 2, 3]
+    assert batch.metadata["global_rows"] == 4
+
+
+def test_the_cursor_moves_when_a_batch_is_handed_over():
+    loader = opened(epochs=2)
+    assert (loader.position, loader.step, loader.epoch, len(loader), loader.get_num_batches()) == (0, 0, 0, 2, 2)
+    loader.get_batch()
+    assert (loader.position, loader.step, loader.epoch) == (4, 1, 0)
+    loader.get_batch()
+    assert (loader.position, loader.step, loader.epoch) == (10, 2, 1)
+
+
+def test_reset_and_seek_go_anywhere():
+    loader = opened(epochs=None)
+    batches = rows_of(loader.get_batch() for _ in range(6))
+    loader.reset()
+    assert loader.get_batch()["n"].tolist() == batches[0]
+    loader.seek(step=4)
+    assert loader.get_batch()["n"].tolist() == batches[4]
+    loader.seek(position=0)
+    assert loader.get_batch()["n"].tolist() == batches[0]
+
+
+def test_a_second_iterator_ends_the_first():
+    loader = opened()
+    first = loader.get_iterator()
+    next(first)
+    next(loader.get_iterator())
+    with pytest.raises(PlanError, match="ended by a newer one"):
+        next(first)
+
+
+def test_after_the_last_epoch_the_run_is_over():
+    loader = opened()
+    assert len(list(loader)) == 2
+    with pytest.raises(EndOfRun, match="the run is over"):
+        loader.get_batch()
+
+
+def test_get_batch_takes_another_size_for_once():
+    loader = opened(shuffle=False)
+    assert rows_of([loader.get_batch(), loader.get_batch(2), loader.get_batch()]) == [
+        [0, 1, 2, 3],
+        [4, 5],
+        [6, 7, 8, 9],
+    ]
+    assert loader.step == 3
+
+
+# Resume
+
+
+@pytest.mark.parametrize("stopped_after", [0, 1, 2, 3, 7])
+def test_a_restored_loader_gives_what_the_lost_one_would_have(stopped_after):
+    lost = opened(epochs=None)
+    for _ in range(stopped_after):
+        lost.get_batch()
+    state = json.loads(json.dumps(lost.state_dict()))
+    restored = opened(epochs=None)
+    restored.load_state_dict(state)
+    assert (restored.step, restored.position) == (stopped_after, lost.position)
+    assert rows_of(restored.get_batch() for _ in range(5)) == rows_of(lost.get_batch() for _ in range(5))
+
+
+def test_the_state_in_a_batch_is_the_one_after_it():
+    loader = opened(epochs=3)
+    for _ in range(3):
+        for batch in loader.get_iterator():
+            assert batch.metadata["state"] == loader.state_dict()
+
+
+def test_a_state_goes_on_with_another_batch_size():
+    lost = opened(20, batch_size=4)
+    rows = joined(rows_of(lost.get_batch() for _ in range(2)))
+    restored = opened(20, batch_size=6)
+    restored.load_state_dict(lost.state_dict())
+    assert restored.step == 2
+    assert rows + joined(rows_of(restored)) == joined(rows_of(opened(20, batch_size=20)))
+
+
+def test_rows_that_lie_in_another_version_are_the_same_rows():
+    lost = opened()
+    lost.get_batch()
+    again = opened(version=Ten(number=8))
+    again.load_state_dict(lost.state_dict())
+    assert rows_of([again.get_batch()]) == rows_of([lost.get_batch()])
+
+
+def test_a_loader_is_pickled_with_its_cursor():
+    loader = opened(epochs=None)
+    loader.get_batch()
+    there = pickle.loads(pickle.dumps(loader))
+    assert there.state_dict() == loader.state_dict()
+    assert rows_of([there.get_batch()]) == rows_of([loader.get_batch()])
+
+
+# Ranks
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+def test_ranks_get_contiguous_shares_of_the_same_global_batches(world_size, epoch_end):
+    settings = {"batch_size": 12, "epochs": 3, "epoch_end": epoch_end}
+    alone = opened(31, **settings)
+    ranks = [opened(31, rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
+    for _ in range(6):
+        parts = [rank.get_batch() for rank in ranks]
+        assert {len(part) for part in parts} == {12 // world_size}
+        assert joined(rows_of(parts)) == alone.get_batch()["n"].tolist()
+        assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
+
+
+def test_uneven_shares_are_allowed_when_asked_for():
+    parts = [opened(shuffle=False, rank=rank, world_size=3, uneven=True).get_batch() for rank in range(3)]
+    assert rows_of(parts) == [[0], [1], [2, 3]]
+
+
+def test_a_rank_may_have_no_row_of_a_small_batch():
+    parts = [opened(batch_size=1, shuffle=False, rank=rank, world_size=2, uneven=True).get_batch() for rank in range(2)]
+    assert rows_of(parts) == [[], [0]]
+
+
+RANK = """
+import json, sys
+import numpy as np
+import penstock as ps
+
+rank, world_size, batch_size, num_batches, state = json.loads(sys.argv[1])
+buffer = ps.DatasetBuffer()
+for first in range(0, 50, 10):                      # in several pieces
+    buffer.extend({"n": np.arange(first, first + 10), "obs": np.full((10, 3), first, np.float32)})
+loader = buffer.loader(batch_size=batch_size, seed=5, epochs=None, rank=rank, world_size=world_size)
+if state:
+    loader.load_state_dict(state)
+batches = [loader.get_batch()["n"].tolist() for _ in range(num_batches)]
+print(json.dumps([batches, loader.state_dict()]))
+"""
+
+
+def run_ranks(world_size, batch_size, num_batches, state=None):
+    """(global batches, state) of a job of real processes."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, json.dumps([rank, world_size, batch_size, num_batches, state])],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(world_size)
+    ]
+    said = [json.loads(job.communicate(timeout=60)[0]) for job in jobs]
+    assert all(state == said[0][1] for _, state in said)
+    return [joined(parts) for parts in zip(*(batches for batches, _ in said), strict=True)], said[0][1]
+
+
+def test_jobs_of_one_two_and_three_processes_go_on_with_each_others_states():
+    expected, _ = run_ranks(1, 12, 9)
+    first, state = run_ranks(2, 12, 3)
+    then, state = run_ranks(3, 12, 4, state)
+    last, _ = run_ranks(1, 12, 2, state)
+    assert first + then + last == expected
+
+
+# Bad input
+
+
+def other_version():
+    return opened(version=Ten(number=12, content="other rows"))
+
+
+@pytest.mark.parametrize(
+    ("opening", "headline", "remedy"),
+    [
+        (other_version, "version 3 of a buffer, and this loader reads version 12", r"buffer\.at\(3\)\.loader"),
+        (lambda: opened(seed=8), "seed=7, and this one has 8", "the settings of that run"),
+        (lambda: opened(shuffle=False), "shuffle='global', and this one has 'none'", "the settings of that run"),
+        (lambda: opened(epoch_end="pad"), "epoch_end='drop', and this one has 'pad'", "the settings of that run"),
+    ],
+)
+def test_a_state_of_another_run_is_refused_and_the_cursor_stays(opening, headline, remedy):
+    lost, loader = opened(), opening()
+    lost.get_batch()
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match=headline) as refused:
+        loader.load_state_dict(lost.state_dict())
+    refused.match(remedy)
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("state", [None, {}, {"position": -1, "plan": "x", "steps": [[0, 0, 4]]}, {"buffer": 3}])
+def test_something_that_is_no_state_is_refused(state):
+    loader = opened()
+    loader.get_batch()
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match="not a loader's state"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "headline", "parameter"),
+    [
+        ({"version": Ten(0)}, "a buffer without rows", "buffer"),
+        ({"batch_size": 0}, "batch_size", "batch_size"),
+        ({"batch_size": 11}, "more than an epoch, which has 10 rows", "batch_size"),
+        ({"shuffle": "pool"}, "shuffle", "shuffle"),
+        ({"epoch_end": "stop"}, "epoch_end", "epoch_end"),
+        ({"epochs": 0}, "epochs", "epochs"),
+        ({"framework": "tensorflow"}, "framework", "framework"),
+        ({"world_size": 3}, "does not divide by world_size=3", "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2 does not exist", "rank"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings, headline, parameter):
+    with pytest.raises(SpecError, match=headline) as refused:
+        opened(**settings)
+    assert refused.value.where["parameter"] == parameter
+    assert refused.value.remedy
+
+
+def test_it_prints_what_it_will_do():
+    loader = opened(rank=1, world_size=2)
+    assert repr(loader).splitlines() == [
+        "RowDataLoader: batches of 4 rows (numpy), rank 1 of 2 gets 2, 1 epoch, 2 steps an epoch, "
+        "at step 0 (position 0)",
+        "└─ version 3 of a buffer: 10 rows, shuffled by seed 7, content rows 0 ",
+    ]
+
+
+def test_ranks_can_be_proven_to_be_in_step():
+    loader = opened()
+    loader.get_batch()
+    assert loader.check_sync().position == 4
+    assert loader.position == 4
