@@ -12,8 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import buffer as buffer_program  # noqa: E402
 from benchmarks.peers import __main__ as program  # noqa: E402
 from benchmarks.peers import baking, loading  # noqa: E402
+from benchmarks.peers.buffer_numpy import Growable  # noqa: E402
+from benchmarks.peers.buffers import measure_buffer  # noqa: E402
 from benchmarks.peers.documents import document_hashes  # noqa: E402
 from benchmarks.peers.processes import run_child  # noqa: E402
 from benchmarks.peers.table import Row, markdown, missing, spread  # noqa: E402
@@ -97,9 +100,11 @@ def test_documents_compare_equal_in_any_order_and_only_with_the_same_ids():
 
 def test_every_peer_of_a_table_has_a_file():
     modules = [peer.module for peer in loading.PEERS] + [baker.module for baker in baking.BAKERS]
+    modules += [contender.module for contender in buffer_program.CONTENDERS]
     assert [name for name in modules if not (ROOT / "benchmarks" / "peers" / f"{name}.py").exists()] == []
     files = {path.stem for path in (ROOT / "benchmarks" / "peers").glob("load_*.py")}
     files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("bake_*.py")}
+    files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("buffer_*.py")}
     assert files == set(modules)
 
 
@@ -148,3 +153,36 @@ def test_a_bake_with_other_ids_has_no_numbers(monkeypatch, tmp_path):
     monkeypatch.setattr(baking, "run_child", lambda task, **options: answers[task["do"]])
     (row,), _ = baking.measure_baking(baking.BAKERS[:1], "bpe", num_bytes=2, rounds=1, say=lambda line: None)
     assert row.why_not == "other ids: 1 of 2 documents are identical"
+
+
+class KeepsTheCallersArrays(Growable):
+    """It seems to be as fast as nothing else is."""
+
+    def extend(self, block):
+        self.label, self.obs = block
+        self.num_rows = len(self.label)
+
+
+BUFFER_TASK = {"way": "blocks", "block_rows": 300, "num_rows": 300, "how": "", "folder": "unused", "clock": "wall"}
+needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc")
+
+
+@needs_proc
+def test_a_buffer_that_copies_rows_is_measured():
+    found = measure_buffer(lambda *_: Growable(64), {**BUFFER_TASK, "limit_seconds": 9})
+    assert found["rows"] == 300
+    assert found["batches_s"] > 0
+
+
+@needs_proc
+def test_a_buffer_that_keeps_the_callers_arrays_has_no_numbers():
+    with pytest.raises(AssertionError, match="other rows came back"):
+        measure_buffer(lambda *_: KeepsTheCallersArrays(64), {**BUFFER_TASK, "limit_seconds": 9})
+
+
+def test_goals_of_the_buffer_name_the_fastest_library():
+    rates = {"penstock": 6.0, "pyarrow, chunks combined": 4.0, "Polars, vstack": 3.0, "Python list of dicts": 9.0}
+    rows = [Row(name, {"rows_s": [rate], "batches_s": [rate]}) for name, rate in rates.items()]
+    shown = buffer_program.goals({"blocks_100": rows})
+    assert "| Columns in blocks of 100 | rows/s | pyarrow, chunks combined | 1.50 | 1 |" in shown
+    assert "list of dicts" not in shown

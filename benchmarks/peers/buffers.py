@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["BATCH_ROWS", "OBS", "RAW_ROW_BYTES", "Buffer", "copied", "measure_buffer", "rows_of_dicts"]
+__all__ = ["BATCH_ROWS", "CLOCKS", "OBS", "RAW_ROW_BYTES", "Buffer", "copied", "measure_buffer", "rows_of_dicts"]
 
 OBS = 84
 BATCH_ROWS = 256
@@ -18,6 +18,8 @@ RAW_ROW_BYTES = 8 + 4 * OBS
 _DICTS_AT_ONCE = 1_000
 _CHECKED_ROWS = 1_000
 _SAMPLING_SECONDS = 1.0
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""By the wall, or by the CPU time of all threads: for a machine that others use too."""
 
 
 class Buffer(Protocol):
@@ -55,14 +57,15 @@ def measure_buffer(open_buffer: Callable[..., Buffer], task: dict[str, Any]) -> 
     buffer = open_buffer(task["how"], task["num_rows"], next(folders))
     call, items, item_rows = _way_in(buffer, label, obs, task)
     _touch_free_memory(3 * task["num_rows"] * RAW_ROW_BYTES)
-    before = _memory()
-    num_rows, seconds = _time_calls(call, items, item_rows, task["limit_seconds"])
+    before, queue = _memory(), _Queue()
+    num_rows, seconds = _time_calls(call, items, item_rows, task["limit_seconds"], CLOCKS[task["clock"]])
+    waited = queue.share_waited()
     written = _memory()
-    del items
     began = time.perf_counter()
     buffer.settle()
     settled = time.perf_counter() - began
     after = _memory()
+    del items
     _compare(buffer, label, obs, num_rows)
     raw = num_rows * RAW_ROW_BYTES
     return {
@@ -72,7 +75,8 @@ def measure_buffer(open_buffer: Callable[..., Buffer], task: dict[str, Any]) -> 
         "resident": (after["VmRSS"] - before["VmRSS"]) / raw,
         "anonymous": (after["RssAnon"] - before["RssAnon"]) / raw,
         "peak": (max(written["VmHWM"], after["VmHWM"]) - before["VmRSS"]) / raw,
-        **_sample(buffer),
+        "batches_s": _sample(buffer, CLOCKS[task["clock"]]),
+        "waited": max(waited, queue.share_waited()),
     }
 
 
@@ -115,17 +119,19 @@ def _fill(buffer: Buffer, label: np.ndarray, obs: np.ndarray, task: dict[str, An
 
 
 def _time_calls(
-    call: Callable[[Any], object], items: Sequence[Any], item_rows: int, limit_seconds: float
+    call: Callable[[Any], object],
+    items: Sequence[Any],
+    item_rows: int,
+    limit_seconds: float,
+    clock: Callable[[], float],
 ) -> tuple[int, float]:
     """(rows, seconds). The clock is looked at after every 1 % of the calls only."""
     stride, done = max(1, len(items) // 100), 0
-    began = time.perf_counter()
-    while done < len(items):
+    began = now = clock()
+    while done < len(items) and now - began < limit_seconds:
         for item in items[done : done + stride]:
             call(item)
-        done = min(done + stride, len(items))
-        if (now := time.perf_counter()) - began > limit_seconds:
-            break
+        done, now = min(done + stride, len(items)), clock()
     return done * item_rows, now - began
 
 
@@ -144,12 +150,28 @@ def _compare(buffer: Buffer, label: np.ndarray, obs: np.ndarray, num_rows: int) 
         assert tuple(have.shape) == shape, have.shape
 
 
-def _sample(buffer: Buffer) -> dict[str, float]:
-    num_batches, began = 0, time.perf_counter()
-    while (now := time.perf_counter()) - began < _SAMPLING_SECONDS:
+def _sample(buffer: Buffer, clock: Callable[[], float]) -> float:
+    """Batches per second."""
+    num_batches, began = 0, clock()
+    while (now := clock()) - began < _SAMPLING_SECONDS:
         buffer.sample()
         num_batches += 1
-    return {"batches_s": num_batches / (now - began)}
+    return num_batches / (now - began)
+
+
+class _Queue:
+    """Knows for which share of the time since the last look this thread was ready and had no CPU: others had them."""
+
+    def __init__(self) -> None:
+        self.seen = self._now()
+
+    def share_waited(self) -> float:
+        (began, waited_before), self.seen = self.seen, self._now()
+        return (self.seen[1] - waited_before) / (self.seen[0] - began)
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _memory() -> dict[str, int]:

@@ -85,8 +85,7 @@ def test_a_source_that_is_added_leaves_the_others_as_they_were(kitchen, tmp_path
     recipe = ps.DatasetRecipe(seed=4)
     for name in ("one", "two"):
         recipe.add_ingredient([f"{name} {n}" for n in range(5)], name=name)
-        made = ps.DatasetRecipe(seed=4)
-        made.ingredients = list(recipe.ingredients)
+        made = ps.DatasetRecipe(recipe.ingredients, seed=4)
         made.prepare_step(lambda row: seen.append(row["text"]) or row, version="1").prepare_step(ps.tokenize("bytes"))
         quiet_bake(made, tmp_path / "memory.store")
     assert sorted(seen) == sorted(f"{name} {n}" for name in ("one", "two") for n in range(5))

@@ -154,6 +154,12 @@ def test_few_are_the_first_distinct_numbers_of_the_keyed_series(data, n, key):
     assert choose(n, count, key).tolist() == sorted(list(dict.fromkeys(series))[:count])
 
 
+@given(KEYS)
+def test_a_single_one_is_the_first_of_the_keyed_series(key):
+    first = int(mix64(np.zeros(1, np.uint64), np.uint64(key))[0])
+    assert choose(2**62, 1, key).tolist() == [first >> 2]
+
+
 @pytest.mark.parametrize(("n", "count"), [(20, 1), (20, 2), (20, 7), (20, 15), (20, 19), (10, 5)])
 def test_every_number_is_chosen_equally_often(n, count):
     times = 4000

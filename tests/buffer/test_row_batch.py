@@ -59,6 +59,13 @@ def test_numbers_keep_their_type_where_values_are_missing():
     assert (batch["done"].dtype, batch["done"].tolist()) == (bool, [True, False, False])
 
 
+def test_what_stands_for_a_missing_value_is_not_written_into_the_columns():
+    values = np.array([1.0, 5.0])
+    columns = {"x": Numbers(values, np.array([True, False]))}
+    assert np.isnan(RowBatch(Schema((Field("x", pa.float64()),)), columns, [0, 1], [0, 1])["x"][1])
+    assert values.tolist() == [1, 5]
+
+
 def test_missing_says_which_rows_have_no_value():
     missing = three_rows().missing
     assert {name: rows.tolist() for name, rows in missing.items()} == {

@@ -141,6 +141,18 @@ def test_the_half_life_is_a_quarter_of_the_rows_if_not_said():
     assert said.index.tolist() == unsaid.index.tolist()
 
 
+def test_a_half_life_without_end_draws_uniformly():
+    drawn = draw(6, 60_000, **SETTINGS, by="recent", half_life=1e300)
+    assert chi_square(np.bincount(drawn.index, minlength=6), 10_000) < 35.9  # 5 degrees of freedom: once in 10^6
+
+
+def test_the_last_of_all_numbers_draws_a_row():
+    last = np.array([1 - 2.0**-53])
+    for num_rows in range(1, 200):
+        for lives in (num_rows / 4, num_rows, num_rows * 1e3, num_rows * 2.0**50):
+            assert 0 <= sample._recent(num_rows, float(lives), last)[0] < num_rows
+
+
 def test_the_logarithm_is_that_of_numpy_to_the_last_bits():
     x = np.concatenate(
         [np.geomspace(5e-324, 1e308, 10_000), np.linspace(0.5, 2, 10_001), 1 + np.arange(-50, 50) * 2e-16]
@@ -154,6 +166,11 @@ def test_the_same_call_gives_the_same_rows(kind, replace):
     one, two = (draw(6, 4, **SETTINGS, replace=replace, **kinds()[kind][0]) for _ in range(2))
     assert one.index.tolist() == two.index.tolist()
     assert one.probability.tolist() == two.probability.tolist()
+
+
+def test_a_whole_number_of_numpy_is_the_same_key():
+    plain, numpy = (draw(1000, 9, seed=kind(7), number=1, step=kind(3)) for kind in (int, np.uint64))
+    assert plain.index.tolist() == numpy.index.tolist()
 
 
 @KINDS
@@ -216,6 +233,18 @@ def test_priorities_are_proportional_to_the_power_of_the_values(values, dtype, p
     np.testing.assert_allclose(got, raised / raised.sum(), rtol=1e-13)
 
 
+def test_a_row_owns_the_start_of_its_part_and_rows_at_zero_own_none():
+    priorities = Priorities(np.array([0.0, 1.0, 0.0, 1.0, 0.0]), column="loss")
+    assert priorities.find(np.array([0.0, 0.5, 1 - 2.0**-53])).tolist() == [1, 3, 3]
+
+
+def test_a_probability_that_underflows_is_not_zero():
+    priorities = Priorities(np.array([5e-324, 1.0, 1.0, 1.0]), column="loss")
+    drawn = draw(4, 4, **SETTINGS, by="loss", priorities=priorities, replace=False)
+    assert (drawn.probability > 0).all()
+    assert np.isfinite(weights(drawn.probability, 4)).all()
+
+
 def test_a_null_is_never_drawn_whatever_its_value():
     priorities = Priorities(np.array([1.0, np.nan, -5.0]), np.array([True, False, False]), column="loss")
     assert set(draw(3, 100, **SETTINGS, by="loss", priorities=priorities).index.tolist()) == {0}
@@ -268,17 +297,18 @@ ONE_OF_THREE = Priorities(np.array([0.0, 1.0, 0.0]), column="loss")
 @pytest.mark.parametrize(
     ("num_rows", "count", "settings", "parameter", "headline"),
     [
-        (0, 1, {}, "count", "there are no rows to draw from"),
-        (3, -1, {}, "count", "count must be at least 0, got -1"),
-        (3, 1.5, {}, "count", "count must be a whole number"),
+        (0, 1, {}, "n", "there are no rows to draw from"),
+        (3, -1, {}, "n", "n must be at least 0, got -1"),
+        (3, 1.5, {}, "n", "n must be a whole number"),
+        (3, 1, {"seed": 0.5}, "seed", "seed must be a whole number"),
         (3, 1, {"step": 0.5}, "step", "step must be a whole number"),
-        (3, 4, {"replace": False}, "count", "4 distinct rows cannot be drawn: there are 3"),
-        (3, 4, {"replace": False, "by": "recent"}, "count", "4 distinct rows cannot be drawn: there are 3"),
+        (3, 4, {"replace": False}, "n", "4 distinct rows cannot be drawn: there are 3"),
+        (3, 4, {"replace": False, "by": "recent"}, "n", "4 distinct rows cannot be drawn: there are 3"),
         (
             3,
             2,
             {"replace": False, "by": "loss", "priorities": ONE_OF_THREE},
-            "count",
+            "n",
             "there are 1 with a priority above 0, of 3",
         ),
         (3, 1, {"half_life": 2.0}, "half_life", "half_life is of by='recent', not of by='uniform'"),

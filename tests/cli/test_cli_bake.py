@@ -232,6 +232,39 @@ def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_
     assert "up to date" in process_succeeds("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=folder).err
 
 
+ROWS = """
+import penstock as ps
+
+recipe = ps.DatasetRecipe().add_ingredient([{"n": 1}, {"n": 2}], name="one", where=lambda row: row["n"] > 1)
+"""
+
+
+def test_explain_says_what_would_happen_and_writes_nothing(tmp_path, succeeds):
+    (tmp_path / "recipe.py").write_text(ROWS)
+    assert succeeds("bake", "recipe.py", "--explain", cwd=tmp_path).out.splitlines() == [
+        "DatasetRecipe, seed 0",
+        "├─ one: 2 rows from memory, where <lambda>: 2 rows read, 1 not where, 1 kept",
+        "└─ 1 rows in the end",
+    ]
+    told = json.loads(succeeds("bake", "recipe.py", "--explain", "--json", cwd=tmp_path).out)
+    assert told["instructions"][0]["counts"] == {"rows read": 2, "not where": 1, "kept": 1}
+    assert told["num_rows"] == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
+
+
+def test_a_recipe_file_without_tokens_gives_a_buffer(tmp_path, succeeds):
+    (tmp_path / "recipe.py").write_text(ROWS)
+    done = succeeds("bake", "recipe.py", "--to", "rows", "--workers", "0", "--json", cwd=tmp_path)
+    assert json.loads(done.out) == {"buffer": "rows", "num_rows": 1}
+    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
+        assert buffer.to_pydict() == {"n": [2]}
+
+
+def test_a_bake_to_nowhere_is_refused(tmp_path, refuses):
+    (tmp_path / "recipe.py").write_text(ROWS)
+    assert "--to corpus.store" in refuses("bake", "recipe.py", cwd=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import penstock as ps
 from penstock.buffer.schema import Field, Numbers, Schema
 from penstock.errors import EndOfRun, PlanError, SpecError
 from penstock.loaders.rows import RowDataLoader
@@ -260,12 +261,60 @@ def run_ranks(world_size, batch_size, num_batches, state=None):
     return [joined(parts) for parts in zip(*(batches for batches, _ in said), strict=True)], said[0][1]
 
 
-def test_jobs_of_one_two_and_three_processes_go_on_with_each_others_states():
+def test_jobs_of_one_two_and_three_processes_have_the_same_global_batches():
     expected, _ = run_ranks(1, 12, 9)
     first, state = run_ranks(2, 12, 3)
-    then, state = run_ranks(3, 12, 4, state)
-    last, _ = run_ranks(1, 12, 2, state)
-    assert first + then + last == expected
+    then, _ = run_ranks(3, 12, 6, state)
+    assert first + then == expected
+
+
+# Versions of a real buffer
+
+
+@pytest.fixture
+def buffer():
+    buffer = ps.DatasetBuffer([{"n": n} for n in range(10)])
+    buffer.commit("ten")
+    return buffer
+
+
+def test_a_loader_reads_the_version_at_which_it_was_opened(buffer):
+    expected = rows_of(buffer.loader(batch_size=2, seed=7))
+    loader = buffer.loader(batch_size=2, seed=7)
+    found = rows_of([loader.get_batch()])
+    buffer.set(buffer.ids, n=np.full(10, -1))
+    buffer.append({"n": 10}, retain_prior=0.5, retain_prior_by="oldest")
+    assert found + rows_of(loader) == expected
+
+
+def test_a_state_goes_on_over_the_version_that_it_belongs_to(buffer):
+    lost = buffer.loader(batch_size=2, seed=7)
+    lost.get_batch()
+    buffer.append({"n": 10})
+    with pytest.raises(PlanError, match=rf"buffer\.at\({lost.version}\)\.loader"):
+        buffer.loader(batch_size=2, seed=7).load_state_dict(lost.state_dict())
+    again = buffer.at(lost.version).loader(batch_size=2, seed=7)
+    again.load_state_dict(lost.state_dict())
+    assert rows_of(again) == rows_of(lost)
+
+
+def test_a_loader_over_a_buffer_is_pickled_with_its_rows(buffer):
+    loader = buffer.loader(batch_size=2, seed=7)
+    loader.get_batch()
+    there = pickle.loads(pickle.dumps(loader))
+    buffer.append({"n": 10}, retain_prior=0)
+    assert there.state_dict() == loader.state_dict()
+    assert rows_of(there) == rows_of(loader)
+
+
+def test_rows_that_were_rolled_back_to_are_the_same_rows(buffer):
+    lost = buffer.loader(batch_size=2, seed=7)
+    lost.get_batch()
+    buffer.append({"n": 10}, retain_prior=0.3)
+    buffer.rollback("ten")
+    again = buffer.loader(batch_size=2, seed=7)
+    again.load_state_dict(lost.state_dict())
+    assert rows_of(again) == rows_of(lost)
 
 
 # Bad input

@@ -133,7 +133,8 @@ def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool
 def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K, Any]:
     """Tensors of the same types over the arrays' memory; over a copy, where an array may only be read.
 
-    `share`: over that memory too. torch knows no tensors that may only be read: nobody must write into these.
+    `share`: over that memory too, unless it is a file's. torch knows no tensors that may only be read: nobody must
+    write into these.
     """
     return {name: torch.from_numpy(_writable(array, share)) for name, array in arrays.items()}
 
@@ -141,7 +142,8 @@ def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K,
 def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
     if array.flags.writeable:
         return array
-    return np.asarray(_SameMemory(array)) if share else array.copy()
+    is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file kills
+    return np.asarray(_SameMemory(array)) if share and is_memory else array.copy()
 
 
 class _SameMemory:

@@ -49,6 +49,10 @@ class Explanation:
     num_rows: int
     """At the end."""
 
+    def as_json(self) -> dict[str, Any]:
+        told = [{"what": each.what, "counts": each.counts} for each in self.instructions]
+        return {"seed": self.seed, "instructions": told, "num_rows": self.num_rows}
+
     def __repr__(self) -> str:
         lines = [f"DatasetRecipe, seed {self.seed}"]
         lines += [f"├─ {told}" for told in self.instructions]

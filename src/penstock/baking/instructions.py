@@ -80,7 +80,7 @@ class Ingredient:
 
     def describe(self) -> str:
         if self.is_memory:
-            what = f"{len(self.source):,} rows from memory"
+            what = f"{len(self.source):,} row{'s' if len(self.source) != 1 else ''} from memory"
         else:
             files = self.files()
             what = f"{len(files):,} file{'s' if len(files) != 1 else ''}, {sum(f.num_bytes for f in files):,} bytes"

@@ -22,6 +22,7 @@ from penstock.baking.work import Cut, choose_quantities, first_rows, for_units, 
 from penstock.errors import SampleError, SampleTypeError, SourceError, SpecError
 from penstock.fingerprint import fingerprint
 from penstock.progress import progress
+from penstock.sources.columns import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from penstock.sources.faults import place
 from penstock.sources.memory import TableRows
 from penstock.store.layout import is_adopted, is_store
@@ -74,9 +75,9 @@ def read_recipe(
         if cut.ingredient.is_memory:
             found.append(_from_memory(cut))
         else:
-            found.append(_together(cut, [next(left) for _ in cut.units]))
+            found.append(_with_types(cut, _together(cut, [next(left) for _ in cut.units])))
     _refuse_nothing(found)
-    return found
+    return _with_all_columns(found)
 
 
 def _from_memory(cut: Cut) -> Baked:
@@ -137,6 +138,40 @@ def _together(cut: Cut, answers: Sequence[tuple[UnitReport, list[dict[str, Any]]
         return place(cut.units[which], span, row, cut.job.formats)
 
     return Baked(cut.ingredient.name, rows, place_of, report)
+
+
+def _with_types(cut: Cut, part: Baked) -> Baked:
+    """Rows with the types that their files gave them, where the files have types and no step changed the rows."""
+    kinds = {span.format for unit in cut.units for span in unit.spans}
+    if cut.job.steps or cut.job.text is not None or len(kinds) != 1 or not kinds <= FORMATS_WITH_TYPES:
+        return part
+    schema = schema_of_files((file.path for file in cut.files), *kinds)
+    table = None if schema is None or not len(part) else columns_of_rows(part.rows, schema)
+    return part if table is None else replace(part, rows=table)
+
+
+def _with_all_columns(parts: Sequence[Baked]) -> list[Baked]:
+    """The parts with the same columns each: those that another one has are null."""
+    named = [_column_names(part.rows) for part in parts]
+    every = list(dict.fromkeys(name for names in named for name in names))
+    return [
+        part if len(names) == len(every) else replace(part, rows=_padded(part.rows, every))
+        for part, names in zip(parts, named, strict=True)
+    ]
+
+
+def _column_names(rows: Any) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row)) if isinstance(rows, list) else rows.column_names
+
+
+def _padded(rows: Any, names: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    if isinstance(rows, list):
+        return [{**dict.fromkeys(names), **row} for row in rows]
+    return pa.table(
+        {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in names},
+    )
 
 
 def _refuse_nothing(parts: Sequence[Baked]) -> None:

@@ -96,8 +96,9 @@ def bake(
     elif recipe.is_tokenized:
         buffers.check_buffer(into)
         with tempfile.TemporaryDirectory(prefix="penstock-") as scratch:
-            store = _bake_store(recipe, Path(scratch) / "store", workers, on_error, shuffle, show_progress)
-            baked, said = buffers.put(into, buffers.tokens_of(store))
+            store = _bake_store(recipe, Path(scratch) / "store", workers, on_error, shuffle, show_progress, "a buffer")
+            baked, _ = buffers.put(into, buffers.tokens_of(store))
+        return baked
     else:
         buffers.check_buffer(into)
         parts = buffers.read_recipe(recipe, workers=workers, on_error=on_error, show=show_progress)
@@ -107,7 +108,13 @@ def bake(
 
 
 def _bake_store(
-    recipe: DatasetRecipe, to: Path, workers: int, on_error: str, shuffle: bool, show_progress: bool
+    recipe: DatasetRecipe,
+    to: Path,
+    workers: int,
+    on_error: str,
+    shuffle: bool,
+    show_progress: bool,
+    called: str | None = None,
 ) -> Store:
     started = time.monotonic()
     _refuse_other_folders(to)
@@ -125,7 +132,7 @@ def _bake_store(
         if store is None:
             store, num_encoded = _bake_version(recipe, to, inputs, work, workers, on_error, show_progress)
     encoder = recipe.tokenize.encoder if num_encoded else None
-    _say(show_progress, _summary(to, store, num_encoded, encoder, time.monotonic() - started))
+    _say(show_progress, _summary(called or str(to), store, num_encoded, encoder, time.monotonic() - started))
     return store
 
 
@@ -193,7 +200,7 @@ def _free_version(to: Path, wanted: str, inputs: Inputs) -> str:
     )
 
 
-def _summary(to: Path, store: Store, num_encoded: int, encoder: str | None, seconds: float) -> str:
+def _summary(to: str, store: Store, num_encoded: int, encoder: str | None, seconds: float) -> str:
     """What a bake did, in a few lines."""
     tokenizer = store.manifest.tokenizer
     lines = [f"{to}: {store.num_rows:,} documents, {store.num_tokens:,} tokens in {seconds:.1f} s"]

@@ -34,10 +34,8 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _as_type(array.dictionary_decode(), kind)
     if is_a.is_run_end_encoded(mine):
         return _as_type(pc.run_end_decode(array), kind)
-    if is_a.is_list_view(mine):
-        return _as_type(array.cast(pa.list_(mine.value_field)), kind)
-    if is_a.is_large_list_view(mine):
-        return _as_type(array.cast(pa.large_list(mine.value_field)), kind)
+    if is_a.is_list_view(mine) or is_a.is_large_list_view(mine):
+        return _as_type(_without_view(array), kind)
     if (is_text(mine) and is_text(kind)) or (is_bytes(mine) and is_bytes(kind)):
         return array.cast(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -72,10 +70,8 @@ def _as_numbers(array: pa.Array, kind: pa.DataType) -> pa.Array:
     made = values.astype(dtype)
     if mine.kind in "iu" and dtype.kind == "f" and dtype.itemsize <= mine.itemsize:
         # NumPy calls int64 to float64 safe, where numbers above 2^53 are rounded.
-        is_same = np.abs(made) <= 2 ** (np.finfo(dtype).nmant + 1)
-        if valid is not None:
-            is_same |= ~valid
-        if not is_same.all():
+        is_large = np.abs(made) >= 2 ** (np.finfo(dtype).nmant + 1)
+        if any(int(number) != whole for number, whole in zip(made[is_large], values[is_large].tolist(), strict=True)):
             raise _refused(array.type, kind)
     return to_arrow(Field("", kind), Numbers(made, valid))
 
@@ -114,6 +110,14 @@ def _as_lists(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_fixed_size_list(array.type) or array.type.list_size != kind.list_size:
         raise _refused(array.type, kind)
     return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=_mask(array))
+
+
+def _without_view(array: pa.Array) -> pa.Array:
+    """Lists one after the other. Arrow's own cast makes arrays that are not valid where a list is null."""
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
+    item = array.type.value_field
+    kind = pa.large_list(item) if pa.types.is_large_list_view(array.type) else pa.list_(item)
+    return list_array(array.flatten(), counts, kind, _mask(array))
 
 
 def _mask(array: pa.Array) -> pa.Array | None:

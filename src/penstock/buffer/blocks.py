@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 
-__all__ = ["ArrowColumn", "Block", "Column", "Counters", "NumberColumn", "Segment", "capacity_for", "missing", "missing_column"]
+__all__ = [
+    "ArrowColumn",
+    "Block",
+    "Column",
+    "Counters",
+    "NumberColumn",
+    "Segment",
+    "capacity_for",
+    "missing",
+    "missing_column",
+]
 
 _SMALLEST_ROWS = 256
 _LARGEST_BYTES = 64 << 20
@@ -39,7 +49,7 @@ class Counters:
         self.written = 0
         """Into blocks, when rows came or were changed."""
         self.copied = 0
-        """Of rows that were there: when sparse blocks are written anew, Arrow pieces joined, or shared columns changed."""
+        """Of rows that were there: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
 
 
 def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
@@ -53,11 +63,7 @@ def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
 
 def _row_bytes(schema: Schema) -> int:
     """Bytes of a row, about: text and lists are guessed."""
-    total = 0
-    for field in schema:
-        numbers = field.numbers
-        total += 64 if numbers is None else numbers[0].itemsize * int(np.prod(numbers[1]))
-    return total
+    return sum(64 if field.numbers is None else field.row_bytes for field in schema)
 
 
 class NumberColumn:
@@ -214,7 +220,7 @@ class ArrowColumn:
 
 
 def _can_join(pieces: list[pa.Array]) -> bool:
-    return sum(piece.nbytes for piece in pieces) <= _LARGEST_PIECE_BYTES
+    return bool(sum(piece.nbytes for piece in pieces) <= _LARGEST_PIECE_BYTES)
 
 
 def _level(num_rows: int) -> int:
@@ -230,7 +236,7 @@ class Block:
     A column that is not in `columns` is null in every row.
     """
 
-    __slots__ = ("capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
+    __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
         self.serial, self.capacity, self.num_rows = serial, capacity, 0
@@ -239,6 +245,7 @@ class Block:
         """Row i has the id first_id + i,"""
         self.ids: NDArray[np.int64] | None = None
         """unless the block was put together of rows from others."""
+        self._is_ascending: bool | None = None
         self.ledger = array("q")
         """(first row, journal number, time in microseconds, number of the origin) of every append, end to end."""
 
@@ -246,7 +253,7 @@ class Block:
         """Add rows [begin, end) of some columns. There is room for them."""
         for field in schema:
             values = columns.get(field.name)
-            if values is None or field.type == pa.null():
+            if values is None or field.is_null:
                 self._write_missing(field, end - begin, counters)
                 continue
             column = self.column_for(field)
@@ -284,6 +291,12 @@ class Block:
     def ids_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return offsets + self.first_id if self.ids is None else self.ids[offsets]
 
+    @property
+    def has_ascending_ids(self) -> bool:
+        if self._is_ascending is None:
+            self._is_ascending = self.ids is None or bool((self.ids[1:] > self.ids[:-1]).all())
+        return self._is_ascending
+
     def origins(self) -> NDArray[np.int64]:
         """The ledger as a table [appends, 4]."""
         return np.array(self.ledger, np.int64).reshape(-1, 4)
@@ -308,6 +321,18 @@ class Segment(NamedTuple):
 
     def ids(self) -> NDArray[np.int64]:
         return self.block.ids_of(self.offsets())
+
+    def find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(number of the live row with each id, whether there is one); ids of the block ascend."""
+        offsets = ids - self.block.first_id
+        if self.block.ids is not None:
+            offsets = np.minimum(np.searchsorted(self.block.ids, ids), len(self.block.ids) - 1)
+        known = self.block.ids_of(offsets) == ids
+        known &= (offsets >= self.start) & (offsets < self.stop)
+        if self.keep is None:
+            return offsets - self.start, known
+        local = np.minimum(np.searchsorted(self.keep, offsets), len(self.keep) - 1)
+        return local, known & (self.keep[local] == offsets)
 
     def part(self, begin: int, end: int) -> Segment:
         """Its live rows [begin, end)."""

@@ -19,7 +19,7 @@ from penstock.buffer import codec
 from penstock.buffer.blocks import Segment
 from penstock.buffer.durable import Durable
 from penstock.buffer.normalize import columns_in, normalize
-from penstock.buffer.reads import BufferVersion, Reads, _refuse_twice, numeric_names
+from penstock.buffer.reads import BufferVersion, Reads, _refuse_twice
 from penstock.buffer.retain import check_by, column_of, drop, keep, kept_count
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, num_rows_of
 from penstock.buffer.table import Table
@@ -109,7 +109,7 @@ class DatasetBuffer(Reads):
         if type(samples) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
                 if self._can_put() and self._table.put(samples):
-                    return self._accept_put()
+                    return self._accept(1)
         found = normalize(samples)
         with self._lock:
             known = self._known_schema(found.kind)
@@ -131,6 +131,11 @@ class DatasetBuffer(Reads):
         origin: str | None = None,
     ) -> range:
         """Add many rows by column: a dict of arrays, a table, a data frame, or a tensor [rows, ...]."""
+        if type(columns) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
+            with self._lock:
+                count = self._table.put_columns(columns) if self._can_put() else 0
+                if count:
+                    return self._accept(count)
         kind, arrays = columns_in(columns)
         with self._lock:
             prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
@@ -150,30 +155,29 @@ class DatasetBuffer(Reads):
     def _can_put(self) -> bool:
         return self.kind == "dict" and (self._disk is None or self._disk.is_writer)
 
-    def _accept_put(self) -> range:
-        """The row that was put is right: write it down and count it."""
+    def _accept(self, count: int) -> range:
+        """The rows that were put are right: write them down and count them."""
         table, now = self._table, time.time_ns() // 1000
         if self._disk is not None:
             try:
-                self._disk.write_row(table.schema, table.last_put(), table.number + 1, now)
+                self._disk.write_rows(table.schema, table.last_put(count), count, table.number + 1, now)
             except BaseException:
                 table.take_back()
                 raise
-        number = table.accept(now, 0)
+        ids = table.accept(count, now)
         if self.max_size is not None and table.num_rows > self.max_size:
             self._drop_over()
-        self._written()
-        return range(number, number + 1)
+        if self._disk is not None:
+            self._disk.after_change(self)
+        return ids
 
-    def _add(
-        self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None
-    ) -> range:
+    def _add(self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None) -> range:
         table, count = self._table, num_rows_of(columns)
         kept = kept_count(table.num_rows, retain)
-        numeric, others = numeric_names(schema)
-        check_by(by, numeric, others, parameter="retain_prior_by")
-        if self.max_size is not None and len(schema):
-            check_by(self.drop_strategy, numeric, others, parameter="drop_strategy")
+        if by != "random":
+            check_by(by, schema.numeric, schema.not_numeric, parameter="retain_prior_by")
+        if self.max_size is not None and self.drop_strategy != "oldest" and len(schema):
+            check_by(self.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
         if origin is not None and not isinstance(origin, str):
             raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
         if not count and kept == table.num_rows:
@@ -225,9 +229,7 @@ class DatasetBuffer(Reads):
             table.drop_first(over)
             return
         values, valid = self._values_of(self.drop_strategy)
-        table.drop(
-            drop(table.num_rows, over, self.drop_strategy, values, valid, seed=self.seed, number=table.number)
-        )
+        table.drop(drop(table.num_rows, over, self.drop_strategy, values, valid, seed=self.seed, number=table.number))
 
     def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
         """(values, valid) of the column that rows are chosen by, if it is one."""
@@ -247,7 +249,9 @@ class DatasetBuffer(Reads):
         """New values for the columns that `row` names, in one row. Its id stays."""
         found = normalize(row)
         if len(found.rows) != 1:
-            raise SpecError(f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)")
+            raise SpecError(
+                f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)"
+            )
         with self._lock:
             view = self._table.view()
             at = view.checked(whole_number(index=index))
@@ -306,9 +310,7 @@ class DatasetBuffer(Reads):
                 return
             if self._disk is not None:
                 gone = codec.encode_ids(view.ids_at(index))
-                self._disk.write(
-                    codec.Drop(number=self._table.number + 1, time_us=time.time_ns() // 1000, ids=gone)
-                )
+                self._disk.write(codec.Drop(number=self._table.number + 1, time_us=time.time_ns() // 1000, ids=gone))
             self._apply_drop(index)
             self._written()
 
@@ -406,7 +408,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_table(cls, table: Any, **settings: Any) -> Self:
-        """A buffer with the rows of a table. Its schema says which columns are required: those that are not nullable."""
+        """A buffer with the rows of a table. Columns that its schema calls not nullable are required."""
         buffer = cls(**settings)
         buffer.extend(table)
         return buffer

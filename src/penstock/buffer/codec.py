@@ -110,9 +110,7 @@ def encode(operation: Operation) -> bytes:
     """
     try:
         return _encoder.encode(operation)
-    except UnicodeError:
-        raise
-    except ValueError as error:
+    except msgspec.EncodeError as error:
         raise _too_large() from error
 
 
@@ -233,9 +231,7 @@ def encode_columns(schema: Schema, columns: Columns) -> bytes:
             values[name] = memoryview(_message(column, layout))
     try:
         return _encoder.encode((values, valid))
-    except UnicodeError:
-        raise
-    except ValueError as error:
+    except msgspec.EncodeError as error:
         raise _too_large() from error
 
 
@@ -253,7 +249,7 @@ def decode_columns(schema: Schema, data: bytes | memoryview, num_rows: int) -> C
             raise _unreadable(f"column {name!r}", "the schema has no such column")
         try:
             columns[name] = _decoded(layout, found, valid.get(name), num_rows)
-        except (ValueError, TypeError, UnicodeError, pa.ArrowException, OSError) as error:
+        except (ValueError, TypeError, EOFError, StopIteration, pa.ArrowException, OSError) as error:
             raise _unreadable(f"column {name!r}", str(error)) from error
     return columns
 

@@ -86,7 +86,7 @@ def infer_column(name: str, values: list[Any]) -> pa.DataType:
 
 def learn(field: Field, values: list[Any]) -> Field:
     """The field, with a type in the places where none was known."""
-    if SIMPLE.isdisjoint(map(type, values)) or pa.types.is_null(field.type):
+    if pa.types.is_null(field.type):
         return whole(field, infer_column(field.name, values))
     try:
         return whole(field, infer(values))

@@ -1,4 +1,4 @@
-"""A buffer in a folder: each change is written down before it is made, and opening is a checkpoint plus what came after.
+"""A buffer in a folder: each change is written down before it is made; opening is a checkpoint plus what came after.
 
 Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
 Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,11 @@ class Durable:
     def _take_settings(self, buffer: DatasetBuffer, asked: tuple[int | None, str, int]) -> None:
         """Settings that were asked for replace those that are stored, where they are not the defaults."""
         stored = buffer.max_size, buffer.drop_strategy, buffer.seed
-        wanted = tuple(
+        max_size, drop_strategy, seed = (
             new if new != default else old for new, old, default in zip(asked, stored, (None, "oldest", 0), strict=True)
         )
-        if wanted != stored:
-            settings = codec.Settings(buffer.number + 1, _now_us(), *wanted)
+        if (max_size, drop_strategy, seed) != stored:
+            settings = codec.Settings(buffer.number + 1, _now_us(), max_size, drop_strategy, seed)  # type: ignore[arg-type]
             self.write(settings)
             self._replay(buffer, settings)
 
@@ -153,10 +154,10 @@ class Durable:
         self.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
-    def write_row(self, schema: Schema, columns: Columns, number: int, time_us: int) -> None:
-        """One more row, which fits."""
+    def write_rows(self, schema: Schema, columns: Columns, count: int, number: int, time_us: int) -> None:
+        """More rows, which fit."""
         data = codec.encode_columns(schema, columns)
-        change = codec.Append(number, time_us, data, 1, 1.0, "random", None, "dict", None)
+        change = codec.Append(number, time_us, data, count, 1.0, "random", None, "dict", None)
         self.folder.journal.write(number, codec.encode(change))
 
     def check_writer(self) -> None:
@@ -362,7 +363,7 @@ class Durable:
                     datetime.fromtimestamp(said["time_us"] / 1_000_000, UTC),
                     said["rows"],
                 )
-                buffer._add_version(said["ordinal"], info, document["kind"], lambda d=document: self.view_of(d))
+                buffer._add_version(said["ordinal"], info, document["kind"], partial(self.view_of, document))
 
     def view_of(self, document: Document) -> View:
         """The rows that a checkpoint or version names, over the memory of their files."""

@@ -83,7 +83,7 @@ def _exact(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.
     except OverflowError:
         limits = (0, 2**64) if dtype.kind == "u" else (-(2**63), 2**63)
         raise _too_large(next((v for v in values if not limits[0] <= v < limits[1]), values[0]), dtype) from None
-    if dtype.kind == "f" and kinds != {float} and (np.abs(made) > 2**53).any():
+    if dtype.kind == "f" and kinds != {float} and (np.abs(made) >= 2**53).any():
         for value, number in zip(values, made.tolist(), strict=True):  # whole numbers that a double has no place for
             if isinstance(value, int | np.integer) and int(number) != int(value):
                 raise _too_large(value, dtype)
@@ -148,12 +148,15 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def fit_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """(Plain) values as an Arrow array of exactly this type."""
+    if is_text(kind) or is_bytes(kind):
+        return _texts(values, kind)
     numbers = Field("", kind).numbers
     if numbers is not None:
         dtype, shape = numbers
-        return to_arrow(Field("", kind), tensors(values, dtype, shape) if shape else scalars(values, dtype))
-    if is_text(kind) or is_bytes(kind):
-        return _texts(values, kind)
+        made = tensors(values, dtype, shape) if shape else scalars(values, dtype)
+        if shape and len(values) == 1:  # the user's own memory, which Arrow would share
+            made = Numbers(made.values.copy(), made.valid)
+        return to_arrow(Field("", kind), made)
     if pa.types.is_struct(kind):
         return _structs(values, kind)
     if is_list(kind):
@@ -274,9 +277,7 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def _is_same(back: Any, value: Any) -> bool:
     if back is None or value is None:
         return back is value
-    if getattr(back, "tzinfo", None) is None and getattr(value, "tzinfo", None) is not None:
-        return False
-    return type(back) is type(value) and bool(back == value)
+    return isinstance(value, type(back)) and bool(back == value)
 
 
 def _dates(values: Sequence[Any], kind: pa.DataType, refused: Misfit) -> pa.Array:

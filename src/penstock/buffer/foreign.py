@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -35,14 +36,14 @@ class Misfit(Exception):
 
 def kind_of(cls: type[Any]) -> str | None:
     """What another library's class is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
-    return _kind_of(cls)
+    return _kind_of(cls)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)
 def _kind_of(cls: Any) -> str | None:
     for base in cls.__mro__:
         known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
-        if known is not None:
+        if known is not None and (known != "dataset" or hasattr(base, "with_format")):  # users have such modules too
             return known
     return None
 
@@ -53,6 +54,8 @@ _CLASSES = {
     ("jaxlib", "ArrayImpl"): "array",
     ("mlx", "array"): "array",
     ("PIL", "Image"): "image",
+    ("torch", "Dataset"): "stream",
+    ("torch", "DataLoader"): "stream",
     ("datasets", "Dataset"): "dataset",
     ("datasets", "DatasetDict"): "splits",
     ("datasets", "IterableDataset"): "stream",
@@ -117,14 +120,19 @@ def png(image: Any) -> bytes:
         raise refused
     file = io.BytesIO()
     try:
-        # Otherwise Pillow takes what it finds in `info`: a colour that is transparent comes back, an ICC profile too.
         image.save(file, "PNG")
+        file.seek(0)
+        reopened = (
+            sys.modules["PIL.Image"].open(file).mode
+        )  # reads the header only; what is saved depends on the version
     except (OSError, ValueError, KeyError, SystemError) as error:
         raise Misfit(
             f"this image cannot be written as PNG: {(str(error).splitlines() or [''])[0]}",
             got=f"image of mode {mode}, {image.size}",
             remedy="an image that is loaded, and has at least one pixel",
         ) from None
+    if reopened != mode:
+        raise refused
     return file.getvalue()
 
 

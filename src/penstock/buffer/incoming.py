@@ -181,10 +181,10 @@ def _columns_of_pandas(frame: Any) -> dict[str, Any]:
             continue
         try:
             found[name] = pa.Array.from_pandas(series)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeEncodeError):
-            found[name] = [None if _is_missing(value) else value for value in series]  # the row at fault is told there
-            continue
-        if series.dtype == object:
+            is_exact = series.dtype != object or pa.types.is_string(found[name].type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            is_exact = False
+        if not is_exact:  # Python values: one by one, so that none is turned into another, and a row at fault is told
             found[name] = [None if _is_missing(value) else value for value in series]
     return found
 

@@ -124,6 +124,8 @@ def _infer_other(values: list[Any]) -> pa.DataType:
         if isinstance(values[0], np.datetime64 | np.timedelta64):
             return pa.array(np.array(values)).type
         found = pa.array(values).type
+        if pa.types.is_decimal(found):  # as many digits before the point as later rows may have
+            found = pa.decimal128(38, found.scale) if found.precision <= 38 else pa.decimal256(76, found.scale)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         found = None
     # Sets and other containers become lists that do not come back as what they were.

@@ -111,7 +111,9 @@ class Journal:
         number, end = head.first_number - 1, _FILE_HEAD.size
         if after is not None:
             number, end = after.number, after.end_offset
-        for record in read_records(path, end if after else None):
+        for record in read_records(path, end):
+            if record.number != number + 1:
+                raise _damage(path, end, number + 1, f"record {record.number} is where record {number + 1} should be")
             number, end = record.number, record.end_offset
         descriptor = _open_to_append(path)
         try:

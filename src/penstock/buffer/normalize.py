@@ -251,7 +251,7 @@ def _why_no_sample(sample: Any) -> tuple[str, str] | None:
 
 _FOREIGN = {
     "splits": 'one of its splits: append(splits["train"])',
-    "stream": "list(stream.take(1000)): a buffer holds rows that are there",
+    "stream": "its samples as a list, e.g. list(stream): a buffer holds rows that are there",
     "series": 'extend({"name": series}), which names the column',
     "lazy": "frame.collect()",
     "dataset": "append(dataset) by itself, not inside a list",

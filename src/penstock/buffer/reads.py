@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.buffer.buffer import DatasetBuffer
     from penstock.loaders.rows import RowDataLoader
 
-__all__ = ["BufferVersion", "Reads", "numeric_names"]
+__all__ = ["BufferVersion", "Reads"]
 
 _ROWS_AT_ONCE = 1024
 
@@ -132,7 +132,7 @@ class Reads:
         return _table(view, view.checked(indices))
 
     def select(self, indices: Any) -> DatasetBuffer:
-        """A buffer in memory with these rows, in this order. It shares them with this one while neither changes them."""
+        """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
         from penstock.buffer.buffer import DatasetBuffer
 
         view = self._hold()
@@ -178,8 +178,8 @@ class Reads:
         of them 1: what a loss is weighted with to undo the choice.
         """
         view = self._look()
-        names, others = numeric_names(view.schema)
-        check_by(by, names, others, parameter="by")
+        if by != "uniform":
+            check_by(by, view.schema.numeric, view.schema.not_numeric, parameter="by")
         priorities = None if by in ("uniform", "recent") else self._priorities(view, by, power)
         drawn = draw(
             len(view),
@@ -192,9 +192,8 @@ class Reads:
             half_life=half_life,
             replace=replace,
         )
-        columns = view.columns_at(drawn.index)
         weighed = None if by == "uniform" else weights(drawn.probability, len(view), beta)
-        return RowBatch(view.schema, columns, view.ids_at(drawn.index), drawn.index, weighed)
+        return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
 
     _sums: tuple[Any, Priorities] | None = None
 
@@ -236,8 +235,11 @@ class Reads:
         return self._converted("numpy")
 
     def to_torch(self) -> dict[str, Any]:
-        """A tensor for each column of numbers, a list for the others."""
-        return self._converted("torch")
+        """A tensor for each column of numbers, a list for the others.
+
+        Where rows lie in one run in memory, a tensor is over the buffer's own memory: write into a `clone()` of it.
+        """
+        return self._converted("torch", share=True)
 
     def to_jax(self) -> dict[str, Any]:
         return self._converted("jax")
@@ -245,9 +247,9 @@ class Reads:
     def to_mlx(self) -> dict[str, Any]:
         return self._converted("mlx")
 
-    def _converted(self, framework: str) -> dict[str, Any]:
+    def _converted(self, framework: str, **options: Any) -> dict[str, Any]:
         view = self._hold()
-        return converted(view.schema, view.columns(), framework)
+        return converted(view.schema, view.columns(), framework, **options)
 
     def to_hf_dataset(self) -> Any:
         """A `datasets.Dataset` of all rows."""
@@ -272,12 +274,6 @@ class BufferVersion(Reads):
 
     def _look(self) -> View:
         return self._view
-
-
-def numeric_names(schema: Any) -> tuple[list[str], list[str]]:
-    """(columns with one number in each row, the other columns)."""
-    numeric = [f.name for f in schema if f.numbers is not None and not f.numbers[1] and f.numbers[0].kind != "b"]
-    return numeric, [name for name in schema.names if name not in numeric]
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:

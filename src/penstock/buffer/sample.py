@@ -136,8 +136,9 @@ def draw(
 
     With replacement, fewer draws at the same step are the first of more. replace=False gives distinct rows, as if
     each draw were from those that are left: O(count) when uniform, up to an eighth of the rows; else O(num_rows).
+    Errors call the count `n`, as `sample` does.
     """
-    count, step = at_least(0, count=count), whole_number(step=step)
+    count, step, seed = at_least(0, n=count), whole_number(step=step), whole_number(seed=seed)
     if half_life is not None and by != "recent":
         raise SpecError(f"half_life is of by='recent', not of by={by!r}", parameter="half_life", remedy="by='recent'")
     assert (priorities is None) == (by in ("uniform", "recent")), (
@@ -145,13 +146,13 @@ def draw(
     )
     available = num_rows if priorities is None else priorities.num_available
     if count and not available:
-        raise SpecError("there are no rows to draw from", parameter="count", remedy="append rows first")
+        raise SpecError("there are no rows to draw from", parameter="n", remedy="append rows first")
     if count > available and not replace:
         raise SpecError(
             f"{count} distinct rows cannot be drawn: there are {available}"
             + ("" if priorities is None else f" with a priority above 0, of {num_rows}"),
-            parameter="count",
-            remedy=f"a count of {available} at most, or replace=True",
+            parameter="n",
+            remedy=f"n={available} at most, or replace=True",
         )
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
     if by == "uniform":

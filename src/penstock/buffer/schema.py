@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,7 +39,7 @@ def num_rows_of(columns: Columns) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """One column."""
 
@@ -49,7 +50,17 @@ class Field:
     """Whether a row must name it. None is a value too, if `nullable`."""
     nullable: bool = True
 
-    @property
+    @cached_property
+    def is_null(self) -> bool:
+        """Whether no row had a value yet, so that the type is not known."""
+        return bool(self.type == pa.null())
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a number or array of this column; 0 of one that is kept as Arrow."""
+        return 0 if self.numbers is None else self.numbers[0].itemsize * prod(self.numbers[1])
+
+    @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
         kind, shape = self.type, ()
@@ -60,14 +71,18 @@ class Field:
 
     def __str__(self) -> str:
         """`float32[84]`, `int64`, `string`: as errors name it."""
-        if isinstance(self.type, pa.FixedShapeTensorType):
-            return f"{_DTYPES[str(self.type.value_type)]}{list(self.type.shape)}"
-        return str(self.type)
+        if self.numbers is None:
+            return str(self.type)
+        dtype, shape = self.numbers
+        return f"{dtype}{list(shape)}" if shape else str(dtype)
 
 
 _DTYPES = {
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-    **{"bool": np.dtype(bool), "halffloat": np.dtype("f2"), "float": np.dtype("f4"), "double": np.dtype("f8")},
+    "bool": np.dtype(bool),
+    "halffloat": np.dtype("f2"),
+    "float": np.dtype("f4"),
+    "double": np.dtype("f8"),
 }
 """By Arrow's names of types."""
 
@@ -85,6 +100,15 @@ class Schema:
     @property
     def names(self) -> list[str]:
         return list(self.by_name)
+
+    @cached_property
+    def numeric(self) -> list[str]:
+        """Columns with one number in each row."""
+        return [f.name for f in self.fields if f.numbers is not None and not f.numbers[1] and f.numbers[0].kind != "b"]
+
+    @cached_property
+    def not_numeric(self) -> list[str]:
+        return [name for name in self.by_name if name not in self.numeric]
 
     @cached_property
     def arrow(self) -> pa.Schema:

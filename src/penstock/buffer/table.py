@@ -79,13 +79,39 @@ class Table:
             return False
         return True
 
-    def last_put(self) -> Columns:
-        """The row that `put` wrote and `accept` has not counted yet."""
+    def put_columns(self, columns: dict[str, Any]) -> int:
+        """Add rows by column, if each is an array of exactly the type that its column takes; else 0. How many."""
+        tail = self._tail
+        if tail is None or not self.num_rows or len(columns) != len(self.schema):
+            return 0
+        at, count = tail.num_rows, -1
+        found = []
+        for name, array in columns.items():
+            column = tail.columns.get(name)
+            if type(array) is not np.ndarray or type(column) is not NumberColumn or not array.ndim:
+                return 0
+            values = column.values
+            if array.dtype != values.dtype or array.shape[1:] != values.shape[1:]:
+                return 0
+            if count < 0:
+                count = len(array)
+                if count > tail.capacity - at:
+                    return 0
+            elif len(array) != count:
+                return 0
+            found.append((values, array))
+            self.counters.written += count * column.row_bytes
+        for values, array in found:
+            values[at : at + count] = array
+        return count
+
+    def last_put(self, count: int) -> Columns:
+        """The rows that `put` or `put_columns` wrote and `accept` has not counted yet."""
         tail = self._tail
         assert tail is not None
         at = tail.num_rows
         return {
-            name: column.read(at, at + 1) if isinstance(column, NumberColumn) else column.last_put()
+            name: column.read(at, at + count) if isinstance(column, NumberColumn) else column.last_put()
             for name, column in tail.columns.items()
         }
 
@@ -97,16 +123,18 @@ class Table:
             if isinstance(column, ArrowColumn):
                 column.take_back(tail.num_rows)
 
-    def accept(self, time_us: int, origin: int) -> int:
-        """Count the row that `put` wrote, and give its id."""
+    def accept(self, count: int, time_us: int) -> range:
+        """Count the rows that were put, and give their ids."""
         self._view = None
-        tail, self.number = self._tail, self.number + 1
+        tail = self._tail
         assert tail is not None
-        tail.ledger.extend((tail.num_rows, self.number, time_us, origin))
-        tail.num_rows += 1
-        self.num_rows += 1
-        self.next_id += 1
-        return self.next_id - 1
+        self.number += 1
+        tail.ledger.extend((tail.num_rows, self.number, time_us, 0))
+        tail.num_rows += count
+        self.num_rows += count
+        first = self.next_id
+        self.next_id = first + count
+        return range(first, first + count)
 
     def _make_writers(self, tail: Block) -> list[tuple[str, Callable[[int, Any], None]]]:
         self._writers = [
@@ -148,7 +176,7 @@ class Table:
         self._tail = Block(self.next_serial, capacity, self.next_id)
         self.next_serial += 1
         for field in self.schema:
-            if field.type != pa.null():
+            if not field.is_null:
                 self._tail.column_for(field)
         return self._tail
 
@@ -284,18 +312,19 @@ class Table:
         self.schema, self._writers = schema, None
         view = View(self.segments(), schema, self.number, self.origins, self.counters)
         segment, offset = view.locate(index)
+        tail = self._tail
         sealed = {place.block.serial: number for number, place in enumerate(self._sealed)}
         for number in np.unique(segment):
             mine, place = segment == number, view.segments[number]
             changed = dict(place.columns)
             for name, values in columns.items():
                 field = schema.by_name[name]
-                if field.type != pa.null():
+                if not field.is_null:
                     column: Any = changed.get(name) or missing_column(field, place.block)
                     rows, some = offset[mine], _some(values, mine)
                     changed[name] = column.changed(rows, some, place.block.num_rows, self.counters)
-            if place.block is self._tail:
-                place.block.columns = changed
+            if tail is not None and place.block is tail:
+                tail.columns = changed
             else:
                 self._sealed[sealed[place.block.serial]] = place._replace(columns=changed)
 
@@ -323,7 +352,7 @@ def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[
         return _text_writer(column, counters) if column.type == pa.string() else _slow
     values, dtype, shape = column.values, column.values.dtype, column.values.shape[1:]
     row_bytes = column.row_bytes
-    exact = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type) if not shape else np.ndarray
+    exact: Any = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type) if not shape else np.ndarray
 
     def write_array(at: int, value: Any) -> None:
         if type(value) is not exact or value.dtype != dtype or value.shape != shape:

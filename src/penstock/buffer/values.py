@@ -235,7 +235,7 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
 
 
 def _is_one(values: Any) -> bool:
-    if isinstance(values, list | tuple | pa.Array | pa.ChunkedArray) or kind_of(type(values)) == "series":
+    if isinstance(values, list | tuple | range | pa.Array | pa.ChunkedArray) or kind_of(type(values)) == "series":
         return False
     return not (is_array(values) and len(values.shape))
 

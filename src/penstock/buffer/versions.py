@@ -79,7 +79,10 @@ def take_diff(older: View, newer: View) -> BufferDiff:
         columns[name] = int(mask.sum())
         different |= mask
     return BufferDiff(
-        np.setdiff1d(new, both, assume_unique=True), np.setdiff1d(old, both, assume_unique=True), both[different], columns
+        np.setdiff1d(new, both, assume_unique=True),
+        np.setdiff1d(old, both, assume_unique=True),
+        both[different],
+        columns,
     )
 
 

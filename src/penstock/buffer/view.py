@@ -1,9 +1,11 @@
-"""A version of a buffer: rows that do not change, whatever is done to the buffer afterwards. All reading happens here."""
+"""A version of a buffer: rows that do not change, whatever is done to the buffer afterwards. All reads happen here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.addresses import gather
-from penstock.buffer.blocks import ArrowColumn, Counters, NumberColumn, Segment, missing
+from penstock.addresses import gather, table_over
+from penstock.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 from penstock.errors import RowIndexError, SpecError
 from penstock.fingerprint import fingerprint
@@ -30,17 +32,23 @@ class View:
     """
 
     def __init__(
-        self, segments: Sequence[Segment], schema: Schema, number: int, origins: Sequence[str | None], counters: Counters
+        self,
+        segments: Sequence[Segment],
+        schema: Schema,
+        number: int,
+        origins: Sequence[str | None],
+        counters: Counters,
     ) -> None:
         self.segments = [segment for segment in segments if segment.num_rows]
         self.schema, self.number = schema, number
         self._origins, self._counters = origins, counters
         self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
         """Number of the first row of each segment, and of all rows."""
-        self._bases: dict[str, NDArray[np.int64]] = {}
+        self._num_rows = int(self._first[-1])
+        self._memory: dict[str, _Memory] = {}
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return self._num_rows
 
     # Which rows
 
@@ -65,30 +73,31 @@ class View:
 
     def ids_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids of some rows."""
-        segment, offset = self.locate(index)
-        explicit = [s.block.ids is not None for s in self.segments]
-        if not any(explicit):
-            return offset + np.array([s.block.first_id for s in self.segments], np.int64)[segment]
-        found = np.empty(len(index), np.int64)
-        for number in np.unique(segment):
-            mine = segment == number
-            found[mine] = self.segments[number].block.ids_of(offset[mine])
-        return found
+        return self._ids(*self.locate(index)) if len(index) else index
+
+    def _ids(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
+        first, is_listed = self._first_ids
+        ids: NDArray[np.int64] = offset + first[segment]
+        if is_listed.any():
+            for number in np.unique(segment[is_listed[segment]]):
+                mine = segment == number
+                ids[mine] = self.segments[number].block.ids_of(offset[mine])
+        return ids
+
+    @cached_property
+    def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(first id of each segment's block, whether it lists its ids instead)."""
+        blocks = [segment.block for segment in self.segments]
+        return np.array([block.first_id for block in blocks], np.int64), np.array(
+            [b.ids is not None for b in blocks], bool
+        )
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
         """The row numbers of some ids; RowIndexError where one is not here."""
         ids = whole_numbers(ids, "ids")
         if not len(ids):
             return ids
-        if len(self.segments) == 1 and self.segments[0].keep is None and self.segments[0].block.ids is None:
-            segment = self.segments[0]
-            found = ids - (segment.block.first_id + segment.start)
-            known = (found >= 0) & (found < len(self))
-        else:
-            order, sorted_ids = self._by_id
-            at = np.minimum(np.searchsorted(sorted_ids, ids), max(len(sorted_ids) - 1, 0))
-            known = sorted_ids[at] == ids if len(sorted_ids) else np.zeros(len(ids), bool)
-            found = at if order is None else order[at] if len(order) else at
+        found, known = self._by_segment(ids) if self._id_ranges is not None else self._by_id(ids)
         if not known.all():
             gone = ids[~known]
             raise RowIndexError(
@@ -99,13 +108,37 @@ class View:
         return found
 
     @cached_property
-    def _by_id(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """(row number of each sorted id, or None where they are sorted as they are; the sorted ids)."""
-        ids = self.ids
-        if (np.diff(ids) > 0).all():
-            return None, ids
-        order = np.argsort(ids, kind="stable")
-        return order, ids[order]
+    def _id_ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """(first, last) id of every segment; None where ids are not ascending, as after `select` in another order."""
+        if not all(segment.block.has_ascending_ids for segment in self.segments):
+            return None
+        ends = [segment.block.ids_of(np.array([segment.start, segment.stop - 1])) for segment in self.segments]
+        first, last = np.array(ends, np.int64).reshape(-1, 2).T
+        return (first, last) if (first[1:] > last[:-1]).all() else None
+
+    def _by_segment(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(row number of each id, whether it is here): without a look at ids that nobody asked for."""
+        assert self._id_ranges is not None
+        first, last = self._id_ranges
+        segment = np.searchsorted(last, ids)
+        found = np.zeros(len(ids), np.int64)
+        known = np.zeros(len(ids), bool)
+        for number in np.unique(segment):
+            if number < len(self.segments):
+                mine = np.flatnonzero((segment == number) & (ids >= first[number]))
+                local, is_here = self.segments[number].find(ids[mine])
+                found[mine], known[mine] = local + self._first[number], is_here
+        return found, known
+
+    def _by_id(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        order = self._id_order
+        sorted_ids = self.ids[order]
+        at = np.minimum(np.searchsorted(sorted_ids, ids), len(order) - 1)
+        return order[at], sorted_ids[at] == ids
+
+    @cached_property
+    def _id_order(self) -> NDArray[np.int64]:
+        return np.argsort(self.ids, kind="stable")
 
     def locate(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(segment, offset in its block) of rows by number."""
@@ -133,6 +166,13 @@ class View:
 
     # Values
 
+    def rows_at(self, index: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
+        """(columns, ids) of some rows by number, each of which is there."""
+        if not len(index):
+            return {field.name: missing(field, 0) for field in self.schema}, index
+        segment, offset = self.locate(index)
+        return {f.name: self._gather(f, segment, offset) for f in self.schema}, self._ids(segment, offset)
+
     def columns_at(self, index: NDArray[np.int64], names: Sequence[str] | None = None) -> Columns:
         """Some rows by number, each of which is there: one gather for each column, in memory of its own."""
         fields = self.schema.fields if names is None else [self.schema.by_name[name] for name in names]
@@ -142,40 +182,12 @@ class View:
         return {field.name: self._gather(field, segment, offset) for field in fields}
 
     def _gather(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Values:
-        if field.type == pa.null():
-            return pa.nulls(len(offset))
         if field.numbers is None:
-            return self._take(field, segment, offset)
-        columns = [s.columns.get(field.name) for s in self.segments]
-        if len(columns) == 1 and isinstance(columns[0], NumberColumn):
-            column = columns[0]
-            values = column.values.take(offset, axis=0)
-            return Numbers(values, None if column.valid is None else column.valid.take(offset))
-        dtype, shape = field.numbers
-        bases = self._bases.get(field.name)
-        if bases is None:
-            bases = np.array([c.address if isinstance(c, NumberColumn) else 0 for c in columns], np.int64)
-            self._bases[field.name] = bases
-        row_bytes = dtype.itemsize * int(np.prod(shape))
-        if all(column is not None for column in columns):
-            values = gather(bases[segment] + offset * row_bytes, dtype, shape)
-        else:
-            there = bases[segment] != 0
-            values = np.zeros((len(offset), *shape), dtype)
-            values[there] = gather(bases[segment[there]] + offset[there] * row_bytes, dtype, shape)
-        return Numbers(values, self._gather_valid(columns, segment, offset))
-
-    @staticmethod
-    def _gather_valid(columns: list[Any], segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Any:
-        if all(column is not None and column.valid is None for column in columns):
-            return None
-        valid = np.ones(len(offset), bool)
-        for number in np.unique(segment):
-            mine = segment == number
-            column = columns[number]
-            if column is None or column.valid is not None:
-                valid[mine] = False if column is None else column.valid[offset[mine]]
-        return None if valid.all() else valid
+            return pa.nulls(len(offset)) if field.is_null else self._take(field, segment, offset)
+        memory = self._memory.get(field.name)
+        if memory is None:
+            memory = self._memory[field.name] = _Memory(field, [s.columns.get(field.name) for s in self.segments])
+        return memory.gather(segment, offset)
 
     def _take(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> pa.Array:
         """Rows of an Arrow column: one take for each piece touched, then one that puts them in order."""
@@ -183,7 +195,7 @@ class View:
         taken = []
         segment, offset = segment[order], offset[order]
         borders = np.flatnonzero(np.diff(segment, prepend=-1, append=len(self.segments)))
-        for begin, end in zip(borders[:-1], borders[1:], strict=True):
+        for begin, end in pairwise(borders):
             column, rows = self.segments[segment[begin]].columns.get(field.name), offset[begin:end]
             if not isinstance(column, ArrowColumn):
                 taken.append(pa.nulls(end - begin, field.type))
@@ -283,13 +295,84 @@ class View:
 
     _fingerprint: str | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By content: rows, ids and where they came from, as one block."""
+        every = np.arange(len(self))
+        columns = {name: _plain(values) for name, values in self.columns().items()}
+        ledger = self.ledger_at(every).ravel()
+        return _from_content, (self.schema, columns, self.ids, ledger, self.number, list(self._origins))
+
+
+def _plain(values: Values) -> Any:
+    return tuple(values) if isinstance(values, Numbers) else values
+
+
+def _from_content(
+    schema: Schema, columns: dict[str, Any], ids: NDArray[np.int64], ledger: Any, number: int, origins: list[str | None]
+) -> View:
+    block = Block(0, len(ids), 0)
+    block.num_rows, block.ids = len(ids), ids
+    block.ledger.extend(ledger.tolist())
+    for name, values in columns.items():
+        if not schema.by_name[name].is_null:
+            block.columns[name] = (
+                NumberColumn(*values, shared=True)
+                if isinstance(values, tuple)
+                else ArrowColumn(schema.by_name[name].type, values)
+            )
+    return View([Segment(block, block.columns, 0, len(ids))], schema, number, origins, Counters())
+
+
+class _Memory:
+    """Where a column of numbers lies, in all blocks of a view."""
+
+    def __init__(self, field: Field, columns: Sequence[Any]) -> None:
+        assert field.numbers is not None
+        self.dtype, self.shape = field.numbers
+        self.columns = columns
+        self.is_whole = all(column is not None for column in columns)
+        self.valid = [None if column is None else column.valid for column in columns]
+        self.is_valid = self.is_whole and all(valid is None for valid in self.valid)
+        addresses = np.array([0 if column is None else column.address for column in columns], np.int64)
+        self.table, self.starts = table_over(
+            addresses, [0 if c is None else len(c.values) for c in columns], *field.numbers
+        )
+        self.row_items = prod(self.shape)
+
+    def gather(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Numbers:
+        count = len(offset)
+        if len(self.columns) == 1 and self.is_whole:
+            values = self.columns[0].values.take(offset, axis=0)
+        elif not self.row_items:
+            values = np.empty((count, *self.shape), self.dtype)
+        elif self.is_whole:
+            values = self._at(segment, offset)
+        else:
+            there = np.flatnonzero(self.starts[segment] >= 0)
+            values = np.zeros((count, *self.shape), self.dtype)
+            values[there] = self._at(segment[there], offset[there])
+        return Numbers(values, None if self.is_valid else self._valid_at(segment, offset))
+
+    def _at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[Any]:
+        gathered: NDArray[Any] = self.table[self.starts[segment] + offset * self.row_items]
+        return gathered.view(self.dtype).reshape(len(offset), *self.shape) if self.shape else gathered
+
+    def _valid_at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        valid = np.ones(len(offset), bool)
+        for number in np.unique(segment):
+            column, known = self.columns[number], self.valid[number]
+            if column is None or known is not None:
+                mine = segment == number
+                valid[mine] = False if column is None else known[offset[mine]]
+        return None if valid.all() else valid
+
 
 def _hash(values: Values, digest: Any) -> None:
     if isinstance(values, Numbers):
         if values.valid is not None:
             values.values[~values.valid] = 0
             digest.update(values.valid.data)
-        digest.update(memoryview(np.ascontiguousarray(values.values)).cast("B") if values.values.size else b"")
+        digest.update(np.ascontiguousarray(values.values).tobytes())
         return
     sink = pa.BufferOutputStream()
     batch = pa.RecordBatch.from_arrays([values.take(pa.array(np.arange(len(values))))], names=["v"])

@@ -13,7 +13,9 @@ learned. Their format is told by the first row, or by --conversation-format, and
 has.
 
 With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
-is baked. It is code: run only files that you trust.
+is baked. It is code: run only files that you trust. A recipe without a tokenize step gives a buffer of rows.
+
+--explain reads everything and says what each instruction will do with how many rows; it writes nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ examples:
       --tokenizer tokenizer.json --append-eos --holdout 0.005 --to mix.store
   penstock bake sft.jsonl --chat chatml --tokenizer tokenizer.json --to sft.store
   penstock bake recipe.py --to corpus.store
+  penstock bake recipe.py --explain
 """
 
 _OF_CHAT = ("conversation_format", "columns", "roles", "keep_newest")
@@ -55,7 +58,8 @@ _OF_A_RECIPE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="+", metavar="SOURCE", help="file, folder, glob, NAME=PATH, or one recipe.py")
-    parser.add_argument("--to", required=True, metavar="STORE", help="the store's folder: new, or a store already")
+    parser.add_argument("--to", metavar="STORE", help="the store's folder: new, or a store already")
+    parser.add_argument("--explain", action="store_true", help="only say what would happen, with counts of rows")
     parser.add_argument(
         "--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's"
     )
@@ -96,12 +100,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.baking import bake
+    from penstock.baking import bake, explain
     from penstock.store.layout import current_version, is_store
 
+    if arguments.to is None and not arguments.explain:
+        raise SpecError("where to?", parameter="to", remedy="--to corpus.store, or --explain to see what would happen")
     sources: list[str] = arguments.source
     is_recipe = len(sources) == 1 and sources[0].endswith(".py") and arguments.format is None
     recipe = _recipe_of_file(arguments) if is_recipe else _recipe_of_flags(arguments)
+    if arguments.explain:
+        explanation = explain(recipe, on_error=arguments.on_error)
+        print_json(explanation.as_json()) if arguments.json else print(explanation)
+        return 0
     to = Path(arguments.to)
     before = current_version(to) if is_store(to) else None
     store = bake(
@@ -112,7 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
         shuffle=not arguments.no_shuffle,
         show_progress=not arguments.quiet,
     )
-    if arguments.json:
+    if not recipe.is_tokenized:
+        print_json({"buffer": str(to), "num_rows": len(store)}) if arguments.json else print(store)
+    elif arguments.json:
         print_json(
             {
                 "store": str(store.path),

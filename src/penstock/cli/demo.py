@@ -1,7 +1,8 @@
 """See it work in under a minute: bake real text, train a tiny model, kill it, resume it exactly, trace a step.
 
 `penstock demo spike` is another story: the loss jumps, the document that did it is found and skipped. So is
-`penstock demo chat`: a bad set of conversations is caught, and a good one trained where it should be.
+`penstock demo chat`: a bad set of conversations is caught, and a good one trained where it should be. And
+`penstock demo buffer`: rows change while a model trains, bad ones are rolled back, and nothing is lost to kill -9.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ examples:
   penstock demo
   penstock demo spike
   penstock demo chat
+  penstock demo buffer
 """
 
 
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    if argv[:1] == ["chat"]:  # trains in this process
+    if argv[:1] in (["chat"], ["buffer"]):  # they train in this process
         os.environ.update(ONE_THREAD)
-    if argv[:1] in (["spike"], ["chat"]):
+    if argv[:1] in (["spike"], ["chat"], ["buffer"]):
         return int(import_module(f"penstock.demo.{argv[0]}").main(list(argv[1:])))
     return int(import_module("penstock.demo.run").main(list(argv)) or 0)

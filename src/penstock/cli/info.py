@@ -1,7 +1,8 @@
-"""What is in a store, or what a plan is.
+"""What is in a store or a buffer, or what a plan is.
 
 Of a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. STORE PLAN, or a
-plan's file alone, says what `penstock plan` says.
+plan's file alone, says what `penstock plan` says. Of a buffer's folder: rows, columns, origins, settings, versions, and
+what the journal and the blocks take; --version has a version's name or number.
 """
 
 from __future__ import annotations
@@ -11,29 +12,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import add_json, bytes_in_words, counted, plan_argument, print_json, printable
-from penstock.errors import PlanError
+from penstock.cli.rows import describe_buffer, is_buffer
+from penstock.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
     from penstock.store import Store
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "what is in a store, or what a plan is"
+SUMMARY = "what is in a store or a buffer, or what a plan is"
 
 EXAMPLES = """\
 examples:
   penstock info corpus.store
   penstock info corpus.store --files
   penstock info corpus.store 3f2a
+  penstock info my-buffer --version "after epoch 3"
 """
 
 _FILES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="a store, or a plan's file")
+    parser.add_argument("store", metavar="STORE", help="a store, a buffer's folder, or a plan's file")
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan that is kept with the store")
-    parser.add_argument("--version", metavar="ID", help="an older version of the store")
+    parser.add_argument("--version", metavar="ID", help="an older version of the store, or a version of the buffer")
     parser.add_argument("--files", action="store_true", help="list all raw files")
     add_json(parser)
 
@@ -44,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.plans import find_plan
     from penstock.store import Store
 
+    if is_buffer(arguments.store):
+        _refuse_what_is_of_stores(arguments)
+        return describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
     if arguments.plan is not None:
         plan = find_plan(arguments.store, plan_argument(arguments.plan))
         return describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
@@ -62,6 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(_render(facts))
     return 0
+
+
+def _refuse_what_is_of_stores(arguments: argparse.Namespace) -> None:
+    given = arguments.plan or ("--files" if arguments.files else None)
+    if given is not None:
+        raise SpecError(f"{given} means nothing here: {arguments.store} is a buffer", remedy=f"leave out {given}")
 
 
 def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:

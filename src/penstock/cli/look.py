@@ -1,4 +1,4 @@
-"""Look at data in the terminal: documents of a store, or the batches that a run will see.
+"""Look at data in the terminal: documents of a store, rows of a buffer, or the batches that a run will see.
 
 Without loader settings it shows documents as they are stored. With --chunk-size (or a PLAN) it shows the rows of one
 step, decoded, with a line where a document begins and which source it is from, and one for rows that an amendment
@@ -6,7 +6,7 @@ skips. STORE is any one store of a mixture: its plan knows where the others are.
 shown as escapes.
 
 Of conversations, and of rows that a plan packs, trained tokens are marked, as `penstock.look(batch)` does; --html
-writes that of any store or plan as a page.
+writes that of any store or plan as a page. Of a buffer's folder it shows rows: --document is the first of them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from penstock.cli.common import (
     settings_given,
     whole_number,
 )
+from penstock.cli.rows import is_buffer, look_at_rows
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ examples:
   penstock look corpus.store 3f2a --step 100 --ids
   penstock look chats.store --loss last                          conversations: what would be trained
   penstock look chats.store 81c0 --step 100 --html masks.html
+  penstock look my-buffer --document 120                         rows of a buffer
 """
 
 
@@ -84,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.count is not None:
         at_least(1, count=arguments.count)
+    if is_buffer(arguments.store):
+        return look_at_rows(arguments)
     if arguments.html is not None and arguments.json:
         raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
     if arguments.html is not None and (Path(arguments.html).is_dir() or not Path(arguments.html).parent.is_dir()):

@@ -1,0 +1,478 @@
+"""A buffer's folder: one writer, many readers, and whatever kills the writer leaves a folder that opens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_codec import COLUMNS, SCHEMA, same
+from test_journal import in_child
+
+from penstock.buffer.folder import POINTER, BufferFolder
+from penstock.buffer.journal import read_records
+from penstock.buffer.schema import Field, Numbers, Schema
+from penstock.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+
+ALL = {name: column for name, (_, column) in COLUMNS.items()}
+SMALL = Schema((Field("x", pa.int64()),))
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    folder = BufferFolder.create_or_open(tmp_path / "buffer")
+    yield folder
+    folder.close()
+
+
+def files(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+def small(n: int) -> dict[str, Numbers]:
+    return {"x": Numbers(np.array([n]))}
+
+
+def numbers_in(path: Path) -> list[int]:
+    """Every change that is there: those of the checkpoint, then those of the journal."""
+
+    def load(document, journal):
+        return [*(document or {"numbers": []})["numbers"], *(record.number for record in read_records(journal))]
+
+    return BufferFolder.open_to_read(path).read(load)
+
+
+# Opening
+
+
+def test_a_new_folder_has_a_pointer_an_empty_journal_and_a_lock(folder):
+    assert files(folder.path) == ["journal-000000000001.log", POINTER, "writer.lock"]
+    assert folder.read_checkpoint() is None
+    assert folder.read_versions() == []
+    assert folder.journal.last_number == 0
+
+
+def test_a_second_writer_is_refused_and_told_the_first(folder):
+    with pytest.raises(BusyError, match="another process is writing") as refused:
+        BufferFolder.create_or_open(folder.path)
+    assert refused.value.where["process"] == f"pid {os.getpid()}"
+
+
+def test_a_closed_folder_can_be_written_by_the_next(folder):
+    folder.journal.write(1, b"one")
+    folder.close()
+    again = BufferFolder.create_or_open(folder.path)
+    assert again.journal.last_number == 1
+    assert again.buffer_id == folder.buffer_id
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "blocks/my.arrow", "versions/1.json", "sub/a", "journal-1.log"])
+def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine" * 100)
+    with pytest.raises(SpecError, match="other things in it") as refused:
+        BufferFolder.create_or_open(tmp_path)
+    assert refused.value.where["found"].startswith(name.split("/")[0])
+    assert "an empty one" in refused.value.remedy
+    assert files(tmp_path) == [name]
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SpecError, match="a file, not a folder"):
+        BufferFolder.create_or_open(tmp_path / "file")
+
+
+def test_reading_where_there_is_no_buffer_says_so_and_makes_nothing(tmp_path):
+    with pytest.raises(StoreError, match="there is no buffer here") as refused:
+        BufferFolder.open_to_read(tmp_path / "none")
+    assert "read_only" in refused.value.remedy
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_reader_cannot_write(folder):
+    reader = BufferFolder.open_to_read(folder.path)
+    with pytest.raises(StoreError, match="open to read only"):
+        reader.write_checkpoint(0, {})
+    with pytest.raises(StoreError, match="open to read only"):
+        reader.write_block(0, {}, Schema(), {})
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_put_there_is_not(folder):
+    kept = folder.write_block(0, small(1), SMALL, {})
+    also_kept = folder.write_block(1, small(2), SMALL, {})
+    folder.write_block(2, small(3), SMALL, {})
+    folder.write_version(1, {"segments": [{"file": kept}]})
+    folder.write_checkpoint(0, {"deep": {"er": [[also_kept]]}})
+    folder.close()
+    path = folder.path
+    for name in ("journal-000000000099.log", ".x.1.2.part", "blocks/.x.1.2.part", "checkpoints/000000000007.json"):
+        (path / name).write_text("left behind")
+    (path / "notes.txt").write_text("mine")
+    BufferFolder.create_or_open(path).close()
+    assert files(path) == [
+        *sorted([f"blocks/{kept}", f"blocks/{also_kept}"]),
+        *("checkpoints/000000000000.json", "journal-000000000001.log", "notes.txt", POINTER),
+        *("versions/00000001.json", "writer.lock"),
+    ]
+
+
+# Children
+
+
+def test_a_child_cannot_write_and_does_not_keep_the_lock(folder):
+    answer = in_child(lambda: folder.write_checkpoint(0, {}))
+    assert answer.startswith("BusyError: this buffer can be written by the process that opened it")
+    (waits, go), (begun, told) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:  # lives on after its parent let go
+        os.write(told, b"x")
+        os.read(waits, 1)
+        os._exit(0)
+    os.read(begun, 1)
+    try:
+        with pytest.raises(BusyError):
+            BufferFolder.create_or_open(folder.path)
+        folder.close()
+        BufferFolder.create_or_open(folder.path).close()
+    finally:
+        os.write(go, b"x")
+        os.waitpid(pid, 0)
+        for descriptor in (waits, go, begun, told):
+            os.close(descriptor)
+
+
+# Blocks
+
+
+def test_a_block_comes_back_with_all_kinds_of_columns(folder):
+    extra = {"ids": np.arange(7), "live": np.array([0, 2]), "none": np.zeros(0, np.int64)}
+    columns, found = folder.map_block(folder.write_block(3, ALL, SCHEMA, extra), SCHEMA)
+    same(columns, ALL)
+    assert {name: array.tolist() for name, array in found.items()} == {"ids": [*range(7)], "live": [0, 2], "none": []}
+    assert all(array.dtype == np.int64 and not array.flags.writeable for array in found.values())
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 1000])
+def test_numbers_of_a_block_are_mapped_at_multiples_of_64_bytes_and_read_only(folder, num_rows):
+    valid = np.arange(num_rows) % 2 == 0
+    columns = {
+        name: Numbers(
+            np.resize(column.values, (num_rows, *column.values.shape[1:])), valid if column.valid is not None else None
+        )
+        for name, column in ALL.items()
+        if isinstance(column, Numbers)
+    }
+    extra = {"ids": np.arange(num_rows), "live": np.arange(num_rows // 2 + 1)}
+    found, mapped = folder.map_block(folder.write_block(0, columns, SCHEMA, extra), SCHEMA)
+    for array in (*(column.values for column in found.values()), *mapped.values()):
+        assert array.ctypes.data % 64 == 0
+        assert not array.flags.writeable
+        assert not array.flags.owndata
+    for name, column in columns.items():
+        np.testing.assert_array_equal(found[name].values, column.values)
+
+
+def test_a_block_stays_mapped_after_its_file_is_gone(folder):
+    columns, _ = folder.map_block(folder.write_block(0, small(5), SMALL, {}), SMALL)
+    assert folder.remove_unused(keep=set()) == 1
+    assert files(folder.path / "blocks") == []
+    assert columns["x"].values.tolist() == [5]
+
+
+def test_a_block_can_have_some_columns_or_none(folder):
+    columns, extra = folder.map_block(folder.write_block(0, {}, SCHEMA, {"live": np.arange(3)}), SCHEMA)
+    assert columns == {}
+    assert extra["live"].tolist() == [0, 1, 2]
+    columns, extra = folder.map_block(folder.write_block(0, {"int64": ALL["int64"]}, SCHEMA, {}), SCHEMA)
+    assert (list(columns), extra) == (["int64"], {})
+    assert folder.map_block(folder.write_block(0, {}, SCHEMA, {}), SCHEMA) == ({}, {})
+
+
+def test_blocks_of_one_serial_number_have_names_of_their_own(folder):
+    assert len({folder.write_block(7, small(n), SMALL, {}) for n in range(3)}) == 3
+
+
+def test_unused_blocks_are_removed_and_those_that_are_named_are_not(folder):
+    names = [folder.write_block(n, small(n), SMALL, {}) for n in range(4)]
+    folder.write_checkpoint(0, {"blocks": [names[0]]})
+    folder.write_version(1, {"blocks": [names[1]]})
+    assert folder.remove_unused(keep={names[2]}) == 1
+    assert files(folder.path / "blocks") == sorted(names[:3])
+    folder.remove_version(1)
+    assert folder.remove_unused(keep=set()) == 2
+    assert files(folder.path / "blocks") == names[:1]
+
+
+def test_a_block_with_flipped_bytes_is_refused_by_name_or_has_valid_values(folder):
+    some = {name: ALL[name] for name in ("int64", "some points", "booleans", "text", "lists", "structs", "words")}
+    name = folder.write_block(0, some, SCHEMA, {"ids": np.arange(4)})
+    path = folder.path / "blocks" / name
+    whole = path.read_bytes()
+    refused = []
+    for offset in range(0, len(whole), 19):
+        # A new file each time: pages that are mapped would change under arrays of the round before.
+        damaged = folder.path / "blocks" / f"1-{offset:x}.arrow"
+        damaged.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0xFF]) + whole[offset + 1 :])
+        try:
+            columns, _ = folder.map_block(damaged.name, SCHEMA)
+        except StoreError as error:
+            refused.append(error.where["file"] == damaged)
+            continue
+        for column in columns.values():
+            if isinstance(column, pa.Array):
+                column.validate(full=True)
+                column.to_pylist()
+    assert len(refused) > 10
+    assert all(refused)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1, -100])
+def test_a_block_that_was_cut_short_is_refused_by_name(folder, size):
+    name = folder.write_block(0, ALL, SCHEMA, {})
+    path = folder.path / "blocks" / name
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    with pytest.raises(StoreError, match="a file of this buffer is damaged") as refused:
+        folder.map_block(name, SCHEMA)
+    assert refused.value.where["file"] == path
+    assert refused.value.remedy == "restore the folder from a copy"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("../secret.arrow", "leaves its folder"), ("/etc/passwd", "leaves its folder"), ("9-0.arrow", "is missing")],
+)
+def test_a_block_that_is_not_there_or_not_inside_is_refused(folder, name, message):
+    with pytest.raises(StoreError, match=message):
+        folder.map_block(name, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [(Field("x", pa.float64()), "int64, not double"), (Field("y", pa.int64()), "'column:x' is not in the schema")],
+)
+def test_a_block_that_is_not_as_the_schema_says_is_refused(folder, field, reason):
+    name = folder.write_block(0, small(1), SMALL, {})
+    with pytest.raises(StoreError, match="damaged") as refused:
+        folder.map_block(name, Schema((field,)))
+    assert refused.value.where["reason"] == reason
+
+
+# Checkpoints and versions
+
+
+def test_a_checkpoint_replaces_the_journal_and_the_checkpoint_before(folder):
+    folder.journal.write(1, b"one")
+    folder.write_checkpoint(1, {"numbers": [1]}, first_number=2)
+    folder.journal.write(2, b"two")
+    folder.write_checkpoint(2, {"numbers": [1, 2]})
+    folder.journal.write(3, b"three")
+    assert files(folder.path) == [
+        *("checkpoints/000000000002.json", "journal-000000000003.log"),
+        *(POINTER, "writer.lock"),
+    ]
+    assert numbers_in(folder.path) == [1, 2, 3]
+
+
+def test_a_checkpoint_twice_after_the_same_change_is_the_second_one(folder):
+    folder.journal.write(1, b"one")
+    folder.write_checkpoint(1, {"numbers": [1], "try": 1})
+    folder.write_checkpoint(1, {"numbers": [1], "try": 2})
+    folder.journal.write(2, b"two")
+    assert folder.read_checkpoint() == {"numbers": [1], "try": 2}
+    assert numbers_in(folder.path) == [1, 2]
+
+
+def test_a_checkpoint_that_would_lose_a_change_is_refused(folder):
+    folder.journal.write(1, b"one")
+    with pytest.raises(ValueError, match="would lose change 1"):
+        folder.write_checkpoint(0, {})
+    assert numbers_in(folder.path) == [1]
+
+
+def test_versions_come_back_in_order_and_one_can_be_removed(folder):
+    for ordinal in (2, 10, 1):
+        folder.write_version(ordinal, {"ordinal": ordinal})
+    assert [version["ordinal"] for version in folder.read_versions()] == [1, 2, 10]
+    folder.remove_version(2)
+    assert [version["ordinal"] for version in BufferFolder.open_to_read(folder.path).read_versions()] == [1, 10]
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_an_error_at_any_step_of_a_checkpoint_loses_nothing(folder, monkeypatch, step):
+    """Each rename and each removal in turn fails before it is done, or right after."""
+    folder.journal.write(1, b"one")
+    folder.write_checkpoint(1, {"numbers": [1]})
+    folder.journal.write(2, b"two")
+    calls = 0
+
+    def failing(call):
+        def fail(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls - 1 == step // 2 and not step % 2:
+                raise OSError(errno.ENOSPC, "full")
+            call(*arguments)
+            if calls - 1 == step // 2:
+                raise OSError(errno.EIO, "interrupted")
+
+        return fail
+
+    monkeypatch.setattr(os, "replace", failing(os.replace))
+    monkeypatch.setattr(os, "unlink", failing(os.unlink))
+    try:
+        folder.write_checkpoint(2, {"numbers": [1, 2]})
+        failed = False
+    except OSError:
+        failed = True
+    monkeypatch.undo()
+    assert failed == (step < 6)  # once the pointer is the new one, what is left of the old one harms nobody
+    assert numbers_in(folder.path) == [1, 2]
+    folder.journal.write(3, b"three")  # into the journal that counts
+    assert numbers_in(folder.path) == [1, 2, 3]
+    folder.close()
+    again = BufferFolder.create_or_open(folder.path)
+    assert numbers_in(again.path) == [1, 2, 3]
+    again.write_checkpoint(3, {"numbers": [1, 2, 3]})
+    again.close()
+    assert files(again.path) == [
+        *("checkpoints/000000000003.json", "journal-000000000004.log"),
+        *(POINTER, "writer.lock"),
+    ]
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before(folder, monkeypatch):
+    folder.write_checkpoint(0, {"numbers": []})
+    before = files(folder.path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for call in (
+        lambda: folder.write_checkpoint(1, {}),
+        lambda: folder.write_version(1, {}),
+        lambda: folder.write_block(0, small(1), SMALL, {}),
+    ):
+        with pytest.raises(OutOfSpaceError, match="no space left"):
+            call()
+    assert files(folder.path) == before
+    assert folder.read_checkpoint() == {"numbers": []}
+
+
+@pytest.mark.parametrize("name", [POINTER, "checkpoints/000000000001.json", "versions/00000001.json"])
+def test_a_document_with_a_flipped_byte_is_refused_by_name_and_nothing_is_removed(folder, name):
+    folder.write_block(0, small(1), SMALL, {})
+    folder.journal.write(1, b"one")
+    folder.write_checkpoint(1, {"numbers": [1]})
+    folder.write_version(1, {"numbers": [1]})
+    folder.close()
+    whole = (folder.path / name).read_bytes()
+    listed = files(folder.path)
+    for offset in range(len(whole) - (name == POINTER)):  # the pointer ends in a line break that says nothing
+        (folder.path / name).unlink()
+        (folder.path / name).write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+        with pytest.raises(StoreError):
+            BufferFolder.create_or_open(folder.path).close()
+        assert files(folder.path) == listed
+
+
+def test_a_journal_of_another_buffer_is_refused(folder, tmp_path):
+    other = BufferFolder.create_or_open(tmp_path / "other")
+    other.close()
+    folder.close()
+    os.replace(other.journal_path, folder.path / "journal-000000000001.log")
+    with pytest.raises(StoreError, match="belongs to another buffer"):
+        BufferFolder.create_or_open(folder.path)
+
+
+@pytest.mark.parametrize("missing", ["journal-000000000001.log", "checkpoints/000000000000.json"])
+def test_a_missing_file_is_named(folder, missing):
+    folder.write_checkpoint(0, {"numbers": []})
+    folder.close()
+    (folder.path / missing).unlink()
+    with pytest.raises(StoreError, match="a file of this buffer is missing") as refused:
+        BufferFolder.create_or_open(folder.path)
+    assert refused.value.where["file"] == folder.path / missing
+
+
+# Readers beside a writer
+
+
+def test_a_reader_sees_whole_states_while_checkpoints_replace_each_other(folder):
+    path, seen, failed = folder.path, [], []
+
+    def read_on() -> None:
+        reader = BufferFolder.open_to_read(path)
+
+        def load(document, journal):
+            block = (document or {}).get("block")
+            base = 0 if block is None else reader.map_block(block, SMALL)[0]["x"].values[0]
+            return int(base) + sum(1 for _ in read_records(journal))
+
+        try:
+            while not done:
+                seen.append(reader.read(load))
+        except BaseException as error:
+            failed.append(error)
+
+    done: list[bool] = []
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    for number in range(1, 61):
+        folder.journal.write(number, b"x")
+        if number % 2 == 0:
+            folder.write_checkpoint(number, {"block": folder.write_block(number, small(number), SMALL, {})})
+            folder.remove_unused(keep=set())
+    done.append(True)
+    thread.join()
+    assert failed == []
+    assert seen == sorted(seen)
+    assert set(seen) <= set(range(61))
+
+
+# kill -9
+
+
+def write_until_killed(path: Path, answers: int) -> None:
+    """Changes 1, 2, 3, ..., each told to `answers` once it is written; a checkpoint after every third."""
+    folder = BufferFolder.create_or_open(path)
+    numbers = numbers_in(path)
+    while True:
+        numbers.append(len(numbers) + 1)
+        folder.journal.write(numbers[-1], b"x" * (numbers[-1] % 5000))
+        os.write(answers, f"{numbers[-1]}\n".encode())
+        if numbers[-1] % 3 == 0:
+            folder.write_checkpoint(numbers[-1], {"numbers": numbers})
+
+
+def test_kill_9_at_random_moments_loses_no_change_that_was_written(tmp_path):
+    path, draw = tmp_path / "buffer", random.Random(3)
+    for _ in range(15):
+        answers, told = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                write_until_killed(path, told)
+            finally:
+                os._exit(1)
+        os.close(told)
+        with open(answers) as lines:
+            acknowledged = int(lines.readline())
+            time.sleep(draw.uniform(0, 0.03))
+            os.kill(pid, signal.SIGKILL)
+            assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+            acknowledged = max([acknowledged, *map(int, lines.read().split())])
+        found = numbers_in(path)
+        assert found == list(range(1, len(found) + 1))
+        assert len(found) in (acknowledged, acknowledged + 1)
+    BufferFolder.create_or_open(path).close()
+    assert len(files(path)) == 4

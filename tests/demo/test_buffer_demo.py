@@ -1,0 +1,165 @@
+"""`penstock demo buffer` keeps what was acknowledged, finds what it planted, and notices when it did not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.demo import buffer as demo_buffer
+from penstock.demo.digits import losses_and_gradients, new_weights, pictures
+
+# Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
+SITE = {
+    "torch.py": "raise AssertionError('the demo imported torch')",
+    "sitecustomize.py": """
+import socket
+def refuse(*_):
+    raise AssertionError('the demo used the network')
+socket.socket.connect = socket.getaddrinfo = refuse
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One whole run of the demo in an empty folder: (what it printed, the buffer that it left)."""
+    here, site = tmp_path_factory.mktemp("buffer"), tmp_path_factory.mktemp("site")
+    for name, text in SITE.items():
+        (site / name).write_text(text)
+    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "demo", "buffer"],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    with ps.DatasetBuffer(path=here / ".demo" / "runs" / "buffer", read_only=True) as buffer:
+        yield done.stdout, buffer
+
+
+def _accuracy(printed: str) -> list[float]:
+    return [float(percent) for percent in re.findall(r"^  epoch \d .* accuracy ([\d.]+) %$", printed, re.MULTILINE)]
+
+
+def test_what_the_killed_process_acknowledged_is_there(demo):
+    steps = int(re.search(r"it had acknowledged (\d+) of 50 steps", demo[0])[1])
+    losses = int(re.search(r"and all ([\d,]+) losses that this epoch had written back", demo[0])[1].replace(",", ""))
+    assert 12 <= steps < 50
+    assert losses == 80 * steps
+    assert "the same weights, in every bit" in demo[0]
+
+
+def test_the_mislabelled_rows_spoil_an_epoch_and_the_rollback_mends_it(demo):
+    first, second, third, spoiled, instead, last = _accuracy(demo[0])
+    assert first < second < third < instead < last
+    assert spoiled < third - 5
+
+
+def test_the_rows_that_spoiled_it_are_named_and_gone(demo):
+    printed, buffer = demo
+    assert "of the rows added: 2,000 from 'scrape-2'." in printed
+    assert "scrape-2" in buffer.at("after epoch 4").provenance()["origin"].to_pylist()
+    assert "scrape-2" not in buffer.provenance()["origin"].to_pylist()
+
+
+def test_the_hardest_half_of_each_epoch_stayed_for_the_next(demo):
+    buffer = demo[1]
+    for epoch in (1, 2, 3):
+        ended, began = buffer.at(f"after epoch {epoch}"), buffer.at(f"epoch {epoch + 1}")
+        losses = ended.to_numpy()["loss"]
+        stayed = np.isin(ended.ids, began.ids)
+        assert stayed.sum() == 2000
+        assert losses[stayed].min() >= losses[~stayed].max()
+
+
+def test_the_reader_never_saw_a_half_made_change(demo):
+    states = int(re.search(r"was reading: ([\d,]+) states", demo[0])[1].replace(",", ""))
+    assert states > 1
+
+
+def test_every_row_that_came_alone_survived_every_kill(demo):
+    killed = [
+        int(rows.replace(",", "")) for rows in re.findall(r"kill -9 after ([\d,]+) acknowledged rows: all", demo[0])
+    ]
+    assert len(killed) == 2
+    assert 400 < killed[0] < killed[1]
+
+
+def test_the_output_is_clean_and_fits_100_columns(demo):
+    assert [line for line in demo[0].splitlines() if len(line) > 100 or line != line.rstrip()] == []
+    assert not re.search(r"Traceback|EXPECTED|DIFFERENT|[\r\x1b]", demo[0])
+    assert demo[0].endswith("Everything was as promised.\n")
+
+
+# What would not be as promised
+
+
+def _run_with(tmp_path, losses, number):
+    run = demo_buffer._Run(tmp_path / "buffer", tmp_path, acknowledged=losses, number=number)
+    with ps.DatasetBuffer(path=run.buffer) as buffer:
+        buffer.extend({"loss": np.arange(float(demo_buffer.ROWS))})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "number", "held"),
+    [
+        ({7: 7.0, 9: 9.0}, 1, True),
+        ({7: 7.0}, 0, True),  # one change that it did not come to acknowledge
+        ({7: 7.5}, 1, False),
+        ({7: 7.0, 4000: 1.0}, 1, False),
+        ({7: 7.0}, 2, False),
+    ],
+    ids=["all there", "one change more", "another loss", "a row that is gone", "a change that is gone"],
+)
+def test_a_loss_that_is_gone_is_noticed(tmp_path, capsys, acknowledged, number, held):
+    assert demo_buffer._says_all_is_there(_run_with(tmp_path, acknowledged, number)) == held
+    assert ("NOT AS EXPECTED" in capsys.readouterr().out) == (not held)
+
+
+@pytest.mark.parametrize("acknowledged", [3, 5], ids=["two rows too many", "a row too few"])
+def test_a_row_that_is_gone_is_noticed(tmp_path, monkeypatch, capsys, acknowledged):
+    with ps.DatasetBuffer(path=tmp_path / "arrivals") as buffer:
+        buffer.append([{"serial": n, "text": f"row {n}"} for n in range(5 if acknowledged == 3 else 4)])
+    monkeypatch.setattr(demo_buffer, "_kill_an_arrival", lambda *_: acknowledged)
+    assert not demo_buffer._add_one_by_one(tmp_path)
+    assert "NOT AS EXPECTED" in capsys.readouterr().out
+
+
+def test_what_is_not_as_promised_ends_with_exit_code_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo_buffer, "_tell", lambda *_: False)
+    assert demo_buffer.main(["--folder", str(tmp_path / "new")]) == 1
+    assert capsys.readouterr().out.endswith("NOT everything was as promised: see above.\n")
+
+
+# The classifier
+
+
+@pytest.mark.parametrize("name", ["hidden", "hidden_bias", "output", "output_bias"])
+def test_gradients_of_the_classifier_equal_the_slope_of_its_loss(name):
+    weights = {n: w.astype(np.float64) for n, w in new_weights(hidden=4, seed=1).items()}
+    columns = pictures(6, seed=2)
+    gradients = losses_and_gradients(weights, columns["pixels"], columns["label"])[1]
+    slope = np.zeros_like(weights[name])
+    for at in np.ndindex(slope.shape):
+        for sign in (1, -1):
+            moved = {n: w.copy() for n, w in weights.items()}
+            moved[name][at] += sign * 1e-6
+            slope[at] += sign * losses_and_gradients(moved, columns["pixels"], columns["label"])[0].mean() / 2e-6
+    np.testing.assert_allclose(gradients[name], slope, atol=1e-7)
+
+
+def test_mislabelled_pictures_are_the_same_with_the_next_label():
+    good, bad = pictures(50, seed=3), pictures(50, seed=3, mislabelled=True)
+    assert np.array_equal(good["pixels"], bad["pixels"])
+    assert np.array_equal((good["label"] + 1) % 10, bad["label"])
