@@ -76,6 +76,29 @@ def test_a_trainer_goes_on_exactly_after_a_checkpoint_inside_an_epoch(example, t
     assert float(compared[1]) < float(compared[0]) - 1
 
 
+def test_the_hardest_half_is_trained_a_bad_epoch_undone_and_a_stop_in_mid_epoch_leaves_no_trace(tmp_path):
+    def run(folder: Path, *stop: str) -> subprocess.CompletedProcess[str]:
+        folder.mkdir(exist_ok=True)
+        return subprocess.run(
+            [sys.executable, EXAMPLES / "train_hardest.py", *stop],
+            cwd=folder,
+            env={**os.environ, **ONE_THREAD},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    accuracy = {int(e): float(a) for e, a in re.findall(r"^epoch (\d)  .* accuracy (\S+)$", whole.stdout, re.MULTILINE)}
+    assert accuracy[4] < accuracy[3] - 0.05 < accuracy[5]
+    assert "worse, with rows from {'scrape-2'}: back to 'after epoch 3'" in whole.stdout
+    first = run(tmp_path / "parts", "30")
+    assert first.stderr == "stopped in epoch 2, after step 10 of 20\n"
+    assert first.stdout + run(tmp_path / "parts").stdout == whole.stdout
+
+
 def test_every_example_is_run_by_a_test():
     tested = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in tested] == []

@@ -88,7 +88,8 @@ def _source(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 def _touch_free_memory(num_bytes: int) -> None:
     """On a virtual machine the first touch of a page can wait for the host, ten times as long as a page fault does, and
     it is luck who meets it. So free pages are touched right before the clock starts; their page faults stay."""
-    with mmap.mmap(-1, num_bytes) as memory:
+    with mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)  # as NumPy asks for large arrays
         for at in range(0, num_bytes, mmap.PAGESIZE):
             memory[at] = 1
     Path("/proc/self/clear_refs").write_text("5")  # the peak (VmHWM) is that of now

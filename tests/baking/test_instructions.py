@@ -130,7 +130,8 @@ def test_a_changed_step_lets_units_be_that_it_is_not_for(tmp_path, quiet_bake):
 
     def recipe(word):
         made = ps.DatasetRecipe().add_ingredient(["a", "b"], name="one")
-        made.prepare_step(lambda row: {"text": row["text"] + word})
+        for _ in word:
+            made.prepare_step(lambda row: {"text": row["text"] + word})
         made.add_ingredient(["c"], name="two", where=lambda row: read.append("two") or True, version="1")
         made.add_ingredient(["d"], name="three", where=lambda row: read.append("three") or True, version="1")
         return made.prepare_step(lambda row: {"text": row["text"] + word}, select="three").prepare_step(
@@ -138,7 +139,7 @@ def test_a_changed_step_lets_units_be_that_it_is_not_for(tmp_path, quiet_bake):
         )
 
     quiet_bake(recipe("x"), tmp_path / "a.store")
-    quiet_bake(recipe("y"), tmp_path / "a.store")
+    quiet_bake(recipe("yz"), tmp_path / "a.store")
     assert read == ["two", "three", "three"]
 
 

@@ -421,7 +421,7 @@ def test_rows_of_two_ingredients_that_do_not_fit_are_named_and_the_buffer_is_as_
 
 
 def test_rows_that_do_not_fit_leave_a_folder_as_it_was(tmp_path):
-    good = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one")
+    good = ps.DatasetRecipe().add_ingredient([{"n": 7}], name="one")
     ps.bake(good, tmp_path / "rows", **QUIET)
     bad = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": "two"}], name="two")
     with pytest.raises(ps.SampleError) as caught:
@@ -432,7 +432,8 @@ def test_rows_that_do_not_fit_leave_a_folder_as_it_was(tmp_path):
         "row": 0,
     }
     with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
-        assert buffer.to_pydict() == {"n": [1]}
+        assert buffer.to_pydict() == {"n": [7]}
+        assert ps.bake(good, tmp_path / "rows", **QUIET).number == buffer.number
 
 
 def test_a_step_that_returns_no_row_is_refused_with_its_place():

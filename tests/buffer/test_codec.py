@@ -226,3 +226,12 @@ def test_more_than_a_record_can_count_is_refused_with_what_to_do():
     with pytest.raises(SampleError, match="one call cannot bring") as refused:
         codec.encode_columns(SCHEMA, {"uint8": too_large})
     assert refused.value.remedy == "append the rows in several calls"
+
+
+def test_arrow_columns_lie_where_arrow_wants_them_whatever_lies_before():
+    schema = Schema((Field("x", pa.uint8()), Field("y", pa.list_(pa.int64()))))
+    lists = pa.array([[1, 2]] * 9)
+    for num_rows in range(1, 9):
+        columns = {"x": Numbers(np.zeros(num_rows, np.uint8)), "y": lists[:num_rows]}
+        found = codec.decode_columns(schema, codec.encode_columns(schema, columns), num_rows)["y"]
+        assert {buffer.address % 8 for buffer in found.buffers() if buffer is not None} == {0}

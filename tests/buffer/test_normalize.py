@@ -333,6 +333,8 @@ def test_a_dataset_shows_what_its_format_shows(dataset):
     shown = normalize(dataset.with_format("torch")).rows  # which shows floats as float32, and so does numpy
     assert shown.schema.field("v").type == pa.fixed_shape_tensor(pa.float32(), [2])
     assert shown["text"].to_pylist() == list("abcd")
+    everything = dataset.with_format("numpy", columns=["v"], output_all_columns=True)
+    assert normalize(everything).rows.column_names == ["n", "text", "v"]
     transformed = dataset.with_transform(lambda batch: {"double": [2 * n for n in batch["n"]]})
     assert normalize(transformed).rows == [{"double": 0}, {"double": 2}, {"double": 4}, {"double": 6}]
     assert columns_in(transformed) == ("dict", {"double": [0, 2, 4, 6]})
@@ -353,6 +355,15 @@ def test_a_datasets_arrays_and_images_keep_their_types():
     np.testing.assert_array_equal(columns["m"].values, values[[2, 0]])
     opened = Image.open(io.BytesIO(columns["image"][0].as_py()["bytes"]))
     assert (opened.mode, opened.tobytes()) == ("L", image.tobytes())
+
+
+def test_an_array_that_is_missing_in_a_dataset_is_null_among_arrays():
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"m": datasets.Array2D((1, 2), "int32")})
+    table = normalize(datasets.Dataset.from_dict({"m": [None, [[1, 2]]]}, features=features)).rows
+    columns, schema = arrays_to_columns({"m": table["m"]}, None)
+    assert str(schema.fields[0]) == "int32[1, 2]"
+    assert (columns["m"].valid.tolist(), columns["m"].values[1].tolist()) == ([False, True], [[1, 2]])
 
 
 # Columns

@@ -68,14 +68,11 @@ def explain(recipe: DatasetRecipe, *, on_error: str = "raise") -> Explanation:
 
     check_recipe(recipe)
     one_of(("raise", "skip"), on_error=on_error)
-    inputs = Inputs.of(recipe, shuffle=False)
-    work: list[Cut] = [
-        *(
-            plan_work(recipe, inputs, on_error, shuffle=False)
-            if recipe.is_tokenized
-            else plan_rows(recipe, inputs, on_error)
-        )
-    ]
+    work: list[Cut] = []
+    if recipe.is_tokenized:
+        work += plan_work(recipe, Inputs.of(recipe, shuffle=False), on_error, shuffle=False)
+    else:
+        work += plan_rows(recipe, on_error)
     choose_quantities(work, 0, "an explanation", show=False)
     detect_layouts([part for part in work if isinstance(part, Work)])
     run = _DryRun(recipe.instructions)

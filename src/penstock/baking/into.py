@@ -6,6 +6,7 @@ that is thrown away afterwards, so that the buffer has the same documents in the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from penstock.baking.inputs import Inputs
 from penstock.baking.recipe import DatasetRecipe
 from penstock.baking.rows import UnitReport, kept_rows, read_rows
 from penstock.baking.work import Cut, choose_quantities, first_rows, for_units, plan_rows
-from penstock.errors import SampleError, SampleTypeError, SourceError, SpecError
+from penstock.errors import PenstockError, SampleError, SampleTypeError, SourceError, SpecError
 from penstock.fingerprint import fingerprint
 from penstock.progress import progress
 from penstock.sources.columns import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
@@ -51,14 +52,12 @@ class Baked:
         return len(self.rows)
 
 
-def read_recipe(
-    recipe: DatasetRecipe, *, workers: int, on_error: str, show: bool, inputs: Inputs | None = None
-) -> list[Baked]:
+def read_recipe(recipe: DatasetRecipe, *, workers: int, on_error: str, show: bool) -> list[Baked]:
     """The rows of every ingredient after its steps, in the order of files and rows, for any number of workers."""
-    inputs = inputs or Inputs.of(recipe, shuffle=False)
-    cuts = plan_rows(recipe, inputs, on_error)
-    choose_quantities(cuts, workers, "a buffer", show)
+    cuts = plan_rows(recipe, on_error)
     files = [cut for cut in cuts if not cut.ingredient.is_memory]
+    choose_quantities([cut for cut in cuts if cut.ingredient.is_memory], 0, "a buffer", show=False)
+    choose_quantities(files, workers, "a buffer", show)
     tasks = [
         (which, unit, chosen)
         for which, cut in enumerate(files)
@@ -102,20 +101,17 @@ def _row_of_memory(number: int) -> dict[str, Any]:
 def _columns(cut: Cut, source: TableRows) -> Baked:
     """A table as it is, or those of its rows that `where` and a quantity keep."""
     report, dropped = UnitReport(rows_read=len(source)), Counter[str]()
-    if cut.job.where is None and cut.ingredient.quantity is None:
+    (unit,), (chosen,) = cut.units, cut.selected
+    if cut.job.where is None and chosen is None:
         return Baked(cut.ingredient.name, source.table(), _row_of_memory, report)
-    report.rows_read = 0
-    # A quantity alone needs to know how many rows there are, and none of their values.
-    job = replace(cut.job, columns=() if cut.job.where is None else None)
-    numbers = np.array(
-        [
-            unit.first_row + row_number
-            for unit, chosen in zip(cut.units, cut.selected, strict=True)
-            for _, row_number, _ in kept_rows(job, unit, report, dropped, chosen)
-        ],
-        np.int64,
-    )
-    report.dropped = dict(sorted(dropped.items()))
+    if cut.job.where is None:
+        numbers = chosen
+        dropped["beyond quantity"] = len(source) - len(chosen)
+    else:
+        report.rows_read = 0
+        kept = [row_number for _, row_number, _ in kept_rows(cut.job, unit, report, dropped, chosen)]
+        numbers = np.array(kept, np.int64)
+    report.dropped = {reason: count for reason, count in sorted(dropped.items()) if count}
     return Baked(cut.ingredient.name, source.table(numbers), lambda row: _row_of_memory(int(numbers[row])), report)
 
 
@@ -236,28 +232,35 @@ def bake_folder(
         if any(version.name == name for version in buffer.versions()):
             if not _is_at(buffer, name):
                 buffer.rollback(name)
-                buffer.commit(f"{name} again {buffer.number}")
+                buffer.commit(f"{name}{_AGAIN}{buffer.number}")
             said = f"{to}: {len(buffer):,} rows, as they were baked before"
         else:
-            parts = read_recipe(recipe, workers=workers, on_error=on_error, show=show, inputs=inputs)
-            if sum(map(bool, map(len, parts))) > 1:
-                _append_all(DatasetBuffer(), parts)  # whether all of it fits, before anything is replaced
-            buffer.rollback(_EMPTY)
-            _append_all(buffer, parts)
-            buffer.commit(name)
+            parts = read_recipe(recipe, workers=workers, on_error=on_error, show=show)
+            before = buffer.versions()[-1]
+            try:
+                buffer.rollback(_EMPTY)
+                _append_all(buffer, parts)
+                buffer.commit(name)
+            except BaseException:
+                with contextlib.suppress(PenstockError, OSError):  # a full disk, say: then the next bake mends it
+                    buffer.rollback(before)
+                    buffer.commit(f"{before.name.split(_AGAIN)[0]}{_AGAIN}{buffer.number}")
+                raise
             said = _summary(str(to), parts)
     return DatasetBuffer(path=to, read_only=True), said
 
 
 _EMPTY = "before the first bake"
 """The version of no rows and no columns that each bake into a folder begins with."""
+_AGAIN = " again "
+"""In the name of a version that was gone back to: no two have one name."""
 
 
 def _is_at(buffer: DatasetBuffer, name: str) -> bool:
     """Whether a buffer's rows are those of a version of this name, and nothing was done to them since."""
     versions = buffer.versions()
     newest = versions[-1] if versions else None
-    return newest is not None and newest.number == buffer.number and newest.name.split(" again ")[0] == name
+    return newest is not None and newest.number == buffer.number and newest.name.split(_AGAIN)[0] == name
 
 
 def _refuse_other_buffers(to: Path, buffer: DatasetBuffer) -> None:

@@ -22,6 +22,7 @@ from penstock.prepare.columns import TextColumn
 from penstock.prepare.rows import RowStep
 from penstock.sources.faults import error_of, failure_of, place
 from penstock.sources.formats import Format
+from penstock.sources.memory import TableRows
 from penstock.sources.units import EndOfSpan, Malformed, Unit
 
 __all__ = [
@@ -105,6 +106,9 @@ def read_rows(job: Reading, unit: Unit, selected: Any) -> tuple[UnitReport, list
 
 def find_passing(job: Reading, unit: Unit) -> tuple[Any, list[int]]:
     """((span, row) of every row that passes `where`, rows of each span): what a quantity chooses from."""
+    if job.columns == () and isinstance(unit.rows, TableRows):  # nobody looks at a value, so that all of them pass
+        numbers = np.arange(len(unit.rows))
+        return np.column_stack([np.zeros_like(numbers), numbers]), [len(numbers)]
     report = UnitReport()
     passing = [(span, row_number) for span, row_number, _ in passing_rows(job, unit, report, Counter())]
     return np.array(passing, np.int64).reshape(-1, 2), report.span_rows

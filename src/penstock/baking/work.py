@@ -101,7 +101,7 @@ class Work(Cut):
 def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: bool) -> list[Work]:
     """Cut every ingredient into units. Depends on names and sizes only, never on workers."""
     work = []
-    for cut, spec in zip(_cut(recipe, inputs), inputs.spec["ingredients"], strict=True):
+    for cut, spec in zip(_cut(recipe, inputs.files), inputs.spec["ingredients"], strict=True):
         steps = recipe.steps_of(cut.ingredient)
         decides = [
             # What is chosen of a unit, and what rows it holds, is part of the unit's own name.
@@ -134,20 +134,26 @@ def plan_work(recipe: DatasetRecipe, inputs: Inputs, on_error: str, shuffle: boo
     return work
 
 
-def plan_rows(recipe: DatasetRecipe, inputs: Inputs, on_error: str) -> list[Cut]:
-    """Cut every ingredient of a recipe whose rows are taken as they are after its steps."""
+def plan_rows(recipe: DatasetRecipe, on_error: str) -> list[Cut]:
+    """Cut every ingredient of a recipe whose rows are taken as they are after its steps.
+
+    Rows from memory stay in one piece: they are in this process already, and no worker gets any of them.
+    """
     cuts = []
-    for cut in _cut(recipe, inputs):
+    for cut in _cut(recipe, [ingredient.files() for ingredient in recipe.ingredients], cut_memory=False):
+        steps = _row_steps(recipe.steps_of(cut.ingredient))
+        text = None if cut.ingredient.text == "text" else TextColumn(cut.ingredient.text)
+        # A table that no function looks at is taken by its row numbers: none of its values become Python's.
+        is_columns = isinstance(cut.ingredient.source, TableRows) and not steps and text is None
         job = Reading(
             ingredient=cut.ingredient.name,
-            # Rows need not have text, so that a column is looked for only where one was named.
-            text=None if cut.ingredient.text == "text" else TextColumn(cut.ingredient.text),
+            text=text,  # rows need not have one, so that a column is looked for only where one was named
             where=cut.ingredient.where,
-            steps=_row_steps(recipe.steps_of(cut.ingredient)),
+            steps=steps,
             seed=recipe.seed,
             on_error=on_error,
             formats=cut.formats,
-            columns=None,
+            columns=() if is_columns and cut.ingredient.where is None else None,
         )
         cuts.append(Cut(cut.ingredient, job, cut.units, cut.first_file, cut.files, [None] * len(cut.units)))
     return cuts
@@ -161,11 +167,14 @@ class _Units(NamedTuple):
     formats: dict[str, Format]
 
 
-def _cut(recipe: DatasetRecipe, inputs: Inputs) -> Iterator[_Units]:
+def _cut(recipe: DatasetRecipe, files_of: list[list[InputFile]], *, cut_memory: bool = True) -> Iterator[_Units]:
     first_file = 0
-    for ingredient, files in zip(recipe.ingredients, inputs.files, strict=True):
+    for ingredient, files in zip(recipe.ingredients, files_of, strict=True):
         formats = formats_of(ingredient, files)
-        if ingredient.is_memory:
+        if ingredient.is_memory and not cut_memory:
+            source = ingredient.source
+            cut = [Unit((), 0, source if isinstance(source, TableRows) else tuple(source))]
+        elif ingredient.is_memory:
             cut = units.cut_rows(ingredient.source)
         else:
             numbered = [(first_file + number, file.path, file.num_bytes) for number, file in enumerate(files)]

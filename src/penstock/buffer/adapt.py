@@ -8,7 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer.convert import counts_of, from_arrow, items_of, list_array, plain_type, tensors_of, to_arrow
+from penstock.buffer.convert import (
+    counts_of,
+    from_arrow,
+    items_of,
+    list_array,
+    plain_type,
+    tensors_of,
+    to_arrow,
+    with_tensors,
+)
 from penstock.buffer.fit import is_bytes, is_text
 from penstock.buffer.foreign import Misfit
 from penstock.buffer.infer import is_list
@@ -31,7 +40,8 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_a.is_null(mine):
         return pa.nulls(len(array), kind)
     if is_a.is_dictionary(mine):
-        return _as_type(array.dictionary_decode(), kind)
+        values = _as_type(array.dictionary, plain_type(mine.value_type))  # Arrow does not decode views
+        return _as_type(pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode(), kind)
     if is_a.is_run_end_encoded(mine):
         return _as_type(pc.run_end_decode(array), kind)
     if is_a.is_list_view(mine) or is_a.is_large_list_view(mine):
@@ -81,9 +91,8 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if isinstance(mine, pa.FixedShapeTensorType) and plain_type(mine) == kind:
         valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
         return to_arrow(Field("", kind), Numbers(np.ascontiguousarray(tensors_of(array)), valid))
-    is_row = pa.types.is_fixed_size_list(mine) and list(kind.shape) == [mine.list_size]
-    if is_row and mine.value_type == kind.value_type:
-        return pa.ExtensionArray.from_storage(kind, array.cast(kind.storage_type))
+    if pa.types.is_fixed_size_list(mine) and (found := with_tensors(array)).type == kind:
+        return found
     raise _refused(mine, kind)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.buffer.convert import rebuild
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 
 __all__ = [
@@ -153,9 +154,15 @@ class ArrowColumn:
         self.num_rows += 1
 
     def take_back(self, num_rows: int) -> None:
-        """Forget values that were put last, so that so many rows are left."""
+        """Forget the values that came last, so that so many rows are left."""
+        if self.num_rows <= num_rows:
+            return
+        waiting = min(len(self._pending), self.num_rows - num_rows)
+        del self._pending[len(self._pending) - waiting :]
+        self.num_rows -= waiting
         if self.num_rows > num_rows:
-            del self._pending[len(self._pending) - (self.num_rows - num_rows) :]
+            rest = self.read(0, num_rows, Counters())
+            self._pieces, self._levels = [rest] if num_rows else [], [_level(num_rows)] if num_rows else []
             self.num_rows = num_rows
 
     def last_put(self) -> pa.Array:
@@ -211,12 +218,19 @@ class ArrowColumn:
 
     def changed(self, rows: NDArray[np.int64], values: pa.Array, num_rows: int, counters: Counters) -> ArrowColumn:
         """A column in which some rows have new values."""
+        num_rows = min(num_rows, self.num_rows)  # an older version's: rows came to its block since, not to this column
         order = np.arange(num_rows)
         order[rows] = num_rows + np.arange(len(rows))
         whole = pa.concat_arrays([self.read(0, num_rows, counters), values]).take(pa.array(order))
         counters.written += values.nbytes
         counters.copied += whole.nbytes
         return ArrowColumn(self.type, whole)
+
+    def retyped(self, kind: pa.DataType, counters: Counters) -> ArrowColumn:
+        """This column as a type that says more, where nothing was known before: struct<a: null>, list<null>."""
+        whole = rebuild(self.read(0, self.num_rows, counters), kind)
+        counters.copied += whole.nbytes
+        return ArrowColumn(kind, whole)
 
 
 def _can_join(pieces: list[pa.Array]) -> bool:

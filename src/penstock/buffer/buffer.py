@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,8 @@ from penstock.errors import SampleError, SpecError
 from penstock.spec import at_least, whole_number
 
 __all__ = ["DatasetBuffer"]
+
+T = TypeVar("T")
 
 
 class DatasetBuffer(Reads):
@@ -160,7 +162,7 @@ class DatasetBuffer(Reads):
         table, now = self._table, time.time_ns() // 1000
         if self._disk is not None:
             try:
-                self._disk.write_rows(table.schema, table.last_put(count), count, table.number + 1, now)
+                self._disk.write_rows(self, table.last_put(count), count, now)
             except BaseException:
                 table.take_back()
                 raise
@@ -182,24 +184,30 @@ class DatasetBuffer(Reads):
             raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
         if not count and kept == table.num_rows:
             return range(table.next_id, table.next_id)
-        now = time.time_ns() // 1000
+
+        def record(number: int, time_us: int) -> codec.Append:
+            data = codec.encode_columns(schema, columns)
+            known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
+            share = max(float(retain), 0.0) if retain > 0 else 0.0
+            return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
+
+        return self._do(record, lambda now: self._apply_add(columns, schema, kind, kept, by, origin, now))
+
+    def _do(self, record: Callable[[int, int], codec.Operation], apply: Callable[[int], T]) -> T:
+        """One change: write it down, then make it. If either fails, the buffer is as it was."""
+        table, kind, now = self._table, self.kind, time.time_ns() // 1000
         if self._disk is not None:
-            self._disk.write(
-                codec.Append(
-                    number=table.number + 1,
-                    time_us=now,
-                    columns=codec.encode_columns(schema, columns),
-                    num_rows=count,
-                    retain=float(retain),
-                    by=by,
-                    origin=origin,
-                    kind=kind,
-                    schema=None if schema == table.schema and table.next_id else codec.encode_schema(schema),
-                )
-            )
-        ids = self._apply_add(columns, schema, kind, kept, by, origin, now)
-        self._written()
-        return ids
+            self._disk.write(record(table.number + 1, now), self)
+        saved = table.save()
+        try:
+            result = apply(now)
+        except BaseException:
+            table.restore(saved)
+            self.kind = kind
+            raise
+        if self._disk is not None:
+            self._disk.after_change(self)
+        return result
 
     def _apply_add(
         self, columns: Columns, schema: Schema, kind: str, kept: int, by: str, origin: str | None, time_us: int
@@ -237,10 +245,9 @@ class DatasetBuffer(Reads):
         if column is None:
             return None, None
         view = self._table.view()
-        if column[0] not in view.schema.by_name:  # it comes with the rows that are about to be added
+        found = view.column(column[0]) if column[0] in view.schema.by_name else None
+        if not isinstance(found, Numbers):  # its first numbers come with the rows that are about to be added
             return np.zeros(len(view)), np.zeros(len(view), bool)
-        found = view.column(column[0])
-        assert isinstance(found, Numbers)
         return found.values, found.valid
 
     # Changes
@@ -281,19 +288,12 @@ class DatasetBuffer(Reads):
                 self._change(ids, prepared, _merged(known, fields))
 
     def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
-        if self._disk is not None:
-            some = Schema(tuple(field for field in schema if field.name in columns))
-            self._disk.write(
-                codec.Change(
-                    number=self._table.number + 1,
-                    time_us=time.time_ns() // 1000,
-                    ids=codec.encode_ids(ids),
-                    columns=codec.encode_columns(some, columns),
-                    schema=None if schema == self._table.schema else codec.encode_schema(schema),
-                )
-            )
-        self._apply_change(ids, columns, schema)
-        self._written()
+        def record(number: int, time_us: int) -> codec.Change:
+            data = codec.encode_columns(Schema(tuple(f for f in schema if f.name in columns)), columns)
+            known = None if schema == self._table.schema else codec.encode_schema(schema)
+            return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
+
+        self._do(record, lambda now: self._apply_change(ids, columns, schema))
 
     def _apply_change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
         index = self._table.view().index_of(ids)
@@ -308,11 +308,10 @@ class DatasetBuffer(Reads):
             _refuse_twice(index, "ids")
             if not len(index):
                 return
-            if self._disk is not None:
-                gone = codec.encode_ids(view.ids_at(index))
-                self._disk.write(codec.Drop(number=self._table.number + 1, time_us=time.time_ns() // 1000, ids=gone))
-            self._apply_drop(index)
-            self._written()
+            gone = view.ids_at(index)
+            self._do(
+                lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)), lambda now: self._apply_drop(index)
+            )
 
     def _apply_drop(self, index: NDArray[np.int64]) -> None:
         self._table.number += 1
@@ -372,16 +371,9 @@ class DatasetBuffer(Reads):
         """Let the rows be those of a version again. This is a change like others: what was after it stays committed."""
         with self._lock:
             kept = self._kept(version)
-            if self._disk is not None:
-                self._disk.write(
-                    codec.Rollback(
-                        number=self._table.number + 1,
-                        time_us=time.time_ns() // 1000,
-                        version=kept.ordinal,
-                    )
-                )
-            self._apply_rollback(kept)
-            self._written()
+            self._do(
+                lambda number, now: codec.Rollback(number, now, kept.ordinal), lambda now: self._apply_rollback(kept)
+            )
 
     def _apply_rollback(self, kept: _Kept) -> None:
         self._table.number += 1
@@ -408,7 +400,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_table(cls, table: Any, **settings: Any) -> Self:
-        """A buffer with the rows of a table. Columns that its schema calls not nullable are required."""
+        """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it."""
         buffer = cls(**settings)
         buffer.extend(table)
         return buffer
@@ -463,6 +455,7 @@ class DatasetBuffer(Reads):
 
     def _apply_settings(self) -> None:
         self._table.number += 1
+        self._table._view = None
         if self.max_size is not None and self._table.num_rows > self.max_size:
             self._drop_over()
 
@@ -486,10 +479,6 @@ class DatasetBuffer(Reads):
         table.origins, self.kind = list(other._table.origins), other.kind
         table.next_id, table.next_serial = other._table.next_id, other._table.next_serial
         disk.checkpoint(self)
-
-    def _written(self) -> None:
-        if self._disk is not None:
-            self._disk.after_change(self)
 
     def refresh(self) -> Self:
         """Let a reader see what was written since."""
@@ -580,7 +569,7 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
         raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
     if name in [info.name for info in known]:
         raise SpecError(
-            f"there is a version {name!r} already", parameter="name", remedy=f"another name: {name + ' (again)'!r}"
+            f"there is a version {name!r} already", parameter="name", remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
         )
     return name
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.buffer.convert import pylist
 from penstock.buffer.schema import Field, Numbers, Values
 
-__all__ = ["equal_mask"]
+__all__ = ["equal_mask", "is_equal"]
 
 
 def equal_mask(field: Field, values: Values, one: Values) -> NDArray[np.bool_]:
@@ -31,7 +31,7 @@ def equal_mask(field: Field, values: Values, one: Values) -> NDArray[np.bool_]:
         except pa.ArrowNotImplementedError:
             pass  # types that Arrow does not compare: as Python values
     (wanted,) = pylist(field, one)
-    return np.fromiter((_is_equal(value, wanted) for value in pylist(field, values)), bool, len(values))
+    return np.fromiter((is_equal(value, wanted) for value in pylist(field, values)), bool, len(values))
 
 
 def _equal_numbers(values: Numbers, one: Numbers) -> NDArray[np.bool_]:
@@ -47,17 +47,18 @@ def _equal_numbers(values: Numbers, one: Numbers) -> NDArray[np.bool_]:
     return found if is_null is None else found & ~is_null
 
 
-def _is_equal(value: Any, wanted: Any) -> bool:
+def is_equal(value: Any, wanted: Any) -> bool:
+    """Whether two Python values of one column are the same."""
     if isinstance(wanted, np.ndarray):
         return isinstance(value, np.ndarray) and np.array_equal(value, wanted, equal_nan=wanted.dtype.kind == "f")
     if isinstance(wanted, dict):
         return (
             isinstance(value, dict)
             and value.keys() == wanted.keys()
-            and all(_is_equal(value[name], member) for name, member in wanted.items())
+            and all(is_equal(value[name], member) for name, member in wanted.items())
         )
     if isinstance(wanted, list):
-        return isinstance(value, list) and len(value) == len(wanted) and all(map(_is_equal, value, wanted))
+        return isinstance(value, list) and len(value) == len(wanted) and all(map(is_equal, value, wanted))
     if isinstance(wanted, float) and wanted != wanted:
         return isinstance(value, float) and value != value
     return type(value) is type(wanted) and bool(value == wanted)

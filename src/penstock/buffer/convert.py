@@ -23,6 +23,7 @@ __all__ = [
     "rebuild",
     "tensors_of",
     "to_arrow",
+    "with_tensors",
 ]
 
 
@@ -130,6 +131,27 @@ def rebuild(array: pa.Array, kind: pa.DataType) -> pa.Array:
         inner = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(rebuild(inner, kind.value_type), type=kind, mask=mask)
     return list_array(rebuild(items_of(array), kind.value_type), counts_of(array), kind, mask)
+
+
+def with_tensors(array: pa.Array) -> pa.Array:
+    """Lists of fixed lengths (inside each other) of numbers as tensors: the same memory, and an array in NumPy.
+
+    Where a number is missing inside a list, it stays a list.
+    """
+    kind, inner, shape = array.type, array, []
+    while pa.types.is_fixed_size_list(kind) and kind.list_size:
+        shape.append(kind.list_size)
+        inner, kind = items_of(inner), kind.value_type
+        if inner.null_count and _nulls_in_known(array, inner, len(inner) // max(len(array), 1)):
+            return array
+    if not shape or Field("", kind).numbers is None or isinstance(kind, pa.BaseExtensionType):
+        return array
+    tensor = pa.fixed_shape_tensor(kind, shape)
+    if inner.null_count:  # inside rows that are null themselves
+        inner = inner.fill_null(False if pa.types.is_boolean(kind) else 0)
+    mask = array.is_null() if array.null_count else None
+    storage = pa.FixedSizeListArray.from_arrays(inner, type=tensor.storage_type, mask=mask)
+    return pa.ExtensionArray.from_storage(tensor, storage)
 
 
 def items_of(array: pa.Array) -> pa.Array:

@@ -7,6 +7,7 @@ Block files never change, so checkpoints and versions share them; a column that 
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -36,7 +37,12 @@ __all__ = ["Durable"]
 _CHECKPOINT_BYTES = 32 << 20
 """Journal after which a checkpoint is written, at least."""
 
+_CHECKPOINT_RECORDS = 20_000
+"""Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
+
 Document = dict[str, Any]
+
+log = logging.getLogger("penstock")
 
 
 @dataclass(slots=True)
@@ -64,6 +70,7 @@ class Durable:
         """Files with lists of live rows, by the identity of the list."""
         self._columns: dict[tuple[str, ...], Column] = {}
         """Columns that were read, by the files they were read from: versions share them."""
+        self._checkpoint_number = self._try_again_at = 0
         self._seen: tuple[str, int | None] = ("", None)
         """(journal, offset) up to which a reader has read."""
 
@@ -95,6 +102,7 @@ class Durable:
             self._restore_versions(buffer)
             if checkpoint is not None:
                 self._restore(buffer, checkpoint)
+            self._checkpoint_number = buffer._table.number
             last = None
             for record in salvage_records(journal) if salvage else read_records(journal):
                 self._replay(buffer, codec.decode(record.payload))
@@ -115,7 +123,7 @@ class Durable:
         )
         if (max_size, drop_strategy, seed) != stored:
             settings = codec.Settings(buffer.number + 1, _now_us(), max_size, drop_strategy, seed)  # type: ignore[arg-type]
-            self.write(settings)
+            self.write(settings, buffer)
             self._replay(buffer, settings)
 
     def _replay(self, buffer: DatasetBuffer, change: codec.Operation) -> None:
@@ -149,16 +157,30 @@ class Durable:
     def is_writer(self) -> bool:
         return not self.read_only and self._is_open and self._process == os.getpid()
 
-    def write(self, change: codec.Operation) -> None:
+    def write(self, change: codec.Operation, buffer: DatasetBuffer) -> None:
         """Write a change down. If this raises, nothing happened."""
         self.check_writer()
+        self._catch_up(buffer)
         self.folder.journal.write(change.number, codec.encode(change))
 
-    def write_rows(self, schema: Schema, columns: Columns, count: int, number: int, time_us: int) -> None:
+    def write_rows(self, buffer: DatasetBuffer, columns: Columns, count: int, time_us: int) -> None:
         """More rows, which fit."""
-        data = codec.encode_columns(schema, columns)
-        change = codec.Append(number, time_us, data, count, 1.0, "random", None, "dict", None)
-        self.folder.journal.write(number, codec.encode(change))
+        self._catch_up(buffer)
+        table = buffer._table
+        data = codec.encode_columns(table.schema, columns)
+        change = codec.Append(table.number + 1, time_us, data, count, 1.0, "random", None, "dict", None)
+        self.folder.journal.write(change.number, codec.encode(change))
+
+    def _catch_up(self, buffer: DatasetBuffer) -> None:
+        """A change that was written down and then interrupted has happened: the folder says so."""
+        written = self.folder.journal.last_number
+        if written != buffer._table.number:
+            self._load(buffer)
+            raise StoreError(
+                f"change {written} was interrupted after it had been written down, and is there",
+                folder=self.folder.path,
+                remedy="look at the buffer, and make this call again",
+            )
 
     def check_writer(self) -> None:
         if self.read_only:
@@ -175,11 +197,19 @@ class Durable:
 
     def after_change(self, buffer: DatasetBuffer) -> None:
         """A checkpoint, where the journal has become long: opening again reads at most so much."""
-        if self.folder.journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * len(buffer)):
-            self.checkpoint(buffer)
+        journal, size = self.folder.journal, max(len(buffer), 1)
+        is_long = journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * size)
+        has_many = journal.last_number - self._checkpoint_number > max(_CHECKPOINT_RECORDS, size // 16)
+        if (is_long or has_many) and journal.last_number >= self._try_again_at:
+            try:
+                self.checkpoint(buffer)
+            except OSError as error:  # the change itself is safe: this only makes opening quicker
+                self._try_again_at = journal.last_number + _CHECKPOINT_RECORDS
+                log.warning("%s: no checkpoint could be written (%s); the journal goes on", self.folder.path, error)
 
     def checkpoint(self, buffer: DatasetBuffer) -> None:
-        self.folder.write_checkpoint(buffer.number, self._document(buffer))
+        self.folder.write_checkpoint(buffer._table.number, self._document(buffer))
+        self._checkpoint_number = buffer._table.number
         self._forget_blocks(buffer)
         self.folder.remove_unused(set())
 
@@ -249,7 +279,7 @@ class Durable:
         """Have a segment's rows on disk, and say where."""
         block = segment.block
         parts = self._parts.setdefault(block.serial, [])
-        stop = block.num_rows
+        stop = segment.stop  # rows behind it are nobody's, and an older column may not have them
         missing: dict[int, list[str]] = {}
         for name, column in segment.columns.items():
             missing.setdefault(self._rows_on_disk(parts, name, column), []).append(name)
@@ -306,7 +336,7 @@ class Durable:
         extra = {}
         if has_ledger:
             ledger = block.origins()
-            extra["ledger"] = ledger[ledger[:, 0] >= first].ravel()
+            extra["ledger"] = ledger[(ledger[:, 0] >= first) & (ledger[:, 0] < last)].ravel()
             if block.ids is not None:
                 extra["ids"] = block.ids[first:last]
         file = self.folder.write_block(block.serial, columns, schema, extra)
@@ -378,7 +408,7 @@ class Durable:
         files: dict[str, list[str]] = {}
         ids: list[NDArray[np.int64]] = []
         for part in entry["parts"]:
-            columns, extra = self.folder.map_block(part["file"], schema)
+            columns, extra = self.folder.map_block(part["file"], schema, part["columns"])
             for name in part["columns"]:
                 pieces.setdefault(name, []).append(columns[name])
                 files.setdefault(name, []).append(part["file"])

@@ -42,7 +42,7 @@ def misfit_of(values: Sequence[Any], accepted: tuple[type, ...], has: str, remed
 
 
 def scalars(values: Sequence[Any], dtype: np.dtype[Any]) -> Numbers:
-    """Numbers of one dtype that holds each of them exactly."""
+    """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
     kinds = set(map(type, values))
     valid = None
     if _NONE in kinds:
@@ -94,6 +94,8 @@ def _exact(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.
     is_same = narrow == made
     if dtype.kind == "f":
         is_same |= np.isnan(made)
+        if float in kinds:  # Python's floats have no type to keep: they are rounded, but do not become infinite
+            is_same |= np.isfinite(narrow) & np.fromiter((type(value) is float for value in values), bool, len(values))
     if not is_same.all():
         raise _too_large(values[int(np.argmin(is_same))], dtype)
     return narrow
@@ -264,6 +266,8 @@ def _others(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         if isinstance(first, np.datetime64 | np.timedelta64):
             return _dates(values, kind, refused)
+        if pa.types.is_map(kind):  # pairs, which are lists by now
+            values = [None if value is None else [tuple(pair) for pair in value] for value in values]
         made = pa.array(values, kind)
         back = made.to_pylist()
         is_same = len(back) == len(values) and all(map(_is_same, back, values))

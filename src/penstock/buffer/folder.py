@@ -17,7 +17,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -302,12 +302,14 @@ class BufferFolder:
             file.write_batch(batch)
         return name
 
-    def map_block(self, name: str, schema: Schema) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
-        """What `write_block` was given, over the file's own memory, read-only."""
+    def map_block(
+        self, name: str, schema: Schema, columns: Collection[str] | None = None
+    ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
+        """What `write_block` was given, over the file's own memory, read-only: all columns, or those asked for."""
         path = inside(self.path / "blocks", name)
         try:
             with pa.memory_map(str(path)) as file:
-                return _block_from_arrow(_only_batch(file), schema)
+                return _block_from_arrow(_only_batch(file), schema, columns)
         except FileNotFoundError:
             raise _gone(path) from None
         except (ValueError, TypeError, pa.ArrowException, OSError) as error:
@@ -557,7 +559,9 @@ def _only_batch(file: Any) -> pa.RecordBatch:
     return batch
 
 
-def _block_from_arrow(batch: pa.RecordBatch, schema: Schema) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
+def _block_from_arrow(
+    batch: pa.RecordBatch, schema: Schema, wanted: Collection[str] | None
+) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
     found: Columns = {}
     extra: dict[str, NDArray[np.int64]] = {}
     for name, lists in zip(batch.schema.names, batch.columns, strict=True):
@@ -566,7 +570,7 @@ def _block_from_arrow(batch: pa.RecordBatch, schema: Schema) -> tuple[Columns, d
         values = lists.flatten()
         if name.startswith(_EXTRA):
             extra[name.removeprefix(_EXTRA)] = _mapped(values, pa.int64(), np.dtype(np.int64), ())[0]
-        elif name.startswith(_COLUMN):
+        elif name.startswith(_COLUMN) and (wanted is None or name.removeprefix(_COLUMN) in wanted):
             field = schema.by_name.get(name.removeprefix(_COLUMN))
             if field is None:
                 raise ValueError(f"{name!r} is not in the schema")

@@ -169,6 +169,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         return {name: _inside(f".{name}", member, depth) for name, member in zip(names, value, strict=True)}
     if isinstance(value, list):
         return _list(value, depth)
+    if isinstance(value, memoryview):
+        return bytes(value) if value.format in ("B", "b", "c") else _array(np.array(value), depth)
     return value
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of
-from penstock.buffer.schema import Row
+from penstock.buffer.schema import Field, Numbers, Row
 from penstock.buffer.values import arrays_to_columns, to_arrow
 from penstock.errors import SampleError, SampleTypeError
 
@@ -200,7 +200,7 @@ def _format_of(dataset: Any) -> str | None:
 
 def _columns_of_dataset(dataset: Any) -> dict[str, Any]:
     """A dataset's rows in its own order, the columns that its format shows, and as arrays if its format says so."""
-    shown = dataset.format["columns"]
+    shown = dataset.column_names if dataset.format["output_all_columns"] else dataset.format["columns"]
     kind = _format_of(dataset)
     if kind == "custom":
         rows = list(dataset)
@@ -223,12 +223,18 @@ def _unwrapped(column: pa.ChunkedArray) -> Any:
     if isinstance(kind, pa.FixedShapeTensorType) or not isinstance(kind, pa.BaseExtensionType):
         return column
     shape = getattr(kind, "shape", None)
-    if shape is not None and None not in shape and not column.null_count:
+    if shape is not None and None not in shape:
         flat = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
         for _ in shape:
-            flat = pa.chunked_array([chunk.flatten() for chunk in flat.chunks], flat.type.value_type)
-        if not flat.null_count:
+            flat = pa.chunked_array([chunk.flatten() for chunk in flat.chunks], flat.type.value_type)  # of known rows
+        if not flat.null_count and not column.null_count:
             return flat.to_numpy().reshape(len(column), *shape)
+        if not flat.null_count:
+            valid = column.is_valid().to_numpy()
+            values = np.zeros((len(column), *shape), flat.to_numpy().dtype)
+            values[valid] = flat.to_numpy().reshape(-1, *shape)
+            field = Field("", pa.fixed_shape_tensor(flat.type, shape))
+            return to_arrow(field, Numbers(values, valid))
     if kind.extension_name.startswith("arrow."):
         return column
     return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.buffer.foreign import Misfit, describe
+from penstock.buffer.foreign import DTYPES, Misfit, describe
 
 __all__ = ["has_null", "infer", "is_list", "merge", "types_inside"]
 
@@ -42,7 +42,10 @@ def infer(values: Sequence[Any]) -> pa.DataType:
     (group,) = groups
     known = [value for value in values if value is not None]
     if group == "number":
-        return pa.from_numpy_dtype(np.result_type(*map(_dtype_of, kinds)))
+        dtype = np.result_type(*map(_dtype_of, kinds))
+        if dtype not in DTYPES:
+            raise Misfit(f"numbers of {dtype} have no Arrow type", got=f"np.{dtype}", remedy="float(value)")
+        return pa.from_numpy_dtype(dtype)
     if group == "array":
         return _infer_tensor(known)
     if group == "list":

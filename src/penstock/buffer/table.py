@@ -6,13 +6,22 @@ Nothing is checked here and nothing is written to disk: a change that arrives is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, capacity_for, missing_column
+from penstock.buffer.blocks import (
+    ArrowColumn,
+    Block,
+    Column,
+    Counters,
+    NumberColumn,
+    Segment,
+    capacity_for,
+    missing_column,
+)
 from penstock.buffer.schema import Columns, Numbers, Row, Schema, Values, num_rows_of
 from penstock.buffer.view import View
 
@@ -24,6 +33,17 @@ _SPARSE = 0.75
 
 class Slow(Exception):
     """This value needs the long way: it may fit, and may not."""
+
+
+class Saved(NamedTuple):
+    """A table as it was: its parts, none of which changes rows that are there."""
+
+    schema: Schema
+    sealed: list[Segment]
+    tail: Block | None
+    tail_start: int
+    of_tail: tuple[int, dict[str, Column], int] | None
+    numbers: tuple[int, int, int, int, int]
 
 
 class Table:
@@ -43,6 +63,27 @@ class Table:
         self._tail_start = 0
         self._view: View | None = None
         self._writers: list[tuple[str, Callable[[int, Any], None]]] | None = None
+
+    # Undoing
+
+    def save(self) -> Saved:
+        """What `restore` needs, should the change that is about to be made fail. Costs nothing that rows cost."""
+        tail = self._tail
+        of_tail = None if tail is None else (tail.num_rows, tail.columns, len(tail.ledger))
+        numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
+        return Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
+
+    def restore(self, saved: Saved) -> None:
+        self.schema, self._sealed, self._tail, self._tail_start = saved[:4]
+        self.num_rows, self.next_id, self.number, self.next_serial, num_origins = saved.numbers
+        del self.origins[num_origins:]
+        self._view = self._writers = None
+        if saved.tail is not None and saved.of_tail is not None:
+            saved.tail.num_rows, saved.tail.columns, ledger_items = saved.of_tail
+            del saved.tail.ledger[ledger_items:]
+            for column in saved.tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(saved.tail.num_rows)
 
     # Reading
 
@@ -146,8 +187,7 @@ class Table:
     def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> range:
         """Add rows, and give their ids."""
         self._view = None
-        if schema is not self.schema:
-            self.schema, self._writers = schema, None
+        self._take_schema(schema)
         count, done = num_rows_of(columns), 0
         which = self.origin_number(origin)
         while done < count:
@@ -164,6 +204,25 @@ class Table:
             self.num_rows += part
             self.next_id += part
         return range(self.next_id - count, self.next_id)
+
+    def _take_schema(self, schema: Schema) -> None:
+        if schema is self.schema:
+            return
+        old, self.schema, self._writers = self.schema.by_name, schema, None
+        grown = [f for f in schema if f.name in old and old[f.name].type != f.type and not old[f.name].is_null]
+        if not grown:
+            return
+
+        def retyped(columns: dict[str, Column]) -> dict[str, Column]:
+            new = dict(columns)
+            for field in grown:
+                if isinstance(column := columns.get(field.name), ArrowColumn):
+                    new[field.name] = column.retyped(field.type, self.counters)
+            return new
+
+        self._sealed = [segment._replace(columns=retyped(segment.columns)) for segment in self._sealed]
+        if self._tail is not None:
+            self._tail.columns = retyped(self._tail.columns)
 
     def origin_number(self, origin: str | None) -> int:
         if origin not in self.origins:
@@ -308,8 +367,8 @@ class Table:
 
     def change(self, index: NDArray[np.int64], schema: Schema, columns: Columns) -> None:
         """New values in some columns of some rows, each named once."""
-        self._view = None
-        self.schema, self._writers = schema, None
+        self._view = self._writers = None
+        self._take_schema(schema)
         view = View(self.segments(), schema, self.number, self.origins, self.counters)
         segment, offset = view.locate(index)
         tail = self._tail

@@ -26,7 +26,7 @@ from penstock.buffer.column import (
     whole,
 )
 from penstock.buffer.compare import equal_mask
-from penstock.buffer.convert import from_arrow, joined, plain_type, pylist, to_arrow
+from penstock.buffer.convert import from_arrow, joined, plain_type, pylist, to_arrow, with_tensors
 from penstock.buffer.fit import fit, scalars, tensors
 from penstock.buffer.foreign import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
 from penstock.buffer.infer import has_null, types_inside
@@ -245,7 +245,9 @@ def _column(name: str, values: Any, field: Field | None) -> tuple[Values, Field]
         if kind_of(type(values)) == "series":
             values = pa.array(values)
         if isinstance(values, pa.Array | pa.ChunkedArray):
-            return _arrow_column(name, joined(values), field)
+            array = joined(values)
+            is_open = field is None or pa.types.is_null(field.type)
+            return _arrow_column(name, with_tensors(array) if is_open else array, field)
         if is_array(values):
             array = array_of_tensor(values)
             if array.ndim and array.dtype in DTYPES:

@@ -9,7 +9,9 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.buffer.schema import Numbers, Values
+from penstock.buffer.compare import is_equal
+from penstock.buffer.convert import pylist
+from penstock.buffer.schema import Field, Numbers, Values
 from penstock.buffer.view import View
 from penstock.errors import SpecError
 from penstock.spec import suggest
@@ -96,7 +98,7 @@ def _differs(
     differs = np.zeros(len(at_old), bool)
     suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
     mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
-    differs[suspects] = ~_equal(mine[name], other[name])
+    differs[suspects] = ~_equal(fields[0], mine[name], fields[1], other[name])
     return differs
 
 
@@ -112,7 +114,7 @@ def _has_value(values: Values) -> NDArray[np.bool_]:
     return np.asarray(values.is_valid())
 
 
-def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
+def _equal(old: Field, one: Values, new: Field, other: Values) -> NDArray[np.bool_]:
     if isinstance(one, Numbers) and isinstance(other, Numbers):
         count = len(one.values)
         same = one.values == other.values
@@ -121,6 +123,7 @@ def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
         equal = same.reshape(count, -1).all(axis=1) if count else np.empty(0, bool)
         has_one, has_other = _has_value(one), _has_value(other)
         return (equal & has_one & has_other) | ~(has_one | has_other)
-    if isinstance(one, Numbers) or isinstance(other, Numbers) or one.type != other.type:
-        return np.zeros(len(one.values if isinstance(one, Numbers) else one), bool)
-    return np.array([a.equals(b) for a, b in zip(one, other, strict=True)], bool)
+    if isinstance(one, Numbers) or isinstance(other, Numbers):  # of one version, nobody knows what the column is
+        return ~(_has_value(one) | _has_value(other))
+    pairs = zip(pylist(old, one), pylist(new, other), strict=True)
+    return np.fromiter((is_equal(*pair) for pair in pairs), bool, len(one))

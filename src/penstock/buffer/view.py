@@ -94,12 +94,12 @@ class View:
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
         """The row numbers of some ids; RowIndexError where one is not here."""
-        ids = whole_numbers(ids, "ids")
-        if not len(ids):
-            return ids
-        found, known = self._by_segment(ids) if self._id_ranges is not None else self._by_id(ids)
+        wanted = whole_numbers(ids, "ids")
+        if not len(wanted):
+            return wanted
+        found, known = self._by_segment(wanted) if self._id_ranges is not None else self._by_id(wanted)
         if not known.all():
-            gone = ids[~known]
+            gone = wanted[~known]
             raise RowIndexError(
                 f"id {gone[0]} is not in the buffer" + (f", and {len(gone) - 1:,} others" if len(gone) > 1 else ""),
                 id=int(gone[0]),
@@ -216,14 +216,15 @@ class View:
         return joined.take(pa.array(back))
 
     def column(self, name: str) -> Values:
-        """One column of all rows: a view of memory that does not change where they lie in one run, else a copy."""
+        """One column of all rows, to read: a view where they lie in one run, else a copy.
+
+        Whoever keeps it must have asked to `share` first: rows may get new values in the same memory otherwise.
+        """
         field = self.schema.by_name[name]
         found = [segment.values(field, self._counters) for segment in self.segments]
         if len(found) == 1:
-            column = self.segments[0].columns.get(name)
-            if column is not None and isinstance(found[0], Numbers):
-                column.shared = True
-                found[0].values.flags.writeable = self.segments[0].keep is not None
+            if isinstance(found[0], Numbers):
+                found[0].values.flags.writeable = False
             return found[0]
         if not found:
             return missing(field, 0)

@@ -112,7 +112,8 @@ def look_at_rows(arguments: argparse.Namespace) -> int:
 
     from penstock.buffer.buffer import DatasetBuffer
 
-    others = [f"--{name}" for name in ("step", "source", "ids", "html") if getattr(arguments, name)]
+    others = [f"--{name}" for name in ("step", "source", "html") if getattr(arguments, name) is not None]
+    others += ["--ids"] if arguments.ids else []
     if arguments.plan is not None or others or (others := settings_given(arguments)):
         raise SpecError(
             f"{others[0] if others else arguments.plan} means nothing here: {arguments.store} is a buffer",

@@ -304,7 +304,7 @@ def _says_what_was_seen(watching: subprocess.Popen[str], run: _Run) -> bool:
 
 
 def _add_one_by_one(folder: Path) -> bool:
-    head(4, f"Rows that come one by one, from processes that are killed")
+    head(4, "Rows that come one by one, from processes that are killed")
     path = folder / "arrivals"
     for _ in range(KILLS):
         acknowledged = _kill_an_arrival(path, folder / "arrive.txt")

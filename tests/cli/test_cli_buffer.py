@@ -1,0 +1,92 @@
+"""`penstock info` and `penstock look` of a buffer's folder, also while a process writes to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A buffer with two versions, that a writer has open."""
+    with ps.DatasetBuffer(path=tmp_path / "rows", max_size=5, seed=3) as buffer:
+        buffer.append([{"text": f"row {n}", "obs": np.arange(12, dtype=np.float32)} for n in range(2)], origin="first")
+        buffer.commit("after epoch 1")
+        buffer.append({"text": "a late\x1b[2J one", "obs": np.zeros(12, np.float32)}, origin="fresh")
+        buffer.set([0], loss=[0.5])
+        buffer.commit("after epoch 2")
+        yield tmp_path / "rows"
+
+
+def test_info_says_rows_columns_origins_settings_and_versions(folder, succeeds):
+    lines = [" ".join(line.split()) for line in succeeds("info", folder).out.splitlines()]
+    with ps.DatasetBuffer(path=folder, read_only=True) as buffer:
+        assert lines[0] == f"buffer {folder} ({buffer.content_fingerprint()[:16]})"
+    for line in (
+        "rows 3, after 4 changes",
+        "column text string",
+        "column obs float32[12]",
+        "column loss float64, optional",
+        "origin 2 rows from 'first'",
+        "origin 1 row from 'fresh'",
+        "settings at most 5, dropping by oldest, seed 3",
+    ):
+        assert line in lines
+    versions = [line for line in lines if line.startswith("version ")]
+    assert [line.partition(", 2")[0] for line in versions] == [
+        "version after epoch 1: 2 rows, after change 2",
+        "version after epoch 2: 3 rows, after change 4",
+    ]
+
+
+def test_info_as_json_has_the_sizes_of_the_files(folder, succeeds):
+    facts = succeeds("info", folder, "--json").json
+    assert facts["journal_bytes"] == sum(file.stat().st_size for file in folder.glob("journal-*.log")) > 0
+    assert facts["num_block_files"] == len(list(folder.glob("blocks/*"))) > 0
+    assert facts["settings"] == {"max_size": 5, "drop_strategy": "oldest", "seed": 3}
+
+
+@pytest.mark.parametrize("version", ["after epoch 1", "2"], ids=["by name", "by number"])
+def test_info_of_a_version_says_what_it_had(folder, succeeds, version):
+    facts = succeeds("info", folder, "--version", version, "--json").json
+    assert facts["num_rows"] == 2
+    assert [column["name"] for column in facts["columns"]] == ["text", "obs"]
+
+
+def test_look_shows_rows_with_their_ids_and_origins(folder, succeeds):
+    printed = succeeds("look", folder, "--count", "1").out
+    assert printed == (
+        "row 0 (id 0, from 'first')\n  text  'row 0'\n  obs  float32[12]  0 1 2 3 4 5 6 7 ...\n  loss  0.5\n"
+    )
+
+
+def test_look_shows_control_characters_as_escapes(folder, succeeds):
+    printed = succeeds("look", folder, "--document", "2").out
+    assert "row 2 (id 2, from 'fresh')" in printed
+    assert "\x1b" not in printed
+    assert "loss  None" in printed
+
+
+def test_look_as_json_has_whole_values(folder, succeeds):
+    (row,) = succeeds("look", folder, "--document", "1", "--count", "1", "--json").json["rows"]
+    assert row == {"row": 1, "id": 1, "origin": "first", "values": {"text": "row 1", "obs": [*range(12)], "loss": None}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["info", "--version", "after epch 1"], "try        version 'after epoch 1'"),
+        (["info", "3f2a"], "3f2a means nothing here"),
+        (["info", "--files"], "--files means nothing here"),
+        (["look", "--document", "3"], "row 3 is not in a buffer of 3 rows"),
+        (["look", "3f2a"], "3f2a means nothing here"),
+        (["look", "--step", "0"], "--step means nothing here"),
+        (["look", "--ids"], "--ids means nothing here"),
+        (["look", "--chunk-size", "8"], "--chunk-size means nothing here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_buffer_does_not_have_is_refused(folder, refuses, arguments, said):
+    assert said in refuses(arguments[0], folder, *arguments[1:])
