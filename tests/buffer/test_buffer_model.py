@@ -181,6 +181,7 @@ class BufferAndList(RuleBasedStateMachine):
         self.pairs: list[tuple[ps.DatasetBuffer, Model]] = []
         self.held: list[tuple[Any, Model]] = []
         self.iterators: list[tuple[Iterator[pa.Table], list[Row]]] = []
+        self.next_name = 0
         self.path: Path | None = None
         self.reader: ps.DatasetBuffer | None = None
 
@@ -300,7 +301,8 @@ class BufferAndList(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         buffer, model = self.pair(data)
-        name = f"version {len(model.versions)}"
+        name = f"version {self.next_name}"
+        self.next_name += 1
         info = buffer.commit(name)
         assert (info.name, info.number, info.rows) == (name, model.number, len(model.rows))
         model.commit(name)

@@ -583,7 +583,6 @@ def test_arrow_memory_that_a_user_can_still_change_is_copied():
         ),
         (pa.array(["a", "b"], pa.string_view()), "large_string", ["a", "b"]),
         (pa.array([[1], None], pa.list_view(pa.int64())), "list<item: int64>", [[1], None]),
-        (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), "fixed_size_list<item: int64>[2]", [[1, 2], None]),
         (pa.array([{"a": "x"}, None]), "struct<a: string>", [{"a": "x"}, None]),
         (pa.RunEndEncodedArray.from_arrays([2], pa.array(["a"])), "string", ["a", "a"]),
         (pa.chunked_array([[1], [2]]), "int64", [1, 2]),

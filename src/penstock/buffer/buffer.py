@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -320,9 +321,15 @@ class DatasetBuffer(Reads):
     # Versions
 
     def commit(self, name: str | None = None) -> VersionInfo:
-        """Keep the rows as they are now under a name, for `at`, `diff` and `rollback`."""
+        """Keep the rows as they are now under a name, for `at`, `diff` and `rollback`.
+
+        A run that repeats itself after a crash may commit again: a version of this name that has the same rows is it.
+        """
         with self._lock:
             number = self._table.number
+            same = [kept for kept in self._versions if kept.info.name == name and kept.info.rows == len(self)]
+            if same and same[0].view.content_fingerprint() == self.content_fingerprint():
+                return same[0].info
             name = f"version {number}" if name is None else _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
@@ -448,6 +455,11 @@ class DatasetBuffer(Reads):
                 remedy="leave schema= out: the folder has its own",
             )
 
+    @property
+    def path(self) -> Path | None:
+        """The folder that the buffer lives in, if it does."""
+        return None if self._disk is None else self._disk.folder.path
+
     def _begin_again(self) -> None:
         """An empty buffer: what a folder is read into."""
         self._table, self._versions, self.kind = Table(), [], None
@@ -569,7 +581,9 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
         raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
     if name in [info.name for info in known]:
         raise SpecError(
-            f"there is a version {name!r} already", parameter="name", remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before"
+            f"there is a version {name!r} already",
+            parameter="name",
+            remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
         )
     return name
 

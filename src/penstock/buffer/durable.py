@@ -122,6 +122,10 @@ class Durable:
             new if new != default else old for new, old, default in zip(asked, stored, (None, "oldest", 0), strict=True)
         )
         if (max_size, drop_strategy, seed) != stored:
+            if not buffer._table.number:  # a new folder: these are what it begins with, and no change
+                buffer.max_size, buffer.drop_strategy, buffer.seed = max_size, drop_strategy, seed  # type: ignore[assignment]
+                self.checkpoint(buffer)
+                return
             settings = codec.Settings(buffer.number + 1, _now_us(), max_size, drop_strategy, seed)  # type: ignore[arg-type]
             self.write(settings, buffer)
             self._replay(buffer, settings)

@@ -70,9 +70,11 @@ class Reads:
     def column_names(self) -> list[str]:
         return self._look().schema.names
 
-    def provenance(self, indices: Any = None) -> pa.Table:
+    def provenance(self, indices: Any = None, *, ids: Any = None) -> pa.Table:
         """id, journal number, time and origin of the append that rows came with; of all rows, or of some."""
         view = self._look()
+        if ids is not None:
+            return view.provenance(view.index_of(ids))
         return view.provenance(np.arange(len(view)) if indices is None else view.checked(indices))
 
     def content_fingerprint(self) -> str:
@@ -205,14 +207,19 @@ class Reads:
             self._sums = key, Priorities(column.values, column.valid, power, column=by)
         return self._sums[1]
 
-    def loader(self, batch_size: int = 8, seed: int = 0, **settings: Any) -> RowDataLoader:
+    def loader(
+        self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
+    ) -> RowDataLoader:
         """Batches of all rows as they are now, by the order contract: shuffled, resumed at once, elastic over ranks.
 
-        `settings` are those of `RowDataLoader`: shuffle, epochs, rank, world_size, framework and so on.
+        With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
+        are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,
+        rank, world_size, framework and so on.
         """
         from penstock.loaders.rows import RowDataLoader
 
-        return RowDataLoader(self._hold(), batch_size=batch_size, seed=seed, **settings)
+        view = self._hold() if columns is None else self._hold().only(columns)
+        return RowDataLoader(view, batch_size=batch_size, seed=seed, **settings)
 
     # Conversions
 

@@ -97,8 +97,9 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
         near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
         if near in numeric and by != column:
             near = f"-{near}"
-        headline = f"{parameter}={by!r} is neither a strategy nor a column"
-        remedy = f"{parameter}={near!r}" if near else use_named
+        headline = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
+        adding = f"; or add it: buffer.set(buffer.ids, {column}=values)" if column.isidentifier() else ""
+        remedy = f"{parameter}={near!r}" if near else use_named + adding
     raise SpecError(
         headline,
         parameter=parameter,

@@ -5,6 +5,7 @@ Nothing is checked here and nothing is written to disk: a change that arrives is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ __all__ = ["Table"]
 
 _SPARSE = 0.75
 """A block with a smaller share of live rows is written anew."""
+_FAN, _SMALL = 8, 32
+"""So many neighbours are joined, if each has at most one in so many of all rows."""
 
 
 class Slow(Exception):
@@ -242,9 +245,15 @@ class Table:
     def seal(self) -> None:
         """Let no more rows into the last block."""
         if self._tail is not None:
+            self._part_tail()
             self._tail.seal(self.counters)
-            self._sealed = self.segments()
         self._tail, self._tail_start, self._writers = None, 0, None
+
+    def _part_tail(self) -> None:
+        """Count the last block's rows among the sealed ones, so that some can go. It takes more rows at its end."""
+        if self._tail is not None and self._tail.num_rows > self._tail_start:
+            self._sealed = _with_last_joined(self.segments())
+            self._tail_start = self._tail.num_rows
 
     # Thinning out
 
@@ -255,8 +264,11 @@ class Table:
             begin, end, _ = which.indices(self.num_rows)
             self._drop_last(self.num_rows - max(end, begin))
             self.drop_first(begin)
+            if 2 * self.num_rows < sum(block.num_rows for block in self._blocks()):
+                self._part_tail()
+                self._compact()
             return
-        self.seal()
+        self._part_tail()
         first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
         cuts = np.searchsorted(which, first)
         self._sealed = [
@@ -273,7 +285,8 @@ class Table:
         if isinstance(which, slice):
             self.drop_first(which.stop - (which.start or 0))
             return
-        self._leave_tail_if_touched(which)
+        if len(which) and int(which[-1]) >= sum(segment.num_rows for segment in self._sealed):
+            self._part_tail()
         first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
         cuts = np.searchsorted(which, first)
         left = []
@@ -287,12 +300,6 @@ class Table:
         self._sealed = left
         self.num_rows -= len(which)
         self._compact()
-
-    def _leave_tail_if_touched(self, which: NDArray[np.int64]) -> None:
-        """Rows in the middle of the last block are about to go: it takes no more rows then."""
-        sealed_rows = sum(segment.num_rows for segment in self._sealed)
-        if len(which) and int(which[-1]) >= sealed_rows:
-            self.seal()
 
     def drop_first(self, count: int) -> None:
         """The oldest rows go: nothing that stays is touched."""
@@ -315,7 +322,7 @@ class Table:
     def _drop_last(self, count: int) -> None:
         if not count:
             return
-        self.seal()
+        self._part_tail()
         self.num_rows -= count
         while count:
             segment = self._sealed.pop()
@@ -327,6 +334,16 @@ class Table:
 
     def _compact(self) -> None:
         """Write neighbours that have few live rows anew, as one block: its cost was paid by the rows that went."""
+        segments = self.segments()
+        live = Counter[int]()
+        for segment in segments:
+            live[id(segment.block)] += segment.num_rows
+
+        def is_sparse(block: Block) -> bool:
+            return live[id(block)] < _SPARSE * block.num_rows
+
+        if self._tail is not None and self._tail.num_rows and is_sparse(self._tail):
+            self.seal()
         done: list[Segment] = []
         sparse: list[Segment] = []
 
@@ -336,7 +353,7 @@ class Table:
                 sparse.clear()
 
         for segment in self._sealed:
-            if segment.num_rows < _SPARSE * segment.block.num_rows:
+            if is_sparse(segment.block):
                 limit = capacity_for(1 << 62, self.schema, 0)
                 if sum(s.num_rows for s in sparse) + segment.num_rows > limit:
                     flush()
@@ -345,7 +362,28 @@ class Table:
                 flush()
                 done.append(segment)
         flush()
-        self._sealed = done
+        self._sealed = self._with_small_ones_joined(done)
+
+    def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
+        """Eight neighbours as one block, if each is small, and none as large as the others together.
+
+        So there are few blocks, and the block that a row lies in has doubled each time that the row is copied.
+        """
+        at = 0
+        while at + _FAN <= len(segments):
+            some = segments[at : at + _FAN]
+            sizes = [segment.num_rows for segment in some]
+            is_open = any(segment.block is self._tail for segment in some)
+            if is_open or max(sizes) * 2 > sum(sizes) or max(sizes) * _SMALL > self.num_rows:
+                at += 1
+            else:
+                segments[at : at + _FAN] = [self._rewritten(some)]
+                at = max(at - _FAN + 1, 0)
+        return segments
+
+    def _blocks(self) -> list[Block]:
+        blocks = [segment.block for segment in self._sealed] + ([self._tail] if self._tail is not None else [])
+        return list({id(block): block for block in blocks}.values())
 
     def _rewritten(self, segments: Sequence[Segment]) -> Segment:
         view = View(segments, self.schema, self.number, self.origins, self.counters)
@@ -371,8 +409,7 @@ class Table:
         self._take_schema(schema)
         view = View(self.segments(), schema, self.number, self.origins, self.counters)
         segment, offset = view.locate(index)
-        tail = self._tail
-        sealed = {place.block.serial: number for number, place in enumerate(self._sealed)}
+        sealed = [number for number, place in enumerate(self._sealed) if place.num_rows]
         for number in np.unique(segment):
             mine, place = segment == number, view.segments[number]
             changed = dict(place.columns)
@@ -382,10 +419,11 @@ class Table:
                     column: Any = changed.get(name) or missing_column(field, place.block)
                     rows, some = offset[mine], _some(values, mine)
                     changed[name] = column.changed(rows, some, place.block.num_rows, self.counters)
-            if tail is not None and place.block is tail:
-                tail.columns = changed
+            if number < len(sealed):
+                self._sealed[sealed[number]] = place._replace(columns=changed)
             else:
-                self._sealed[sealed[place.block.serial]] = place._replace(columns=changed)
+                assert self._tail is not None
+                self._tail.columns = changed
 
     def replace(self, segments: Sequence[Segment], schema: Schema) -> None:
         """Other rows altogether: those of a view."""
@@ -393,6 +431,18 @@ class Table:
         self._tail, self._tail_start, self._writers = None, 0, None
         self.schema, self._sealed = schema, list(segments)
         self.num_rows = sum(segment.num_rows for segment in segments)
+
+
+def _with_last_joined(segments: list[Segment]) -> list[Segment]:
+    """The last two as one, if they are rows of one block whose columns are the same."""
+    if len(segments) < 2:
+        return segments
+    *rest, one, two = segments
+    if one.block is not two.block or any(two.columns.get(n) is not column for n, column in one.columns.items()):
+        return segments
+    if one.keep is None and two.keep is None and one.stop == two.start:
+        return [*rest, two._replace(start=one.start)]
+    return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
 
 
 def _some(values: Values, mine: NDArray[np.bool_]) -> Values:

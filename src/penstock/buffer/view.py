@@ -18,6 +18,7 @@ from penstock.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, S
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 from penstock.errors import RowIndexError, SpecError
 from penstock.fingerprint import fingerprint
+from penstock.spec import suggest
 
 __all__ = ["View"]
 
@@ -273,6 +274,20 @@ class View:
                 "origin": pa.array([self._origins[number] for number in entries[:, 2]], pa.string()),
             }
         )
+
+    def only(self, names: Sequence[str]) -> View:
+        """The same rows, with some of their columns."""
+        unknown = [name for name in names if name not in self.schema.by_name]
+        if isinstance(names, str) or unknown or not names:
+            near = suggest(unknown[0], self.schema.names) if unknown and not isinstance(names, str) else None
+            raise SpecError(
+                f"columns={names!r}: " + (f"there is no column {unknown[0]!r}" if unknown else "a list of names"),
+                parameter="columns",
+                columns=", ".join(map(repr, self.schema.names)),
+                remedy=f"columns=[{near or next(iter(self.schema.names), '...')!r}]",
+            )
+        schema = Schema(tuple(self.schema.by_name[name] for name in dict.fromkeys(names)))
+        return View(self.segments, schema, self.number, self._origins, self._counters)
 
     def share(self) -> View:
         """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ _ORIGINS_SHOWN = 10
 def is_buffer(path: str) -> bool:
     from penstock.buffer.folder import POINTER
 
-    return Path(path, POINTER).is_file()
+    return os.path.isfile(os.path.join(path, POINTER))  # False also for what cannot be a path
 
 
 def describe_buffer(path: str, *, version: str | None, as_json: bool) -> int:
