@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Memory", "gather", "table_over"]
+__all__ = ["Memory", "Table", "gather", "rows_apart"]
 
 
 class Memory:
@@ -32,28 +32,59 @@ class Memory:
         }
 
 
-def table_over(
-    addresses: NDArray[np.int64], num_rows: Sequence[int], dtype: np.dtype[Any], shape: tuple[int, ...] = ()
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(records, first): records[first[i] + row * items] is a row of array i, as raw bytes where it has a shape.
+class Table:
+    """Rows that lie in several arrays of one type and shape, as one: row r of array i is number start[i] + r * step.
 
-    `items` are those of a row. Arrays begin at `addresses`, aligned for `dtype`, and have so many rows each; one at
-    address 0 is not there, and its `first` is negative.
+    Arrays begin at `addresses`, aligned for `dtype`, and have so many rows each; one at address 0 is not there, and its
+    start is negative. Where all of them begin at a multiple of a row's bytes from each other, as `rows_apart` makes
+    them, NumPy can take rows as of one contiguous array, which is faster.
 
     >>> one, other = np.arange(3.0), np.arange(8.0, 12.0)
-    >>> table, first = table_over(np.array([one.ctypes.data, other.ctypes.data]), [3, 4], one.dtype)
-    >>> table[first + [2, 1]].tolist()
+    >>> table = Table(np.array([one.ctypes.data, other.ctypes.data]), [3, 4], one.dtype)
+    >>> table.take(table.start + np.array([2, 1]) * table.step).tolist()
     [2.0, 9.0]
     """
-    items = prod(shape)
-    there = addresses != 0
-    record = dtype if not shape else np.dtype((np.void, items * dtype.itemsize))
-    if not there.any() or not items:
-        return np.empty(0, record), np.where(there, 0, -1)
-    lowest = int(addresses[there].min())
-    first = np.where(there, (addresses - lowest) // dtype.itemsize, -1)
-    highest = max(int(at) + max(int(rows) - 1, 0) * items for at, rows in zip(first, num_rows, strict=True) if at >= 0)
-    return np.asarray(Memory(lowest, (highest + 1,), record, dtype.itemsize)), first
+
+    def __init__(
+        self, addresses: NDArray[np.int64], num_rows: Sequence[int], dtype: np.dtype[Any], shape: tuple[int, ...] = ()
+    ) -> None:
+        self.dtype, self.shape = dtype, shape
+        items = prod(shape)
+        there = addresses != 0
+        record = dtype if not shape else np.dtype((np.void, items * dtype.itemsize))
+        if not there.any() or not items:
+            self._rows, self.start, self.step = np.empty(0, record), np.where(there, 0, -1), 1
+            return
+        lowest = int(addresses[there].min())
+        apart = np.where(there, addresses - lowest, 0)
+        self.is_contiguous = not (apart % record.itemsize).any()
+        self.step = 1 if self.is_contiguous else items
+        unit = record.itemsize if self.is_contiguous else dtype.itemsize
+        self.start = np.where(there, apart // unit, -1)
+        ends = [at + max(rows - 1, 0) * self.step for at, rows in zip(self.start.tolist(), num_rows, strict=True)]
+        self._rows = np.asarray(Memory(lowest, (max(ends) + 1,), record, unit))
+
+    def take(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Some rows, in memory of their own. The caller vouches for the numbers, and holds the arrays."""
+        if not self._rows.size:
+            return np.empty((len(numbers), *self.shape), self.dtype)
+        # Of an array that is not contiguous, `take` would make a copy first: of all memory between the arrays.
+        taken: NDArray[Any] = self._rows.take(numbers, mode="clip") if self.is_contiguous else self._rows[numbers]
+        return taken.view(self.dtype).reshape(len(numbers), *self.shape) if self.shape else taken
+
+
+def rows_apart(num_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:
+    """An array [num_rows, *shape] of any content, whose address is a multiple of a row's bytes.
+
+    >>> rows_apart(5, np.dtype(np.float32), (3,)).ctypes.data % 12
+    0
+    """
+    row_bytes = dtype.itemsize * prod(shape)
+    if not shape or not row_bytes:
+        return np.empty((num_rows, *shape), dtype)
+    raw = np.empty((num_rows + 1) * row_bytes, np.uint8)
+    skip = -raw.ctypes.data % row_bytes
+    return raw[skip : skip + num_rows * row_bytes].view(dtype).reshape(num_rows, *shape)
 
 
 def gather(addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.addresses import rows_apart
 from penstock.buffer.convert import rebuild
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 
@@ -85,7 +86,7 @@ class NumberColumn:
         """Of which the first `missing` rows have no value."""
         assert field.numbers is not None
         dtype, shape = field.numbers
-        column = cls(np.empty((capacity, *shape), dtype))
+        column = cls(rows_apart(capacity, dtype, shape))
         if missing:
             column.values[:missing] = 0
             column.invalidate(0, missing)
@@ -112,7 +113,7 @@ class NumberColumn:
         """This column after some rows got new values: itself, or a copy where others see it."""
         column = self
         if self.shared or not self.values.flags.writeable:
-            values = np.empty_like(self.values)
+            values = rows_apart(len(self.values), self.values.dtype, self.values.shape[1:])
             values[:num_rows] = self.values[:num_rows]
             valid = None if self.valid is None else np.ones(len(values), bool)
             if valid is not None and self.valid is not None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.buffer import codec
 from penstock.buffer.blocks import Segment
 from penstock.buffer.durable import Durable
+from penstock.buffer.folder import POINTER
 from penstock.buffer.normalize import columns_in, normalize
 from penstock.buffer.reads import BufferVersion, Reads, _refuse_twice
 from penstock.buffer.retain import check_by, column_of, drop, keep, kept_count
@@ -352,8 +353,8 @@ class DatasetBuffer(Reads):
     def _add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
         self._versions.append(_Kept(ordinal, info, kind, load))
 
-    def _version_of_ordinal(self, ordinal: int) -> _Kept:
-        return next(kept for kept in self._versions if kept.ordinal == ordinal)
+    def _version_of_ordinal(self, ordinal: int) -> _Kept | None:
+        return next((kept for kept in self._versions if kept.ordinal == ordinal), None)
 
     def versions(self) -> list[VersionInfo]:
         """What was committed, oldest first."""
@@ -476,10 +477,9 @@ class DatasetBuffer(Reads):
         """What can be read of a folder with a damaged journal, in a new folder: every change before the damage."""
         found = cls()
         Durable.open(path, found, read_only=True, salvage=True).close()
-        saved = cls(max_size=found.max_size, drop_strategy=found.drop_strategy, seed=found.seed, path=to)
-        if len(saved) or saved.number > 1:
-            saved.close()
+        if (Path(to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
+        saved = cls(max_size=found.max_size, drop_strategy=found.drop_strategy, seed=found.seed, path=to)
         saved._take_over(found)
         return saved
 

@@ -12,7 +12,6 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from penstock.buffer import codec
 from penstock.buffer.blocks import ArrowColumn, Block, Column, Counters, NumberColumn, Segment
 from penstock.buffer.folder import BufferFolder
 from penstock.buffer.journal import Record, read_records, salvage_records
+from penstock.buffer.retain import check_by
 from penstock.buffer.schema import Columns, Schema, Values
 from penstock.buffer.versions import VersionInfo
 from penstock.buffer.view import View
@@ -39,6 +39,9 @@ _CHECKPOINT_BYTES = 32 << 20
 
 _CHECKPOINT_RECORDS = 20_000
 """Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
+
+_LOADED = ("_table", "_versions", "kind", "max_size", "drop_strategy", "seed")
+"""What a buffer has from its folder."""
 
 Document = dict[str, Any]
 
@@ -122,6 +125,9 @@ class Durable:
             new if new != default else old for new, old, default in zip(asked, stored, (None, "oldest", 0), strict=True)
         )
         if (max_size, drop_strategy, seed) != stored:
+            schema = buffer._table.schema
+            if max_size is not None and len(schema):
+                check_by(drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
             if not buffer._table.number:  # a new folder: these are what it begins with, and no change
                 buffer.max_size, buffer.drop_strategy, buffer.seed = max_size, drop_strategy, seed  # type: ignore[assignment]
                 self.checkpoint(buffer)
@@ -150,7 +156,13 @@ class Durable:
         elif isinstance(change, codec.Drop):
             buffer._apply_drop(table.view().index_of(codec.decode_ids(change.ids)))
         elif isinstance(change, codec.Rollback):
-            buffer._apply_rollback(buffer._version_of_ordinal(change.version))
+            kept = buffer._version_of_ordinal(change.version)
+            if kept is None:  # committed since they were listed
+                self._restore_versions(buffer)
+                kept = buffer._version_of_ordinal(change.version)
+            if kept is None:
+                raise self.folder.missing_version(change.version)
+            buffer._apply_rollback(kept)
         else:
             buffer.max_size, buffer.drop_strategy, buffer.seed = change.max_size, change.drop_strategy, change.seed
             buffer._apply_settings()
@@ -261,7 +273,13 @@ class Durable:
             else:
                 if self.folder.pointer.journal == journal:
                     return
-        self._load(buffer)
+        before = {name: getattr(buffer, name) for name in _LOADED}
+        try:
+            self._load(buffer)
+        except BaseException:  # a reader stays at a whole version
+            for name, value in before.items():
+                setattr(buffer, name, value)
+            raise
 
     # Rows on disk
 
@@ -387,17 +405,16 @@ class Durable:
         buffer.max_size, buffer.drop_strategy, buffer.seed = document["settings"]
 
     def _restore_versions(self, buffer: DatasetBuffer) -> None:
-        known = {kept.ordinal for kept in buffer._versions}
+        known = {(kept.ordinal, kept.info): kept for kept in buffer._versions}
+        buffer._versions = []  # without those that the writer has let go of
         for document in self.folder.read_versions():
             said = document["version"]
-            if said["ordinal"] not in known:
-                info = VersionInfo(
-                    document["number"],
-                    said["name"],
-                    datetime.fromtimestamp(said["time_us"] / 1_000_000, UTC),
-                    said["rows"],
-                )
-                buffer._add_version(said["ordinal"], info, document["kind"], partial(self.view_of, document))
+            time = datetime.fromtimestamp(said["time_us"] / 1_000_000, UTC)
+            ordinal, info = said["ordinal"], VersionInfo(document["number"], said["name"], time, said["rows"])
+            if (ordinal, info) in known:
+                buffer._versions.append(known[ordinal, info])
+            else:
+                buffer._add_version(ordinal, info, document["kind"], lambda d=document: self.view_of(d))
 
     def view_of(self, document: Document) -> View:
         """The rows that a checkpoint or version names, over the memory of their files."""
@@ -460,7 +477,8 @@ def _column(schema: Schema, name: str, pieces: list[Values]) -> Column:
     valid = None
     if any(piece.valid is not None for piece in numbers):
         valid = np.concatenate([np.ones(len(p.values), bool) if p.valid is None else p.valid for p in numbers])
-    return NumberColumn(np.concatenate([piece.values for piece in numbers]), valid)
+    # Shared as well: versions have the column from `_columns`, so that changes to it are made in a copy.
+    return NumberColumn(np.concatenate([piece.values for piece in numbers]), valid, shared=True)
 
 
 def _now_us() -> int:

@@ -275,6 +275,9 @@ class BufferFolder:
                 found.append(_decoded(_unsealed(self._version(ordinal))))
         return found
 
+    def missing_version(self, ordinal: int) -> StoreError:
+        return _gone(self._version(ordinal))
+
     def remove_version(self, ordinal: int) -> None:
         self._check_writer()
         self._version(ordinal).unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.addresses import gather, table_over
+from penstock.addresses import Table, gather
 from penstock.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 from penstock.errors import RowIndexError, SpecError
@@ -350,28 +349,21 @@ class _Memory:
         self.valid = [None if column is None else column.valid for column in columns]
         self.is_valid = self.is_whole and all(valid is None for valid in self.valid)
         addresses = np.array([0 if column is None else column.address for column in columns], np.int64)
-        self.table, self.starts = table_over(
-            addresses, [0 if c is None else len(c.values) for c in columns], *field.numbers
-        )
-        self.row_items = prod(self.shape)
+        num_rows = [0 if column is None else len(column.values) for column in columns]
+        self.table = Table(addresses, num_rows, self.dtype, self.shape)
 
     def gather(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Numbers:
-        count = len(offset)
+        table = self.table
         if len(self.columns) == 1 and self.is_whole:
             values = self.columns[0].values.take(offset, axis=0)
-        elif not self.row_items:
-            values = np.empty((count, *self.shape), self.dtype)
         elif self.is_whole:
-            values = self._at(segment, offset)
+            step = offset if table.step == 1 else offset * table.step
+            values = table.take(table.start[segment] + step)
         else:
-            there = np.flatnonzero(self.starts[segment] >= 0)
-            values = np.zeros((count, *self.shape), self.dtype)
-            values[there] = self._at(segment[there], offset[there])
+            there = np.flatnonzero(table.start[segment] >= 0)
+            values = np.zeros((len(offset), *self.shape), self.dtype)
+            values[there] = table.take(table.start[segment[there]] + offset[there] * table.step)
         return Numbers(values, None if self.is_valid else self._valid_at(segment, offset))
-
-    def _at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[Any]:
-        gathered: NDArray[Any] = self.table[self.starts[segment] + offset * self.row_items]
-        return gathered.view(self.dtype).reshape(len(offset), *self.shape) if self.shape else gathered
 
     def _valid_at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         valid = np.ones(len(offset), bool)
