@@ -27,8 +27,12 @@ def key_of(*names: str | int) -> int:
     >>> key_of("a", "bc") == key_of("ab", "c")         # borders count
     False
     """
-    data = b"".join(f"{type(name).__name__[0]}{len(str(name).encode())}:{name}".encode() for name in names)
-    return xxhash.xxh3_64_intdigest(data)
+    data = ""
+    for name in names:
+        text = str(name)
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        data += f"{type(name).__name__[0]}{num_bytes}:{text}"
+    return xxhash.xxh3_64_intdigest(data.encode())
 
 
 def mix64(x: U64, key: np.uint64 | U64) -> U64:

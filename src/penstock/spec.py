@@ -39,7 +39,9 @@ def whole_number(**parameter: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name) from None
+        raise SpecError(
+            f"{name} must be a whole number, got {value!r}", parameter=name, remedy=f"{name}=1, or another int"
+        ) from None
 
 
 def one_of(choices: Iterable[T], **parameter: T) -> T:

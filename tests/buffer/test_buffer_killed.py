@@ -78,7 +78,7 @@ def test_fifty_writers_that_are_killed_lose_nothing_and_double_nothing(tmp_path)
         os._exit(1)
 
     for _ in range(50):
-        before, at = at, reference.check(tmp_path / "b", killed(begin, chance.random() * 0.03))
+        before, at = at, reference.check(tmp_path / "b", killed(begin, chance.random() * 0.02))
         assert at > before
     assert at > 100
 

@@ -36,8 +36,8 @@ def test_info_says_rows_columns_origins_settings_and_versions(folder, succeeds):
         assert line in lines
     versions = [line for line in lines if line.startswith("version ")]
     assert [line.partition(", 2")[0] for line in versions] == [
-        "version after epoch 1: 2 rows, after change 2",
-        "version after epoch 2: 3 rows, after change 4",
+        "version after epoch 1: 2 rows, after change 1",
+        "version after epoch 2: 3 rows, after change 3",
     ]
 
 

@@ -150,7 +150,7 @@ class ArrowColumn:
     def put(self, value: Any, counters: Counters) -> None:
         """Add one value that is known to be of this type, and that nobody can change."""
         if len(self._pending) >= _PENDING_ROWS:
-            self.flush(counters)
+            self.flush(counters, self.num_rows)
         self._pending.append(value)
         self.num_rows += 1
 
@@ -159,7 +159,8 @@ class ArrowColumn:
         if self.num_rows <= num_rows:
             return
         waiting = min(len(self._pending), self.num_rows - num_rows)
-        del self._pending[len(self._pending) - waiting :]
+        if waiting:
+            del self._pending[-waiting:]
         self.num_rows -= waiting
         if self.num_rows > num_rows:
             rest = self.read(0, num_rows, Counters())
@@ -170,16 +171,20 @@ class ArrowColumn:
         return pa.array(self._pending[-1:], self.type)
 
     def write(self, values: pa.Array, counters: Counters) -> None:
-        self.flush(counters)
+        self.flush(counters, self.num_rows)
         with self._lock:
             self._add(values, counters)
         self.num_rows += len(values)
 
-    def flush(self, counters: Counters) -> None:
+    def flush(self, counters: Counters, num_rows: int) -> None:
+        """Let the first so many rows be Arrow arrays. Readers in other threads ask too, while rows are put: what they
+        do not ask for stays, since it may be taken back."""
         with self._lock:
-            if self._pending:
-                waiting, self._pending = self._pending, []
+            wanted = num_rows - sum(map(len, self._pieces))
+            if wanted > 0:
+                waiting = self._pending[:wanted]
                 self._add(pa.array(waiting, self.type), counters)
+                del self._pending[: len(waiting)]
 
     def _add(self, values: pa.Array, counters: Counters) -> None:
         if not len(values):
@@ -192,16 +197,16 @@ class ArrowColumn:
             pieces[-_FAN:], levels[-_FAN:] = [joined], [levels[-1] + 1]
         self._pieces, self._levels = pieces, levels
 
-    def pieces(self, counters: Counters) -> list[pa.Array]:
-        """All values, in a few arrays."""
+    def pieces(self, counters: Counters, num_rows: int) -> list[pa.Array]:
+        """The first so many values, and maybe more, in a few arrays."""
         if self._pending:
-            self.flush(counters)
+            self.flush(counters, num_rows)
         return self._pieces
 
     def read(self, start: int, stop: int, counters: Counters) -> pa.Array:
         """Rows [start, stop) as one array."""
         found, first = [], 0
-        for piece in self.pieces(counters):
+        for piece in self.pieces(counters, stop):
             begin, end = max(start - first, 0), min(stop - first, len(piece))
             if begin < end:
                 found.append(piece.slice(begin, end - begin))
@@ -212,7 +217,7 @@ class ArrowColumn:
 
     def seal(self, counters: Counters) -> None:
         """No more rows will come: one piece from now on."""
-        if len(pieces := self.pieces(counters)) > 1 and _can_join(pieces):
+        if len(pieces := self.pieces(counters, self.num_rows)) > 1 and _can_join(pieces):
             joined = pa.concat_arrays(pieces)
             counters.copied += joined.nbytes
             self._pieces, self._levels = [joined], [_level(len(joined))]

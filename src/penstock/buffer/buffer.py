@@ -79,7 +79,9 @@ class DatasetBuffer(Reads):
         if schema is not None:
             self._table.schema = self._declared = _declared(schema)
         if read_only and path is None:
-            raise SpecError("read_only=True needs a path: whose rows are to be read?", parameter="read_only")
+            raise SpecError(
+                "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
+            )
         if path is not None:
             self._open(path, read_only)
         try:
@@ -328,10 +330,11 @@ class DatasetBuffer(Reads):
         """
         with self._lock:
             number = self._table.number
+            name = f"version {number}" if name is None else name
             same = [kept for kept in self._versions if kept.info.name == name and kept.info.rows == len(self)]
             if same and same[0].view.content_fingerprint() == self.content_fingerprint():
                 return same[0].info
-            name = f"version {number}" if name is None else _checked_name(name, self.versions())
+            name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
             ordinal = self._versions[-1].ordinal + 1 if self._versions else 0

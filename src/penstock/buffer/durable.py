@@ -12,6 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -414,7 +415,7 @@ class Durable:
             if (ordinal, info) in known:
                 buffer._versions.append(known[ordinal, info])
             else:
-                buffer._add_version(ordinal, info, document["kind"], lambda d=document: self.view_of(d))
+                buffer._add_version(ordinal, info, document["kind"], partial(self.view_of, document))
 
     def view_of(self, document: Document) -> View:
         """The rows that a checkpoint or version names, over the memory of their files."""

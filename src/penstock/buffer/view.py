@@ -78,19 +78,18 @@ class View:
     def _ids(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
         first, is_listed = self._first_ids
         ids: NDArray[np.int64] = offset + first[segment]
-        if is_listed.any():
+        if is_listed is not None:
             for number in np.unique(segment[is_listed[segment]]):
                 mine = segment == number
                 ids[mine] = self.segments[number].block.ids_of(offset[mine])
         return ids
 
     @cached_property
-    def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(first id of each segment's block, whether it lists its ids instead)."""
+    def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """(first id of each segment's block, whether it lists its ids instead; None: no one does)."""
         blocks = [segment.block for segment in self.segments]
-        return np.array([block.first_id for block in blocks], np.int64), np.array(
-            [b.ids is not None for b in blocks], bool
-        )
+        first = np.array([block.first_id for block in blocks], np.int64)
+        return first, np.array([b.ids is not None for b in blocks]) if any(b.ids is not None for b in blocks) else None
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
         """The row numbers of some ids; RowIndexError where one is not here."""
@@ -146,23 +145,23 @@ class View:
             segment = np.zeros(len(index), np.int64)
             one = self.segments[0]
             return segment, index + one.start if one.keep is None else one.keep[index]
-        segment = np.searchsorted(self._first, index, side="right") - 1
-        local = index - self._first[segment]
-        starts, listed = self._starts
-        offset = local + starts[segment]
+        segment = self._first[1:].searchsorted(index, side="right")
+        shift, listed = self._shifts
+        offset: NDArray[np.int64] = index + shift[segment]
         if listed is not None:
             kept = np.flatnonzero(listed[segment])
             if len(kept):
-                offset[kept] = gather(listed[segment[kept]] + local[kept] * 8, np.dtype(np.int64))
+                which = segment[kept]
+                offset[kept] = gather(listed[which] + (index[kept] - self._first[which]) * 8, np.dtype(np.int64))
         return segment, offset
 
     @cached_property
-    def _starts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """(first offset of each segment; addresses of the lists of those that have one, else 0)."""
-        starts = np.array([0 if s.keep is not None else s.start for s in self.segments], np.int64)
+    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """(from row numbers to offsets, for each segment; addresses of the lists of those that have one, else 0)."""
+        shift = np.array([segment.start for segment in self.segments], np.int64) - self._first[:-1]
         if all(segment.keep is None for segment in self.segments):
-            return starts, None
-        return starts, np.array([0 if s.keep is None else s.keep.ctypes.data for s in self.segments], np.int64)
+            return shift, None
+        return shift, np.array([0 if s.keep is None else s.keep.ctypes.data for s in self.segments], np.int64)
 
     # Values
 
@@ -200,7 +199,7 @@ class View:
             if not isinstance(column, ArrowColumn):
                 taken.append(pa.nulls(end - begin, field.type))
                 continue
-            pieces = column.pieces(self._counters)
+            pieces = column.pieces(self._counters, self.segments[segment[begin]].stop)
             first = np.cumsum([0, *map(len, pieces)])
             cuts = np.searchsorted(rows, first)
             taken += [
