@@ -63,14 +63,19 @@ CASES = {
     "a row without a required column": Case(
         add(ROW, without("label")), ps.SampleError, ["label", "row 1"], "label", [ValueError]
     ),
-    "a column that nobody knows": Case(
-        add(ROW | {"lable": 3}), ps.SampleError, ["lable"], "label", [ValueError]
-    ),
+    "a column that nobody knows": Case(add(ROW | {"lable": 3}), ps.SampleError, ["lable"], "label", [ValueError]),
     "another shape": Case(
-        add(ROW | {"obs": np.ones(4, np.float32)}), ps.SampleError, ["obs", "float32[3]", "float32[4]"], "", [ValueError]
+        add(ROW | {"obs": np.ones(4, np.float32)}),
+        ps.SampleError,
+        ["obs", "float32[3]", "float32[4]"],
+        "",
+        [ValueError],
     ),
     "ragged shapes in one append": Case(
-        add(ROW, ROW | {"obs": np.ones(2, np.float32)}), ps.SampleError, ["obs", "row 1", "float32[3]", "float32[2]"], ""
+        add(ROW, ROW | {"obs": np.ones(2, np.float32)}),
+        ps.SampleError,
+        ["obs", "row 1", "float32[3]", "float32[2]"],
+        "",
     ),
     "another dtype": Case(
         add(ROW | {"obs": np.ones(3, np.float64)}), ps.SampleError, ["obs", "float32[3]", "float64[3]"], "float32"
@@ -96,9 +101,7 @@ CASES = {
         "each row",
     ),
     "extend with a row": Case(lambda buffer: buffer.extend(ROW), ps.SampleTypeError, ["label"], "append"),
-    "extend without a required column": Case(
-        lambda buffer: buffer.extend({"label": [1]}), ps.SampleError, ["obs"], ""
-    ),
+    "extend without a required column": Case(lambda buffer: buffer.extend({"label": [1]}), ps.SampleError, ["obs"], ""),
     "a table with another type": Case(
         lambda buffer: buffer.extend(pa.table({name: [str(value)] for name, value in ROW.items()})),
         ps.SampleError,
@@ -122,7 +125,10 @@ CASES = {
     "an unknown id": Case(lambda b: b.set([0, 77], loss=[1.0, 2.0]), ps.RowIndexError, ["77"], "ids", [IndexError]),
     "an unknown id to drop": Case(lambda b: b.drop([77]), ps.RowIndexError, ["77"], "ids", [IndexError]),
     "an id that was dropped": Case(lambda b: b.drop([6]), ps.RowIndexError, ["6"], "dropped", [IndexError]),
-    "an id twice": Case(lambda b: b.set([1, 1], loss=[1.0, 2.0]), ps.SpecError, ["ids", "1"], "unique", [ValueError]),
+    "an id twice": Case(
+        lambda b: b.set([1, 1], loss=[1.0, 2.0]), ps.SpecError, ["ids", "1"], "return_index", [ValueError]
+    ),
+    "a path as data": Case(lambda b: ps.DatasetBuffer("rows"), ps.SampleTypeError, ["str"], "path='rows'", [TypeError]),
     "an id to drop twice": Case(lambda b: b.drop([4, 2, 4]), ps.SpecError, ["ids", "4"], "unique", [ValueError]),
     "an index twice": Case(lambda b: b.select([3, 0, -3]), ps.SpecError, ["indices", "3"], "unique", [ValueError]),
     "values for fewer rows than ids": Case(
@@ -146,6 +152,7 @@ CASES = {
     "an unknown version": Case(lambda b: b.rollback("stort"), ps.SpecError, ["stort"], "'start'", [ValueError]),
     "an unknown version to read": Case(lambda b: b.at(99), ps.SpecError, ["99", "start"], "one of them"),
     "a draw by an unknown column": Case(lambda b: b.sample(2, step=0, by="los"), ps.SpecError, ["los"], "loss"),
+    "rows filtered by text": Case(lambda b: b.filter("loss > 1"), ps.SpecError, ["where", "'loss > 1'"], "lambda"),
     "a mask of another length": Case(lambda b: b.filter([True, False]), ps.SpecError, ["where", "6"], "select"),
 }
 
@@ -189,7 +196,9 @@ def test_bad_input_is_one_clear_error_and_the_buffer_is_as_it_was(buffer, case):
 
 
 MAKING = {
-    "max_size below 1": Case(lambda _: ps.DatasetBuffer(max_size=-3), ps.SpecError, ["max_size", "-3"], "", [ValueError]),
+    "max_size below 1": Case(
+        lambda _: ps.DatasetBuffer(max_size=-3), ps.SpecError, ["max_size", "-3"], "", [ValueError]
+    ),
     "max_size that is no number": Case(lambda _: ps.DatasetBuffer(max_size="3"), ps.SpecError, ["max_size"], ""),
     "an unknown drop strategy": Case(
         lambda _: ps.DatasetBuffer([{"n": 1}], max_size=3, drop_strategy="oldst"),
@@ -201,7 +210,10 @@ MAKING = {
         lambda _: ps.DatasetBuffer(drop_strategy=3), ps.SpecError, ["drop_strategy", "3"], "oldest"
     ),
     "a drop strategy by text": Case(
-        lambda _: ps.DatasetBuffer([{"n": "a"}], max_size=3, drop_strategy="n"), ps.SpecError, ["drop_strategy"], "oldest"
+        lambda _: ps.DatasetBuffer([{"n": "a"}], max_size=3, drop_strategy="n"),
+        ps.SpecError,
+        ["drop_strategy"],
+        "oldest",
     ),
     "a seed that is no number": Case(lambda _: ps.DatasetBuffer(seed=0.5), ps.SpecError, ["seed"], ""),
     "a schema of another library": Case(lambda _: ps.DatasetBuffer(schema={"n": int}), ps.SpecError, ["schema"], "pa."),
@@ -256,7 +268,7 @@ def with_another_schema(path: Path) -> Any:
 
 
 def written_by_a_reader(path: Path) -> Any:
-    return ps.DatasetBuffer(path=path, read_only=True).append(dict(ROW))
+    return ps.DatasetBuffer(path=path, read_only=True).append({"no": "such row"})
 
 
 def committed_by_a_reader(path: Path) -> Any:
@@ -276,7 +288,7 @@ def committed_after_close(path: Path) -> Any:
 
 
 FOLDERS = {
-    "two writers": Case(second_writer, ps.BusyError, [f"pid {os.getpid()}"], "stop it"),
+    "two writers": Case(second_writer, ps.BusyError, [f"pid {os.getpid()}"], "close"),
     "data for a folder that has rows": Case(with_data_again, ps.SpecError, ["data", "6 rows"], "append"),
     "a drop strategy by text": Case(by_text, ps.SpecError, ["drop_strategy", "text"], "numbers"),
     "an unknown drop strategy": Case(by_nothing, ps.SpecError, ["drop_strategy", "los"], "loss"),

@@ -20,6 +20,7 @@ import penstock.adapters.torch as adapter
 from penstock.assemble.batch import Fields
 from penstock.assemble.rows import RowSpec, plan_rows
 from penstock.assemble.samples import SampleRows
+from penstock.buffer import DatasetBuffer
 from penstock.flow import Flow
 from penstock.loaders import DataLoader
 from penstock.order.schedule import Order
@@ -266,6 +267,39 @@ def check_variable_length_attention_over_cu_seqlens_keeps_samples_apart() -> Non
         assert batch.position_ids.reshape(-1)[start:stop].tolist() == list(range(stop - start))
         num_samples += 1
     assert num_samples > 2 * BATCH_ROWS
+
+
+def open_buffer() -> DatasetBuffer:
+    """Row i has obs full of i."""
+    buffer = DatasetBuffer(seed=3)
+    for first in range(0, NUM_ROWS, 5_000):
+        number = np.arange(first, first + 5_000)
+        buffer.extend({"number": number, "obs": np.repeat(number[:, None], 84, 1).astype(np.float32)})
+    return buffer
+
+
+def check_rows_of_a_buffer_arrive_whole_from_pinned_memory_though_their_batches_are_dropped() -> None:
+    moved, numbers = [], []
+    loader = open_buffer().loader(batch_size=256, seed=1, framework="torch")
+    torch.cuda._sleep(SLEEP_CYCLES)
+    for batch in islice(loader.get_iterator(), 50):
+        pinned = batch.pin_memory()
+        assert pinned["obs"].is_pinned(), "pin_memory left a column in pageable memory"
+        numbers.append(batch["number"].clone())
+        moved.append(pinned.to("cuda", non_blocking=True))
+        del pinned
+    for batch, number in zip(moved, numbers, strict=True):
+        assert batch["obs"].device.type == "cuda"
+        assert torch.equal(batch["number"].cpu(), number)
+        assert torch.equal(batch["obs"].cpu(), number[:, None].expand(-1, 84).float()), "rows changed on the way"
+
+
+def check_a_draw_on_the_device_has_its_weights_there() -> None:
+    buffer = open_buffer()
+    buffer.set(buffer.ids, priority=np.arange(1.0, NUM_ROWS + 1))
+    batch = buffer.sample(256, step=0, by="priority").torch().to("cuda")
+    assert batch.weights.device.type == "cuda"
+    assert torch.equal(batch["obs"][:, 0].long(), batch["number"])
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}

@@ -1,4 +1,4 @@
-"""kill -9 at any moment: every change that was acknowledged is there, whole, and at most the one that was cut off beside.
+"""kill -9 at any moment: every change that was acknowledged is there, whole, and at most one more.
 
 What a buffer holds is a function of its number here (see writing.py), so a copy in memory says what must be there.
 """

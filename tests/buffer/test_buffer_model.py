@@ -1,4 +1,4 @@
-"""A buffer is a list of (id, row): after any sequence of calls both say the same, in memory, on disk and opened again."""
+"""A buffer is a list of (id, row): after any sequence of calls both say the same, in memory, on disk, opened again."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ class Model:
         self.max_size, self.drop_strategy, self.seed = max_size, drop_strategy, seed
         self.rows: list[tuple[int, Row]] = []
         self.columns: list[str] = []
+        self.came: dict[int, tuple[int, str | None]] = {}
+        """Number and origin of the append that a row came with."""
         self.next_id = self.number = 0
         self.versions: list[tuple[str, int, list[tuple[int, Row]], list[str]]] = []
 
     def copy(self, rows: list[tuple[int, Row]], **settings: Any) -> Model:
         made = Model(**({"seed": self.seed} | settings))
-        made.rows, made.columns = list(rows), list(self.columns)
+        made.rows, made.columns, made.came = list(rows), list(self.columns), dict(self.came)
         return made
 
     def plain(self) -> list[Row]:
@@ -61,7 +63,7 @@ class Model:
     def ids(self) -> list[int]:
         return [number for number, _ in self.rows]
 
-    def add(self, new: list[Row], retain: float, by: str) -> range:
+    def add(self, new: list[Row], retain: float, by: str, origin: str | None = None) -> range:
         kept = max(math.floor(len(self.rows) * retain + 1e-9), 0)
         if not new and kept == len(self.rows):
             return range(self.next_id, self.next_id)
@@ -72,6 +74,7 @@ class Model:
             self.columns += [name for name in row if name not in self.columns]
         for row in new:
             self.rows.append((self.next_id, {name: row.get(name) for name in self.columns}))
+            self.came[self.next_id] = self.number, origin
             self.next_id += 1
         self.cut()
         return range(self.next_id - len(new), self.next_id)
@@ -118,9 +121,7 @@ class Model:
         self.number += 1
         self.columns += [name for name in values if name not in self.columns]
         new = {number: {name: column[n] for name, column in values.items()} for n, number in enumerate(ids)}
-        self.rows = [
-            (number, {name: None for name in self.columns} | row | new.get(number, {})) for number, row in self.rows
-        ]
+        self.rows = [(number, dict.fromkeys(self.columns) | row | new.get(number, {})) for number, row in self.rows]
 
     def drop(self, ids: list[int]) -> None:
         if ids:
@@ -238,9 +239,8 @@ class BufferAndList(RuleBasedStateMachine):
         buffer, model = self.pair(data)
         row = self.row(data, model)
         by = self.by(data, model, [row])
-        assert buffer.append(dict(row), retain, by, origin=data.draw(st.sampled_from([None, "a"]))) == model.add(
-            [row], retain, by
-        )
+        origin = data.draw(st.sampled_from([None, "a", "b"]), label="origin")
+        assert buffer.append(dict(row), retain, by, origin=origin) == model.add([row], retain, by, origin)
 
     @rule(data=st.data(), count=st.integers(1, 6))
     def append_one_by_one(self, data: st.DataObject, count: int) -> None:
@@ -480,6 +480,10 @@ def same(buffer: Any, model: Model) -> None:
     expected = model.plain()
     assert len(buffer) == len(expected)
     assert buffer.ids.tolist() == model.ids
+    came = buffer.provenance()
+    assert list(zip(came["number"].to_pylist(), came["origin"].to_pylist(), strict=True)) == [
+        model.came[number] for number in model.ids
+    ]
     columns = buffer.to_pydict()
     assert [plain(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)] == expected
     if expected:
@@ -488,5 +492,5 @@ def same(buffer: Any, model: Model) -> None:
         assert rows_of(buffer.to_table()) == expected
 
 
-BufferAndList.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+BufferAndList.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 TestABufferIsAList = BufferAndList.TestCase

@@ -1,4 +1,4 @@
-"""Readers while a writer writes: each version that one of them sees is one that there was, whole, and never an older one."""
+"""Readers while a writer writes: each version that one of them sees is one that there was, and never an older one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.buffer import normalize as module
-from penstock.buffer.normalize import columns_in, normalize, register_normalizer
+from penstock.buffer.incoming import columns_in
+from penstock.buffer.normalize import normalize, register_normalizer
 from penstock.buffer.values import arrays_to_columns
 from penstock.errors import SampleError, SampleTypeError
 

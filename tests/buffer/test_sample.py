@@ -101,7 +101,7 @@ def test_without_replacement_no_row_comes_twice(data, n, by, step):
     drawn = draw(n, count, seed=0, number=1, step=step, by=by, priorities=priorities, replace=False)
     assert len(set(drawn.index.tolist())) == count
     assert (drawn.probability > 0).all()
-    assert np.isfinite(weights(drawn.probability, n)).all()
+    assert np.isfinite(weights(drawn.probability)).all()
 
 
 @given(st.integers(1, 400) | st.just(2**40), st.floats(1e-320, 1e308), st.integers(0, 2**64 - 1))
@@ -110,7 +110,7 @@ def test_any_half_life_gives_rows_and_probabilities(n, half_life, step):
         drawn = draw(n, min(n, 5), seed=0, number=1, step=step, by="recent", half_life=half_life, replace=replace)
         assert ((drawn.index >= 0) & (drawn.index < n)).all()
         assert ((drawn.probability > 0) & (drawn.probability <= 1 + 1e-12)).all()
-        assert np.isfinite(weights(drawn.probability, n)).all()
+        assert np.isfinite(weights(drawn.probability)).all()
 
 
 @pytest.mark.parametrize("half_life", [0.5, 3, 100, 10_000])
@@ -242,7 +242,7 @@ def test_a_probability_that_underflows_is_not_zero():
     priorities = Priorities(np.array([5e-324, 1.0, 1.0, 1.0]), column="loss")
     drawn = draw(4, 4, **SETTINGS, by="loss", priorities=priorities, replace=False)
     assert (drawn.probability > 0).all()
-    assert np.isfinite(weights(drawn.probability, 4)).all()
+    assert np.isfinite(weights(drawn.probability)).all()
 
 
 def test_a_null_is_never_drawn_whatever_its_value():
@@ -340,28 +340,28 @@ def test_a_power_that_is_none_is_refused(power):
 def test_no_rows_can_be_drawn_from_any_number(num_rows, by, replace):
     drawn = draw(num_rows, 0, **SETTINGS, by=by, replace=replace)
     assert len(drawn.index) == len(drawn.probability) == 0
-    assert len(weights(drawn.probability, num_rows)) == 0
+    assert len(weights(drawn.probability)) == 0
 
 
 def test_weights_are_inverse_to_the_probability_and_one_at_most():
     p = np.array([0.1, 0.4, 0.1, 0.2])
     by_definition = (10 * p) ** -0.5
-    np.testing.assert_allclose(weights(p, 10, beta=0.5), by_definition / by_definition.max(), rtol=1e-15)
-    assert weights(p, 10).tolist() == [1.0, 0.25, 1.0, 0.5]
-    assert weights(p, 10, beta=0).tolist() == [1.0] * 4
+    np.testing.assert_allclose(weights(p, beta=0.5), by_definition / by_definition.max(), rtol=1e-15)
+    assert weights(p).tolist() == [1.0, 0.25, 1.0, 0.5]
+    assert weights(p, beta=0).tolist() == [1.0] * 4
 
 
 def test_weights_make_the_mean_over_drawn_rows_that_over_all_rows():
     loss = np.arange(1.0, 101.0)
     drawn = draw(100, 200_000, **SETTINGS, by="loss", priorities=Priorities(loss, column="loss"))
-    weight = weights(drawn.probability, 100)
+    weight = weights(drawn.probability)
     assert np.average(loss[drawn.index], weights=weight) == pytest.approx(loss.mean(), rel=0.02)
 
 
 @pytest.mark.parametrize("beta", [-0.1, float("nan"), "1", True])
 def test_a_beta_that_is_none_is_refused(beta):
     with pytest.raises(SpecError, match="beta must be a finite number of at least 0") as error:
-        weights(np.array([0.5, 0.5]), 2, beta=beta)
+        weights(np.array([0.5, 0.5]), beta=beta)
     assert error.value.where["parameter"] == "beta"
 
 

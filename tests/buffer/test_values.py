@@ -15,19 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.buffer.compare import equal_mask
+from penstock.buffer.convert import from_arrow, pylist, to_arrow
 from penstock.buffer.foreign import DTYPES
 from penstock.buffer.schema import Field, Numbers, Schema
 from penstock.buffer.values import (
     arrays_to_columns,
     column_for_set,
-    equal_mask,
-    from_arrow,
     infer_schema,
-    pylist,
     rows_of,
     rows_to_columns,
     schema_of_arrow,
-    to_arrow,
 )
 from penstock.errors import SampleError
 

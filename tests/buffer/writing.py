@@ -1,4 +1,4 @@
-"""A buffer that is written to step by step, so that its number alone says what is in it. Killed at any moment, by tests.
+"""A buffer that is written to step by step: its number alone says what is in it. Tests kill it at any moment.
 
 `python writing.py FOLDER` writes until it is killed, and says each number once the call has returned.
 """

@@ -131,7 +131,7 @@ class NumberColumn:
 class ArrowColumn:
     """Values of any Arrow type. Pieces are joined as they come; the values themselves never change."""
 
-    __slots__ = ("_levels", "_lock", "_pending", "_pieces", "num_rows", "shared", "type")
+    __slots__ = ("_levels", "_lock", "_pending", "_pieces", "shared", "type")
 
     edition = 0
 
@@ -140,62 +140,66 @@ class ArrowColumn:
         self._pieces: list[pa.Array] = [] if whole is None else [whole]
         self._levels: list[int] = [] if whole is None else [_level(len(whole))]
         self._pending: list[Any] = []
-        self.num_rows = 0 if whole is None else len(whole)
         self._lock = threading.Lock()
 
     @classmethod
     def missing(cls, field: Field, num_rows: int) -> ArrowColumn:
         return cls(field.type, pa.nulls(num_rows, field.type) if num_rows else None)
 
+    @property
+    def num_rows(self) -> int:
+        """Counted, not kept: an interrupt (Ctrl-C) between a value and its count would shift all values after it."""
+        with self._lock:
+            return sum(map(len, self._pieces)) + len(self._pending)
+
     def put(self, value: Any, counters: Counters) -> None:
         """Add one value that is known to be of this type, and that nobody can change."""
         if len(self._pending) >= _PENDING_ROWS:
-            self.flush(counters, self.num_rows)
+            self.flush(counters)
         self._pending.append(value)
-        self.num_rows += 1
 
     def take_back(self, num_rows: int) -> None:
         """Forget the values that came last, so that so many rows are left."""
-        if self.num_rows <= num_rows:
-            return
-        waiting = min(len(self._pending), self.num_rows - num_rows)
-        if waiting:
-            del self._pending[-waiting:]
-        self.num_rows -= waiting
-        if self.num_rows > num_rows:
-            rest = self.read(0, num_rows, Counters())
-            self._pieces, self._levels = [rest] if num_rows else [], [_level(num_rows)] if num_rows else []
-            self.num_rows = num_rows
+        with self._lock:
+            first = sum(map(len, self._pieces))
+            if first <= num_rows:
+                del self._pending[num_rows - first :]
+                return
+            rest = _rows(self._pieces, 0, num_rows, self.type)
+            pieces, levels = ([rest], [_level(num_rows)]) if num_rows else ([], [])
+            self._pieces, self._levels, self._pending = pieces, levels, []
 
     def last_put(self) -> pa.Array:
         return pa.array(self._pending[-1:], self.type)
 
     def write(self, values: pa.Array, counters: Counters) -> None:
-        self.flush(counters, self.num_rows)
+        self.flush(counters)
         with self._lock:
-            self._add(values, counters)
-        self.num_rows += len(values)
+            self._pieces, self._levels = self._with(values, counters)
 
-    def flush(self, counters: Counters, num_rows: int) -> None:
-        """Let the first so many rows be Arrow arrays. Readers in other threads ask too, while rows are put: what they
-        do not ask for stays, since it may be taken back."""
+    def flush(self, counters: Counters, num_rows: int | None = None) -> None:
+        """Let the first so many rows (else all) be Arrow arrays. Readers in other threads ask too, while rows are put:
+        what they do not ask for stays, since it may be taken back."""
         with self._lock:
-            wanted = num_rows - sum(map(len, self._pieces))
+            wanted = len(self._pending) if num_rows is None else num_rows - sum(map(len, self._pieces))
             if wanted > 0:
                 waiting = self._pending[:wanted]
-                self._add(pa.array(waiting, self.type), counters)
-                del self._pending[: len(waiting)]
+                pieces, levels, count = *self._with(pa.array(waiting, self.type), counters), len(waiting)
+                # No function is called between these, so an interrupt or another thread sees all of it or nothing.
+                self._pieces, self._levels = pieces, levels
+                del self._pending[:count]
 
-    def _add(self, values: pa.Array, counters: Counters) -> None:
+    def _with(self, values: pa.Array, counters: Counters) -> tuple[list[pa.Array], list[int]]:
+        """(pieces, levels) with more values."""
         if not len(values):
-            return
+            return self._pieces, self._levels
         pieces, levels = [*self._pieces, values], [*self._levels, _level(len(values))]
         counters.written += values.nbytes
         while len(levels) >= _FAN and len(set(levels[-_FAN:])) == 1 and _can_join(pieces[-_FAN:]):
             joined = pa.concat_arrays(pieces[-_FAN:])
             counters.copied += joined.nbytes
             pieces[-_FAN:], levels[-_FAN:] = [joined], [levels[-1] + 1]
-        self._pieces, self._levels = pieces, levels
+        return pieces, levels
 
     def pieces(self, counters: Counters, num_rows: int) -> list[pa.Array]:
         """The first so many values, and maybe more, in a few arrays."""
@@ -205,15 +209,7 @@ class ArrowColumn:
 
     def read(self, start: int, stop: int, counters: Counters) -> pa.Array:
         """Rows [start, stop) as one array."""
-        found, first = [], 0
-        for piece in self.pieces(counters, stop):
-            begin, end = max(start - first, 0), min(stop - first, len(piece))
-            if begin < end:
-                found.append(piece.slice(begin, end - begin))
-            first += len(piece)
-        if not found:
-            return pa.nulls(0, self.type)
-        return found[0] if len(found) == 1 else pa.concat_arrays(found)
+        return _rows(self.pieces(counters, stop), start, stop, self.type)
 
     def seal(self, counters: Counters) -> None:
         """No more rows will come: one piece from now on."""
@@ -237,6 +233,19 @@ class ArrowColumn:
         whole = rebuild(self.read(0, self.num_rows, counters), kind)
         counters.copied += whole.nbytes
         return ArrowColumn(kind, whole)
+
+
+def _rows(pieces: list[pa.Array], start: int, stop: int, kind: pa.DataType) -> pa.Array:
+    """Rows [start, stop) of some pieces as one array."""
+    found, first = [], 0
+    for piece in pieces:
+        begin, end = max(start - first, 0), min(stop - first, len(piece))
+        if begin < end:
+            found.append(piece.slice(begin, end - begin))
+        first += len(piece)
+    if not found:
+        return pa.nulls(0, kind)
+    return found[0] if len(found) == 1 else pa.concat_arrays(found)
 
 
 def _can_join(pieces: list[pa.Array]) -> bool:

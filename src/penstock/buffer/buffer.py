@@ -20,9 +20,10 @@ from penstock.buffer import codec
 from penstock.buffer.blocks import Segment
 from penstock.buffer.durable import Durable
 from penstock.buffer.folder import POINTER
-from penstock.buffer.normalize import columns_in, normalize
-from penstock.buffer.reads import BufferVersion, Reads, _refuse_twice
-from penstock.buffer.retain import check_by, column_of, drop, keep, kept_count
+from penstock.buffer.incoming import columns_in
+from penstock.buffer.normalize import normalize
+from penstock.buffer.reads import BufferVersion, Reads
+from penstock.buffer.retain import Settings, check_by, column_of, drop, keep, kept_count
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, num_rows_of
 from penstock.buffer.table import Table
 from penstock.buffer.values import (
@@ -33,8 +34,8 @@ from penstock.buffer.values import (
     schema_of_arrow,
 )
 from penstock.buffer.versions import BufferDiff, VersionInfo, find_version, take_diff
-from penstock.buffer.view import View
-from penstock.errors import SampleError, SpecError
+from penstock.buffer.view import View, refuse_twice
+from penstock.errors import SampleError, SampleTypeError, SpecError
 from penstock.spec import at_least, whole_number
 
 __all__ = ["DatasetBuffer"]
@@ -63,14 +64,14 @@ class DatasetBuffer(Reads):
         schema: pa.Schema | None = None,
         read_only: bool = False,
     ) -> None:
-        """`data`: samples, as for `append`, or columns, as for `extend`.
+        """`data`: samples, as for `append`; or columns, as for `extend`, where each value of a dict is an array.
 
         With `path` every change is kept in that folder, and a folder that has a buffer is opened: settings that are
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
         """
-        self.max_size = None if max_size is None else at_least(1, max_size=max_size)
-        self.drop_strategy = _checked_text(drop_strategy)
-        self.seed, self.kind = whole_number(seed=seed), None
+        most = None if max_size is None else at_least(1, max_size=max_size)
+        self._settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
+        self.kind = None
         self._table = Table()
         self._lock = threading.RLock()
         self._versions: list[_Kept] = []
@@ -94,9 +95,28 @@ class DatasetBuffer(Reads):
                     )
                 is_columns = isinstance(data, dict) and bool(data) and all(map(_is_column, data.values()))
                 (self.extend if is_columns else self.append)(data)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, SampleTypeError) and isinstance(data, str | os.PathLike):
+                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
             raise
+
+    # Settings: those that it was opened with. Changes are chosen by them, so that they are part of a folder's journal.
+
+    @property
+    def max_size(self) -> int | None:
+        """The most rows that there are after an append."""
+        return self._settings.max_size
+
+    @property
+    def drop_strategy(self) -> str:
+        """Which rows go first where there are more."""
+        return self._settings.drop_strategy
+
+    @property
+    def seed(self) -> int:
+        """What random choices and draws follow."""
+        return self._settings.seed
 
     # Rows in
 
@@ -114,10 +134,15 @@ class DatasetBuffer(Reads):
         """
         if type(samples) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
-                if self._can_put() and self._table.put(samples):
-                    return self._accept(1)
+                try:
+                    if self._can_put() and self._table.put(samples):
+                        return self._accept(1)
+                except BaseException:
+                    self._table.take_back()
+                    raise
         found = normalize(samples)
         with self._lock:
+            self._check_writer()
             known = self._known_schema(found.kind)
             if isinstance(found.rows, pa.Table):
                 arrays = {name: found.rows.column(name) for name in found.rows.column_names}
@@ -136,7 +161,7 @@ class DatasetBuffer(Reads):
         *,
         origin: str | None = None,
     ) -> range:
-        """Add many rows by column: a dict of arrays, a table, a data frame, or a tensor [rows, ...]."""
+        """Add many rows by column: a dict of arrays, a table, a data frame, or a tensor [rows, ...]. Gives their ids."""
         if type(columns) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
                 count = self._table.put_columns(columns) if self._can_put() else 0
@@ -144,6 +169,7 @@ class DatasetBuffer(Reads):
                     return self._accept(count)
         kind, arrays = columns_in(columns)
         with self._lock:
+            self._check_writer()
             prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
             return self._add(prepared, schema, kind, retain_prior, retain_prior_by, origin)
 
@@ -158,21 +184,28 @@ class DatasetBuffer(Reads):
             )
         return self._table.schema if len(self._table.schema) else None
 
+    def _check_writer(self) -> None:
+        if self._disk is not None:
+            self._disk.check_writer()
+
     def _can_put(self) -> bool:
         return self.kind == "dict" and (self._disk is None or self._disk.is_writer)
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
         table, now = self._table, time.time_ns() // 1000
-        if self._disk is not None:
-            try:
+        is_over = self.max_size is not None and table.num_rows + count > self.max_size
+        saved = table.save() if is_over else None
+        try:
+            if self._disk is not None:
                 self._disk.write_rows(self, table.last_put(count), count, now)
-            except BaseException:
-                table.take_back()
-                raise
-        ids = table.accept(count, now)
-        if self.max_size is not None and table.num_rows > self.max_size:
-            self._drop_over()
+            ids = table.accept(count, now)
+            if is_over:
+                self._drop_over()
+        except BaseException:
+            if saved is not None:
+                table.restore(saved)
+            raise
         if self._disk is not None:
             self._disk.after_change(self)
         return ids
@@ -192,13 +225,18 @@ class DatasetBuffer(Reads):
         def record(number: int, time_us: int) -> codec.Append:
             data = codec.encode_columns(schema, columns)
             known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
-            share = max(float(retain), 0.0) if retain > 0 else 0.0
+            share = float(retain) if retain > 0 else 0.0
             return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
 
         return self._do(record, lambda now: self._apply_add(columns, schema, kind, kept, by, origin, now))
 
-    def _do(self, record: Callable[[int, int], codec.Operation], apply: Callable[[int], T]) -> T:
-        """One change: write it down, then make it. If either fails, the buffer is as it was."""
+    def _do(
+        self, record: Callable[[int, int], codec.Operation], apply: Callable[[int], T], *, in_place: bool = False
+    ) -> T:
+        """One change: write it down, then make it. If either fails, the buffer is as it was.
+
+        `in_place`: rows get new values where they lie. An interrupt (Ctrl-C) comes after it then, not in its middle.
+        """
         table, kind, now = self._table, self.kind, time.time_ns() // 1000
         if self._disk is not None:
             self._disk.write(record(table.number + 1, now), self)
@@ -208,6 +246,8 @@ class DatasetBuffer(Reads):
         except BaseException:
             table.restore(saved)
             self.kind = kind
+            if in_place:  # some rows have their new values already, and the old ones are gone
+                apply(now)
             raise
         if self._disk is not None:
             self._disk.after_change(self)
@@ -221,7 +261,7 @@ class DatasetBuffer(Reads):
         if kept < table.num_rows:
             values, valid = self._values_of(by)
             table.keep(keep(table.num_rows, kept, by, values, valid, seed=self.seed, number=table.number))
-        ids = table.add(schema if schema != table.schema else table.schema, columns, time_us, origin)
+        ids = table.add(table.schema if schema == table.schema else schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
         if self.max_size is not None and table.num_rows > self.max_size:
@@ -234,9 +274,9 @@ class DatasetBuffer(Reads):
 
     def _drop_over(self) -> None:
         """Drop what is above `max_size`."""
-        table, assert_size = self._table, self.max_size
-        assert assert_size is not None
-        over = table.num_rows - assert_size
+        table = self._table
+        assert self.max_size is not None
+        over = table.num_rows - self.max_size
         if self.drop_strategy == "oldest":
             table.drop_first(over)
             return
@@ -264,6 +304,7 @@ class DatasetBuffer(Reads):
                 f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)"
             )
         with self._lock:
+            self._check_writer()
             view = self._table.view()
             at = view.checked(whole_number(index=index))
             known = self._known_schema(found.kind)
@@ -274,12 +315,16 @@ class DatasetBuffer(Reads):
             self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
 
     def set(self, ids: Any, /, **columns: Any) -> None:
-        """New values for many rows at once: `buffer.set(ids, loss=array)`. A column that is not there yet is added."""
+        """New values for many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
+
+        Each id once: a batch that was drawn may have a row twice. A column that is not there yet is added.
+        """
         with self._lock:
+            self._check_writer()
             view = self._table.view()
             index = view.index_of(ids)
             ids = view.ids_at(index)
-            _refuse_twice(ids, "ids")
+            refuse_twice(ids, "ids", remedy="ids, at = np.unique(ids, return_index=True), and of the values those [at]")
             if not columns:
                 raise SpecError("set needs a column", parameter="columns", remedy="buffer.set(ids, loss=array)")
             known = self._table.schema
@@ -297,7 +342,7 @@ class DatasetBuffer(Reads):
             known = None if schema == self._table.schema else codec.encode_schema(schema)
             return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
 
-        self._do(record, lambda now: self._apply_change(ids, columns, schema))
+        self._do(record, lambda now: self._apply_change(ids, columns, schema), in_place=True)
 
     def _apply_change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
         index = self._table.view().index_of(ids)
@@ -307,12 +352,13 @@ class DatasetBuffer(Reads):
     def drop(self, ids: Any) -> None:
         """Remove the rows with these ids."""
         with self._lock:
+            self._check_writer()
             view = self._table.view()
             index = view.index_of(ids)
-            _refuse_twice(index, "ids")
-            if not len(index):
-                return
             gone = view.ids_at(index)
+            refuse_twice(gone, "ids")
+            if not len(gone):
+                return
             self._do(
                 lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)), lambda now: self._apply_drop(index)
             )
@@ -326,13 +372,16 @@ class DatasetBuffer(Reads):
     def commit(self, name: str | None = None) -> VersionInfo:
         """Keep the rows as they are now under a name, for `at`, `diff` and `rollback`.
 
-        A run that repeats itself after a crash may commit again: a version of this name that has the same rows is it.
+        A run that repeats itself after a crash may commit again: a version of this name that has the same rows is it,
+        and the rows have its ids from then on.
         """
         with self._lock:
             number = self._table.number
             name = f"version {number}" if name is None else name
             same = [kept for kept in self._versions if kept.info.name == name and kept.info.rows == len(self)]
             if same and same[0].view.content_fingerprint() == self.content_fingerprint():
+                if not np.array_equal(same[0].view.ids, self._table.view().ids):
+                    self.rollback(same[0].info)  # what was added again got new ids: the version's are known to others
                 return same[0].info
             name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
@@ -348,7 +397,7 @@ class DatasetBuffer(Reads):
         with self._lock:
             kept = self._kept(version)
             if self._disk is not None:
-                self._disk.check_writer()
+                self._check_writer()
                 self._disk.checkpoint(self)  # a rollback to it may stand in the journal
                 self._disk.forget(kept.ordinal)
             self._versions.remove(kept)
@@ -379,7 +428,10 @@ class DatasetBuffer(Reads):
             return take_diff(self._kept(older).view, self._table.view() if newer is None else self._kept(newer).view)
 
     def rollback(self, version: str | int | VersionInfo) -> None:
-        """Let the rows be those of a version again. This is a change like others: what was after it stays committed."""
+        """Let the rows be those of a version again, with its ids and columns.
+
+        This is a change like others: versions that were committed after it stay.
+        """
         with self._lock:
             kept = self._kept(version)
             self._do(
@@ -418,7 +470,7 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def from_hf_dataset(cls, dataset: Any, **settings: Any) -> Self:
-        """A buffer with the rows of a `datasets.Dataset`."""
+        """A buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.append(dataset)
         return buffer
@@ -429,7 +481,7 @@ class DatasetBuffer(Reads):
         made = DatasetBuffer(seed=like.seed)
         made.kind = like.kind
         table = made._table
-        table.origins = list(view._origins)
+        table.origins = list(view.origins)
         table.next_serial = 1 + max((s.block.serial for s in view.segments), default=-1)
         table.next_id = 1 + int(view.ids.max(initial=-1))
         if len(index) < 2 or (np.diff(index) > 0).all():
@@ -466,10 +518,10 @@ class DatasetBuffer(Reads):
 
     def _begin_again(self) -> None:
         """An empty buffer: what a folder is read into."""
-        self._table, self._versions, self.kind = Table(), [], None
-        self.max_size, self.drop_strategy, self.seed = None, "oldest", 0
+        self._table, self._versions, self.kind, self._settings = Table(), [], None, Settings()
 
-    def _apply_settings(self) -> None:
+    def _apply_settings(self, settings: Settings) -> None:
+        self._settings = settings
         self._table.number += 1
         self._table._view = None
         if self.max_size is not None and self._table.num_rows > self.max_size:
@@ -477,12 +529,15 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def salvage(cls, path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Self:
-        """What can be read of a folder with a damaged journal, in a new folder: every change before the damage."""
+        """The rows of a folder with a damaged journal, after every change before the damage, in a new folder.
+
+        Versions are not taken along.
+        """
         found = cls()
         Durable.open(path, found, read_only=True, salvage=True).close()
         if (Path(to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
-        saved = cls(max_size=found.max_size, drop_strategy=found.drop_strategy, seed=found.seed, path=to)
+        saved = cls(**found._settings._asdict(), path=to)
         saved._take_over(found)
         return saved
 
@@ -520,8 +575,7 @@ class DatasetBuffer(Reads):
 
     def __reduce__(self) -> tuple[Any, ...]:
         view = self._hold()
-        settings = {"max_size": self.max_size, "drop_strategy": self.drop_strategy, "seed": self.seed}
-        return _rebuild, (view, self.kind, settings)
+        return _rebuild, (view, self.kind, self._settings._asdict())
 
 
 def _rebuild(view: View, kind: str | None, settings: dict[str, Any]) -> DatasetBuffer:
@@ -529,7 +583,7 @@ def _rebuild(view: View, kind: str | None, settings: dict[str, Any]) -> DatasetB
     buffer.kind = kind
     table = buffer._table
     table.replace(view.segments, view.schema)
-    table.origins, table.number = list(view._origins), view.number
+    table.origins, table.number = list(view.origins), view.number
     table.next_serial, table.next_id = len(view.segments), 1 + int(view.ids.max(initial=-1))
     return buffer
 

@@ -24,7 +24,7 @@ from penstock.buffer import codec
 from penstock.buffer.blocks import ArrowColumn, Block, Column, Counters, NumberColumn, Segment
 from penstock.buffer.folder import BufferFolder
 from penstock.buffer.journal import Record, read_records, salvage_records
-from penstock.buffer.retain import check_by
+from penstock.buffer.retain import Settings, check_by
 from penstock.buffer.schema import Columns, Schema, Values
 from penstock.buffer.versions import VersionInfo
 from penstock.buffer.view import View
@@ -41,7 +41,7 @@ _CHECKPOINT_BYTES = 32 << 20
 _CHECKPOINT_RECORDS = 20_000
 """Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
 
-_LOADED = ("_table", "_versions", "kind", "max_size", "drop_strategy", "seed")
+_LOADED = ("_table", "_versions", "kind", "_settings")
 """What a buffer has from its folder."""
 
 Document = dict[str, Any]
@@ -96,7 +96,7 @@ class Durable:
         return disk
 
     def _load(self, buffer: DatasetBuffer, salvage: bool = False) -> None:
-        asked = buffer.max_size, buffer.drop_strategy, buffer.seed
+        asked = buffer._settings
 
         def load(checkpoint: Document | None, journal: Path) -> Record | None:
             buffer._begin_again()
@@ -119,21 +119,19 @@ class Durable:
             self.folder.open_journal(after=last)
             self._take_settings(buffer, asked)
 
-    def _take_settings(self, buffer: DatasetBuffer, asked: tuple[int | None, str, int]) -> None:
+    def _take_settings(self, buffer: DatasetBuffer, asked: Settings) -> None:
         """Settings that were asked for replace those that are stored, where they are not the defaults."""
-        stored = buffer.max_size, buffer.drop_strategy, buffer.seed
-        max_size, drop_strategy, seed = (
-            new if new != default else old for new, old, default in zip(asked, stored, (None, "oldest", 0), strict=True)
-        )
-        if (max_size, drop_strategy, seed) != stored:
+        stored, defaults = buffer._settings, Settings()._asdict()
+        wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
+        if wanted != stored:
             schema = buffer._table.schema
-            if max_size is not None and len(schema):
-                check_by(drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
+            if wanted.max_size is not None and len(schema):
+                check_by(wanted.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
             if not buffer._table.number:  # a new folder: these are what it begins with, and no change
-                buffer.max_size, buffer.drop_strategy, buffer.seed = max_size, drop_strategy, seed  # type: ignore[assignment]
+                buffer._settings = wanted
                 self.checkpoint(buffer)
                 return
-            settings = codec.Settings(buffer.number + 1, _now_us(), max_size, drop_strategy, seed)  # type: ignore[arg-type]
+            settings = codec.Settings(buffer.number + 1, _now_us(), *wanted)
             self.write(settings, buffer)
             self._replay(buffer, settings)
 
@@ -165,8 +163,7 @@ class Durable:
                 raise self.folder.missing_version(change.version)
             buffer._apply_rollback(kept)
         else:
-            buffer.max_size, buffer.drop_strategy, buffer.seed = change.max_size, change.drop_strategy, change.seed
-            buffer._apply_settings()
+            buffer._apply_settings(Settings(change.max_size, change.drop_strategy, change.seed))
 
     # Writing down
 
@@ -228,7 +225,9 @@ class Durable:
         self.folder.write_checkpoint(buffer._table.number, self._document(buffer))
         self._checkpoint_number = buffer._table.number
         self._forget_blocks(buffer)
-        self.folder.remove_unused(set())
+        unused = self.folder.unused()
+        self._forget_files(unused)  # before they go: nothing that is written from now on may name them
+        self.folder.remove_blocks(unused)
 
     def commit(self, buffer: DatasetBuffer, ordinal: int, info: VersionInfo) -> None:
         self.check_writer()
@@ -245,7 +244,8 @@ class Durable:
     def forget(self, ordinal: int) -> None:
         self.check_writer()
         self.folder.remove_version(ordinal)
-        self.folder.remove_unused({part.file for parts in self._parts.values() for part in parts} | self._kept_names())
+        known = {part.file for parts in self._parts.values() for part in parts}
+        self.folder.remove_blocks(self.folder.unused() - known - {file for _, file in self._kept_files.values()})
 
     def sync(self) -> None:
         if not self.read_only:
@@ -293,7 +293,7 @@ class Durable:
             "next_serial": table.next_serial,
             "kind": buffer.kind,
             "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
-            "settings": [buffer.max_size, buffer.drop_strategy, buffer.seed],
+            "settings": list(buffer._settings),
             "origins": table.origins,
             "segments": [self._written(segment, table.schema, buffer) for segment in table.segments()],
         }
@@ -373,8 +373,11 @@ class Durable:
             self._kept_files[id(keep)] = known
         return known[1]
 
-    def _kept_names(self) -> set[str]:
-        return {file for _, file in self._kept_files.values()}
+    def _forget_files(self, names: set[str]) -> None:
+        self._parts = {
+            serial: [part for part in parts if part.file not in names] for serial, parts in self._parts.items()
+        }
+        self._kept_files = {key: known for key, known in self._kept_files.items() if known[1] not in names}
 
     def _forget_blocks(self, buffer: DatasetBuffer) -> None:
         """Of rows that neither the buffer nor a version has, nothing needs to be known."""
@@ -403,7 +406,7 @@ class Durable:
         )
         table.origins = list(document["origins"])
         buffer.kind = document["kind"]
-        buffer.max_size, buffer.drop_strategy, buffer.seed = document["settings"]
+        buffer._settings = Settings(*document["settings"])
 
     def _restore_versions(self, buffer: DatasetBuffer) -> None:
         known = {(kept.ordinal, kept.info): kept for kept in buffer._versions}

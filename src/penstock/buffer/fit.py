@@ -17,7 +17,7 @@ from penstock.buffer.foreign import Misfit, describe
 from penstock.buffer.infer import is_list
 from penstock.buffer.schema import Field, Numbers, Values
 
-__all__ = ["fit", "fit_array", "is_bytes", "is_text", "misfit_of", "scalars", "tensors"]
+__all__ = ["fit", "is_bytes", "is_text", "scalars", "tensors"]
 
 _NONE = type(None)
 
@@ -28,12 +28,12 @@ def fit(values: Sequence[Any], field: Field) -> Values:
         raise Misfit("no value in a column that must have one", has=str(field), got="null", remedy="a value")
     numbers = field.numbers
     if numbers is None:
-        return fit_array(values, field.type)
+        return _fit_array(values, field.type)
     dtype, shape = numbers
     return tensors(values, dtype, shape) if shape else scalars(values, dtype)
 
 
-def misfit_of(values: Sequence[Any], accepted: tuple[type, ...], has: str, remedy: str) -> Misfit:
+def _misfit_of(values: Sequence[Any], accepted: tuple[type, ...], has: str, remedy: str) -> Misfit:
     wrong = next(value for value in values if value is not None and not isinstance(value, accepted))
     return Misfit("a value of another type", has=has, got=describe(wrong), remedy=remedy)
 
@@ -148,7 +148,7 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
-def fit_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _fit_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """(Plain) values as an Arrow array of exactly this type."""
     if is_text(kind) or is_bytes(kind):
         return _texts(values, kind)
@@ -170,7 +170,7 @@ def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     accepted: tuple[type, ...] = (bytes, bytearray, memoryview) if is_bytes(kind) else (str,)
     remedy = "bytes, e.g. text.encode()" if is_bytes(kind) else "str(value), where that is meant"
     if not all(issubclass(found, accepted) for found in set(map(type, values)) - {_NONE}):
-        raise misfit_of(values, accepted, str(kind), remedy)
+        raise _misfit_of(values, accepted, str(kind), remedy)
     try:
         made = pa.array(values, kind)
     except UnicodeEncodeError as error:
@@ -195,7 +195,7 @@ def _mask(values: Sequence[Any]) -> pa.Array | None:
 def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     names = [field.name for field in kind]
     if not all(issubclass(found, dict) for found in set(map(type, values)) - {_NONE}):
-        raise misfit_of(values, (dict,), str(kind), f"a dict with {', '.join(names)}")
+        raise _misfit_of(values, (dict,), str(kind), f"a dict with {', '.join(names)}")
     known = [value for value in values if value is not None]
     for name in set().union(*known) - set(names):
         if not isinstance(name, str) or not name:
@@ -221,7 +221,7 @@ def _check_nulls(field: pa.Field, parents: Sequence[Any], step: str) -> None:
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if not all(issubclass(found, list | np.ndarray) for found in set(map(type, values)) - {_NONE}):
-        raise misfit_of(values, (list, np.ndarray), str(kind), "a list")
+        raise _misfit_of(values, (list, np.ndarray), str(kind), "a list")
     counts = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
     known = [value for value in values if value is not None]
     mask = _mask(values)
@@ -254,7 +254,7 @@ def _items(lists: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _inside(step: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
-        return fit_array(values, kind)
+        return _fit_array(values, kind)
     except Misfit as misfit:
         raise misfit.inside(step) from None
 

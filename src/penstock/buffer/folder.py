@@ -95,7 +95,7 @@ class BufferFolder:
         _check_own(path)
         with contextlib.ExitStack() as stack:
             with out_of_space_at(path):
-                stack.enter_context(exclusive(path / _LOCK, doing="writing to the buffer"))
+                stack.enter_context(_writing(path))
                 for name in _FOLDERS:
                     (path / name).mkdir(exist_ok=True)
                 pointer = _read_pointer(path) if (path / POINTER).exists() else _begin(path)
@@ -318,14 +318,14 @@ class BufferFolder:
         except (ValueError, TypeError, pa.ArrowException, OSError) as error:
             raise _damaged(path, str(error)) from error
 
-    def remove_unused(self, keep: set[str]) -> int:
-        """Remove the blocks that neither `keep` nor the checkpoint nor a version names. How many there were."""
+    def unused(self) -> set[str]:
+        """The blocks that neither the checkpoint nor a version names."""
+        return set(filter(_BLOCK_NAME.fullmatch, _listed(self.path / "blocks"))) - self._named_blocks()
+
+    def remove_blocks(self, names: Collection[str]) -> None:
         self._check_writer()
-        keep = keep | self._named_blocks()
-        unused = [name for name in _listed(self.path / "blocks") if _BLOCK_NAME.fullmatch(name) and name not in keep]
-        for name in unused:
+        for name in names:
             (self.path / "blocks" / name).unlink(missing_ok=True)
-        return len(unused)
 
     def _named_blocks(self) -> set[str]:
         """By their looks, wherever in a document they stand: what is in it is not this module's business."""
@@ -336,7 +336,7 @@ class BufferFolder:
 
     def _remove_leftovers(self) -> None:
         """What killed writers left. Only names of our own making, and only once all that counts was read."""
-        self.remove_unused(set())
+        self.remove_blocks(self.unused())
         for name in _listed(self.path):
             if is_part(name) or (_JOURNAL_NAME.fullmatch(name) and name != self._pointer.journal):
                 (self.path / name).unlink(missing_ok=True)
@@ -370,6 +370,20 @@ def _check_own(path: Path) -> None:
             found=", ".join(found[:5]),
             remedy="path=... of a folder for this buffer alone: a new one, or an empty one",
         )
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Hold the one writer's lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(path / _LOCK, doing="writing to the buffer"))
+        except BusyError as error:
+            if error.where["process"] == f"pid {os.getpid()}":  # a notebook's cell that ran twice, say
+                error.headline = f"this process has the buffer {path} open already"
+                error.remedy = "use that one, or close() it before; read_only=True looks on beside it"
+            raise
+        yield
 
 
 def _foreign(path: Path) -> Iterator[str]:

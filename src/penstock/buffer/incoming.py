@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.buffer.convert import to_arrow
 from penstock.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of
 from penstock.buffer.schema import Field, Numbers, Row
-from penstock.buffer.values import arrays_to_columns, to_arrow
+from penstock.buffer.values import arrays_to_columns
 from penstock.errors import SampleError, SampleTypeError
 
 __all__ = ["columns_in", "table_of"]

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, png
-from penstock.buffer.incoming import columns_in, table_of
+from penstock.buffer.incoming import table_of
 from penstock.buffer.schema import Row
 from penstock.errors import PenstockError, SampleError, SampleTypeError
 
-__all__ = ["Normalized", "columns_in", "normalize", "register_normalizer"]
+__all__ = ["Normalized", "normalize", "register_normalizer"]
 
 log = logging.getLogger("penstock")
 Normalizer = Callable[[Any], Any]

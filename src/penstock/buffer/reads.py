@@ -11,12 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.buffer.batch import RowBatch, converted
+from penstock.buffer.compare import equal_mask
+from penstock.buffer.convert import pylist, to_arrow
 from penstock.buffer.normalize import normalize
 from penstock.buffer.retain import check_by
 from penstock.buffer.sample import Priorities, draw, weights
 from penstock.buffer.schema import Numbers, Row
-from penstock.buffer.values import equal_mask, rows_of, rows_to_columns, to_arrow
-from penstock.buffer.view import View
+from penstock.buffer.values import rows_of, rows_to_columns
+from penstock.buffer.view import View, refuse_twice
 from penstock.errors import PenstockError, SpecError
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ _ROWS_AT_ONCE = 1024
 class Reads:
     """Rows of a buffer, to read. `_look` gives them as they are now."""
 
-    seed: int
     kind: str | None
     """What samples are: "dict", "tensor" or "image"; None before the first."""
+
+    @property
+    def seed(self) -> int:
+        """What draws follow."""
+        raise TypeError(f"{type(self).__name__} has no seed")
 
     def _look(self) -> View:
         """The rows, for a read that copies them."""
@@ -59,11 +65,12 @@ class Reads:
         return self._look().ids.copy()
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
-        """Where rows with these ids are now."""
+        """The row numbers that these ids have now: `buffer[int(buffer.index_of(7)[0])]`."""
         return self._look().index_of(ids)
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns, as Arrow has them: arrays of one shape are `fixed_shape_tensor`."""
         return self._look().schema.arrow
 
     @property
@@ -139,7 +146,7 @@ class Reads:
 
         view = self._hold()
         index = view.checked(indices)
-        _refuse_twice(index, "indices")
+        refuse_twice(index, "indices")
         return DatasetBuffer._of_rows(view, index, self)
 
     def filter(self, where: Any) -> DatasetBuffer:
@@ -150,9 +157,9 @@ class Reads:
         if not callable(where):
             mask = np.asarray(where)
             if mask.dtype != bool or mask.shape != (len(view),):
+                got = f"{mask.dtype} of shape {list(mask.shape)}" if mask.ndim else repr(where)
                 raise SpecError(
-                    f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; "
-                    f"got {mask.dtype} of shape {list(mask.shape)}",
+                    f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}",
                     parameter="where",
                     remedy="buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)",
                 )
@@ -176,7 +183,8 @@ class Reads:
         """n rows: a function of (journal number, seed, step), whoever asks and whenever.
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
-        row comes in proportion to its value ** `power`. `batch.weights` are (rows * probability) ** -beta, the largest
+        row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
+        unless `replace=False`. `batch.weights` (None where the draw is uniform) are (rows * probability) ** -beta, the largest
         of them 1: what a loss is weighted with to undo the choice.
         """
         view = self._look()
@@ -194,7 +202,7 @@ class Reads:
             half_life=half_life,
             replace=replace,
         )
-        weighed = None if by == "uniform" else weights(drawn.probability, len(view), beta)
+        weighed = None if by == "uniform" else weights(drawn.probability, beta)
         return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
 
     _sums: tuple[Any, Priorities] | None = None
@@ -231,8 +239,6 @@ class Reads:
 
     def to_pydict(self) -> dict[str, list[Any]]:
         """All rows as lists, by column. An array is an array in its list."""
-        from penstock.buffer.values import pylist
-
         view = self._look()
         columns = view.columns_at(np.arange(len(view)))
         return {field.name: pylist(field, columns[field.name]) for field in view.schema}
@@ -249,9 +255,11 @@ class Reads:
         return self._converted("torch", share=True)
 
     def to_jax(self) -> dict[str, Any]:
+        """A JAX array for each column of numbers, a list for the others."""
         return self._converted("jax")
 
     def to_mlx(self) -> dict[str, Any]:
+        """An MLX array for each column of numbers, a list for the others."""
         return self._converted("mlx")
 
     def _converted(self, framework: str, **options: Any) -> dict[str, Any]:
@@ -277,7 +285,12 @@ class BufferVersion(Reads):
     """A buffer as it was, to read."""
 
     def __init__(self, view: View, seed: int, kind: str | None) -> None:
-        self._view, self.seed, self.kind = view.share(), seed, kind
+        self._view, self._seed, self.kind = view.share(), seed, kind
+
+    @property
+    def seed(self) -> int:
+        """The buffer's: what draws follow."""
+        return self._seed
 
     def _look(self) -> View:
         return self._view
@@ -306,16 +319,3 @@ def _passing(view: View, where: Callable[[Row], Any]) -> NDArray[np.int64]:
             if where(row):
                 passing.append(number)
     return np.array(passing, np.int64)
-
-
-def _refuse_twice(numbers: NDArray[np.int64], what: str) -> None:
-    """Which of two values a row would get, or where it would stand, is not for us to choose."""
-    if len(numbers) > 1:
-        ordered = np.sort(numbers)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            raise SpecError(
-                f"{what} name row {twice[0]} twice",
-                parameter=what,
-                remedy=f"each once: np.unique({what})",
-            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from penstock.errors import SpecError
 from penstock.seeds import U64, key_of, mix64
 from penstock.spec import suggest
 
-__all__ = ["below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
+__all__ = ["Settings", "below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
 
 _STRATEGIES = {
     "retain_prior_by": ("latest", "oldest", "random"),
@@ -35,6 +35,14 @@ _ALL = 2**64 - 1
 _LOW, _S32 = np.uint64(2**32 - 1), np.uint64(32)
 _COUNTED = np.arange(4096, dtype=np.uint64)
 _COUNTED.flags.writeable = False
+
+
+class Settings(NamedTuple):
+    """How a buffer chooses what goes and what is drawn."""
+
+    max_size: int | None = None
+    drop_strategy: str = "oldest"
+    seed: int = 0
 
 
 def kept_count(n: int, fraction: Any) -> int:
@@ -92,7 +100,8 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
         return
     elif column in others:
         headline = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
-        remedy = f"a column of numbers, or {use_named}"
+        unknown = " (NaN where one is not known yet)" if signed else ""
+        remedy = f"a column of numbers{unknown}, or {use_named}"
     else:
         near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
         if near in numeric and by != column:

@@ -179,13 +179,12 @@ def draw(
     return Draw(index, np.maximum(priorities.probability(index), _TINY))
 
 
-def weights(probability: F64, num_rows: int, beta: float = 1.0) -> F64:
+def weights(probability: F64, beta: float = 1.0) -> F64:
     """Importance weights of drawn rows: (num_rows * probability) ** -beta, divided by the largest of them.
 
-    beta=1 undoes the preference in full, beta=0 (all ones) not at all. `num_rows` cancels out in the division, and is
-    left out of the sum so that nothing overflows.
+    beta=1 undoes the preference in full, beta=0 (all ones) not at all. The number of rows cancels out in the division.
 
-    >>> weights(np.array([0.25, 0.5, 0.25]), 3)
+    >>> weights(np.array([0.25, 0.5, 0.25]))
     array([1. , 0.5, 1. ])
     """
     beta = _number(0.0, beta=beta)

@@ -87,6 +87,8 @@ class Table:
             for column in saved.tail.columns.values():
                 if isinstance(column, ArrowColumn):
                     column.take_back(saved.tail.num_rows)
+                elif column.valid is not None:  # rows that are written there next have values, unless they say no
+                    column.valid[saved.tail.num_rows :] = True
 
     # Reading
 
@@ -160,11 +162,10 @@ class Table:
         }
 
     def take_back(self) -> None:
-        """Forget the row that `put` wrote."""
+        """Forget the row that `put` wrote, or some of it, unless it was counted."""
         tail = self._tail
-        assert tail is not None
-        for column in tail.columns.values():
-            if isinstance(column, ArrowColumn):
+        for column in () if tail is None else tail.columns.values():
+            if isinstance(column, ArrowColumn) and tail is not None:
                 column.take_back(tail.num_rows)
 
     def accept(self, count: int, time_us: int) -> range:
@@ -172,8 +173,9 @@ class Table:
         self._view = None
         tail = self._tail
         assert tail is not None
+        tail.ledger.extend((tail.num_rows, self.number + 1, time_us, 0))
+        # From here on no function is called: an interrupt (Ctrl-C) finds the rows counted everywhere, or nowhere.
         self.number += 1
-        tail.ledger.extend((tail.num_rows, self.number, time_us, 0))
         tail.num_rows += count
         self.num_rows += count
         first = self.next_id

@@ -25,8 +25,7 @@ from penstock.buffer.column import (
     sample_error,
     whole,
 )
-from penstock.buffer.compare import equal_mask
-from penstock.buffer.convert import from_arrow, joined, plain_type, pylist, to_arrow, with_tensors
+from penstock.buffer.convert import joined, plain_type, pylist, with_tensors
 from penstock.buffer.fit import fit, scalars, tensors
 from penstock.buffer.foreign import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
 from penstock.buffer.infer import has_null, types_inside
@@ -36,14 +35,10 @@ from penstock.errors import SampleError
 __all__ = [
     "arrays_to_columns",
     "column_for_set",
-    "equal_mask",
-    "from_arrow",
     "infer_schema",
-    "pylist",
     "rows_of",
     "rows_to_columns",
     "schema_of_arrow",
-    "to_arrow",
 ]
 
 

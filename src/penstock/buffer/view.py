@@ -19,7 +19,7 @@ from penstock.errors import RowIndexError, SpecError
 from penstock.fingerprint import fingerprint
 from penstock.spec import suggest
 
-__all__ = ["View"]
+__all__ = ["View", "refuse_twice"]
 
 _HASHED_ROWS = 4096
 """Rows that are hashed at once. Part of a version's fingerprint."""
@@ -41,7 +41,7 @@ class View:
     ) -> None:
         self.segments = [segment for segment in segments if segment.num_rows]
         self.schema, self.number = schema, number
-        self._origins, self._counters = origins, counters
+        self.origins, self._counters = origins, counters
         self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
         """Number of the first row of each segment, and of all rows."""
         self._num_rows = int(self._first[-1])
@@ -269,7 +269,7 @@ class View:
                 "id": pa.array(self.ids_at(index) if len(index) else index),
                 "number": pa.array(entries[:, 0]),
                 "time": pa.array(entries[:, 1]).cast(pa.timestamp("us", "UTC")),
-                "origin": pa.array([self._origins[number] for number in entries[:, 2]], pa.string()),
+                "origin": pa.array([self.origins[number] for number in entries[:, 2]], pa.string()),
             }
         )
 
@@ -285,7 +285,7 @@ class View:
                 remedy=f"columns=[{near or next(iter(self.schema.names), '...')!r}]",
             )
         schema = Schema(tuple(self.schema.by_name[name] for name in dict.fromkeys(names)))
-        return View(self.segments, schema, self.number, self._origins, self._counters)
+        return View(self.segments, schema, self.number, self.origins, self._counters)
 
     def share(self) -> View:
         """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""
@@ -314,7 +314,7 @@ class View:
         every = np.arange(len(self))
         columns = {name: _plain(values) for name, values in self.columns().items()}
         ledger = self.ledger_at(every).ravel()
-        return _from_content, (self.schema, columns, self.ids, ledger, self.number, list(self._origins))
+        return _from_content, (self.schema, columns, self.ids, ledger, self.number, list(self.origins))
 
 
 def _plain(values: Values) -> Any:
@@ -404,3 +404,14 @@ def whole_numbers(numbers: Any, what: str) -> NDArray[np.int64]:
             remedy="np.flatnonzero(mask), where this is a mask" if found.dtype == bool else "a list of row numbers",
         )
     return np.atleast_1d(found).astype(np.int64)
+
+
+def refuse_twice(numbers: NDArray[np.int64], what: str, remedy: str | None = None) -> None:
+    """Which of two values a row would get, or where it would stand, is not for us to choose."""
+    if len(numbers) > 1:
+        ordered = np.sort(numbers)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            raise SpecError(
+                f"{what} name row {twice[0]} twice", parameter=what, remedy=remedy or f"each once: np.unique({what})"
+            )

@@ -206,10 +206,13 @@ def current_version(folder: Path) -> str | None:
             raise StoreError(
                 f"no store at {folder}", folder=folder, remedy="ps.bake(recipe, to=...) makes one"
             ) from None
+        is_buffer = (folder / "penstock-buffer.json").exists()
         raise StoreError(
             f"{folder} is not a store: it has no {POINTER}",
             folder=folder,
-            remedy="if it holds raw files: tokenizer= for a loader, or `penstock bake FOLDER --to NAME.store`",
+            remedy="it is a buffer: ps.DatasetBuffer(path=...), `penstock info` and `penstock look` open it"
+            if is_buffer
+            else "if it holds raw files: tokenizer= for a loader, or `penstock bake FOLDER --to NAME.store`",
         ) from None
     except (NotADirectoryError, PermissionError) as error:
         raise StoreError(
