@@ -183,6 +183,24 @@ def test_a_checkpoint_does_not_name_a_file_that_was_removed(tmp_path):
         assert again.to_pydict() == {"n": [0, 1, 2, 3, 4]}
 
 
+def test_the_files_of_a_column_are_put_together_in_the_order_of_their_rows(tmp_path):
+    """A version's first file is met after its second, which the checkpoint has for another column."""
+    with opened(tmp_path / "b") as buffer:
+        buffer.append([{"n": 0}, {"n": 1}])
+        buffer._disk.checkpoint(buffer)
+        buffer.set([0, 1], loss=[0.0, 1.0])
+        buffer._disk.checkpoint(buffer)
+        buffer.append({"n": 2, "loss": 2.0})
+        buffer.commit("losses")
+        buffer.set([0, 1, 2], loss=[9.0, 9.0, 9.0])
+        buffer._disk.checkpoint(buffer)
+    with opened(tmp_path / "b") as buffer:
+        buffer.rollback("losses")
+        buffer._disk.checkpoint(buffer)
+    with opened(tmp_path / "b") as again:
+        assert again.to_pydict() == {"n": [0, 1, 2], "loss": [0.0, 1.0, 2.0]}
+
+
 def test_a_long_journal_becomes_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.buffer.durable._CHECKPOINT_BYTES", 2000)
     with opened(tmp_path / "b") as buffer:

@@ -272,7 +272,7 @@ def test_a_block_that_is_not_as_the_schema_says_is_refused(folder, field, reason
 
 def test_a_checkpoint_replaces_the_journal_and_the_checkpoint_before(folder):
     folder.journal.write(1, b"one")
-    folder.write_checkpoint(1, {"numbers": [1]}, first_number=2)
+    folder.write_checkpoint(1, {"numbers": [1]})
     folder.journal.write(2, b"two")
     folder.write_checkpoint(2, {"numbers": [1, 2]})
     folder.journal.write(3, b"three")

@@ -52,7 +52,7 @@ def fits(kind, value, nullable=True):
     """A value into a column of a type, and back."""
     field = Field("x", kind, nullable=nullable)
     columns, _ = rows_to_columns([{"x": value}], Schema((field,)))
-    (back,) = pylist(field, columns["x"])
+    (back,) = pylist(columns["x"])
     return back
 
 
@@ -215,9 +215,7 @@ def test_any_rows_come_back_as_they_went_in(rows):
     columns, schema = rows_to_columns(rows, infer_schema(rows))
     assert_same(rows_of(schema, columns), rows)
     for field in schema:
-        assert_same(
-            pylist(field, from_arrow(field, to_arrow(field, columns[field.name]))), [r[field.name] for r in rows]
-        )
+        assert_same(pylist(from_arrow(field, to_arrow(field, columns[field.name]))), [r[field.name] for r in rows])
 
 
 @settings(max_examples=30, deadline=None)
@@ -246,7 +244,7 @@ def test_a_type_that_is_learnt_row_by_row_holds_all_of_them(rows):
             values if isinstance(values, Numbers) else from_arrow(field, values)
             for values in (columns[field.name] for columns in kept)
         ]
-        assert_same([pylist(field, one)[0] for one in as_learnt], [row[field.name] for row in rows])
+        assert_same([pylist(one)[0] for one in as_learnt], [row[field.name] for row in rows])
 
 
 def test_arrays_inside_a_row_do_not_share_the_users_memory():
@@ -464,7 +462,7 @@ def test_a_column_without_a_type_gets_it_from_the_first_value(nothing, value):
     assert learnt == Schema((Field("x", infer_schema(rows).fields[0].type, required=nothing is not None),))
     assert_same(rows_of(learnt, second)[0], rows[1])
     kept = from_arrow(learnt.fields[0], first["x"])  # what was there before, in the new type
-    assert_same(pylist(learnt.fields[0], kept)[0], nothing)
+    assert_same(pylist(kept)[0], nothing)
 
 
 def test_a_schema_that_learns_nothing_stays_the_same_object():
@@ -521,7 +519,7 @@ def test_nulls_survive_the_way_to_arrow_and_back(dtype, shape):
     for part, rows in ((array, [0, 1, 2]), (array[1:], [1, 2]), (pa.chunked_array([array[:1], array[2:]]), [0, 2])):
         back = from_arrow(field, part)
         expected = [None if row == 1 else values[row].tolist() for row in rows]
-        assert [None if v is None else np.asarray(v).tolist() for v in pylist(field, back)] == expected
+        assert [None if v is None else np.asarray(v).tolist() for v in pylist(back)] == expected
 
 
 def test_columns_of_tensors_inside_structs_can_be_joined_taken_and_written():
@@ -534,8 +532,8 @@ def test_columns_of_tensors_inside_structs_can_be_joined_taken_and_written():
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     read = pa.ipc.open_stream(sink.getvalue()).read_next_batch().column(0)
-    assert_same(pylist(schema.fields[0], read), [row["x"] for row in rows])
-    assert_same(pylist(schema.fields[0], read[1:3]), [row["x"] for row in rows[1:3]])
+    assert_same(pylist(read), [row["x"] for row in rows])
+    assert_same(pylist(read[1:3]), [row["x"] for row in rows[1:3]])
 
 
 def test_a_tensor_whose_axes_lie_in_another_order_is_the_same_tensor():
@@ -595,7 +593,7 @@ def test_arrow_memory_that_a_user_can_still_change_is_copied():
 def test_columns_of_every_layout_are_taken(array, kind, values):
     columns, schema = arrays_to_columns({"x": array}, None)
     assert str(schema.fields[0]) == kind
-    assert pylist(schema.fields[0], columns["x"]) == values
+    assert pylist(columns["x"]) == values
 
 
 @pytest.mark.parametrize(
@@ -616,8 +614,8 @@ def test_columns_of_every_layout_are_taken(array, kind, values):
     ids=str,
 )
 def test_a_column_of_another_type_with_the_same_values_fits(array, kind, values):
-    columns, schema = arrays_to_columns({"x": array}, Schema((Field("x", kind),)))
-    assert pylist(schema.fields[0], columns["x"]) == values
+    columns, _ = arrays_to_columns({"x": array}, Schema((Field("x", kind),)))
+    assert pylist(columns["x"]) == values
 
 
 def test_a_python_float_is_rounded_to_a_column_of_smaller_floats():
@@ -628,22 +626,22 @@ def test_lists_of_fixed_lengths_are_tensors_of_their_shape_in_a_new_buffer():
     array = pa.array([[[1, 2], [3, 4]], None], pa.list_(pa.list_(pa.int16(), 2), 2))
     columns, schema = arrays_to_columns({"x": array}, None)
     assert str(schema.by_name["x"]) == "int16[2, 2]"
-    first, none = pylist(schema.by_name["x"], columns["x"])
+    first, none = pylist(columns["x"])
     assert_same(first, np.array([[1, 2], [3, 4]], np.int16))
     assert none is None
 
 
 def test_a_list_of_a_fixed_length_with_a_null_inside_stays_a_list():
     array = pa.array([[1, None]], pa.list_(pa.int16(), 2))
-    columns, schema = arrays_to_columns({"x": array}, None)
-    assert pylist(schema.by_name["x"], columns["x"]) == [[1, None]]
+    columns, _ = arrays_to_columns({"x": array}, None)
+    assert pylist(columns["x"]) == [[1, None]]
 
 
 def test_a_fixed_size_list_fits_a_tensor_column_of_its_shape():
     array = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.float32(), 2))[1:]
     field = Field("x", TENSOR)
     columns, _ = arrays_to_columns({"x": array}, Schema((field,)))
-    none, last = pylist(field, columns["x"])
+    none, last = pylist(columns["x"])
     assert none is None
     assert_same(last, np.array([3, 4], np.float32))
 
@@ -715,12 +713,12 @@ def test_a_column_is_written_by_an_array_a_list_or_one_value_for_all(values, exp
     field = Field("loss", pa.float64())
     found, same = column_for_set("loss", values, 2, field)
     assert same is field
-    assert pylist(field, found) == expected
+    assert pylist(found) == expected
 
 
 def test_a_new_column_is_inferred_and_not_required():
     found, field = column_for_set("tag", "hard", 3, None)
-    assert (str(field), field.required, pylist(field, found)) == ("string", False, ["hard"] * 3)
+    assert (str(field), field.required, pylist(found)) == ("string", False, ["hard"] * 3)
     found, field = column_for_set("embedding", np.zeros((3, 4), np.float32), 3, None)
     assert (str(field), field.required) == ("float32[4]", False)
 
@@ -762,6 +760,6 @@ def test_rows_are_equal_where_values_nulls_and_nans_are(values, wanted, mask):
     rows = [{"x": value} for value in values]
     columns, schema = rows_to_columns(rows, infer_schema(rows))
     one, _ = rows_to_columns([{"x": wanted}], schema)
-    found = equal_mask(schema.fields[0], columns["x"], one["x"])
+    found = equal_mask(columns["x"], one["x"])
     assert found.dtype == bool
     assert found.tolist() == mask

@@ -78,7 +78,7 @@ class RowBatch:
         made = self._made.get(name)
         if made is None:
             column = self._columns[name]
-            made = filled(column) if isinstance(column, Numbers) else pylist(self.schema.by_name[name], column)
+            made = filled(column) if isinstance(column, Numbers) else pylist(column)
             self._made[name] = made
         return made
 
@@ -185,7 +185,7 @@ def converted(schema: Schema, columns: Columns, framework: str, **options: Any) 
     }
     if framework != "numpy":
         arrays = import_module(f"penstock.adapters.{framework}").numbers(arrays, **options)
-    return {f.name: arrays[f.name] if f.name in arrays else pylist(f, columns[f.name]) for f in schema}
+    return {f.name: arrays[f.name] if f.name in arrays else pylist(columns[f.name]) for f in schema}
 
 
 def _in_numpy(values: Values) -> Values:

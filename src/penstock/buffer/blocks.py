@@ -6,7 +6,6 @@ eight pieces become one, so that a value is copied a few times at most, however 
 
 from __future__ import annotations
 
-import threading
 from array import array
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.addresses import rows_apart
 from penstock.buffer.convert import rebuild
+from penstock.buffer.locks import PIECES
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, Values
 
 __all__ = [
@@ -131,7 +131,7 @@ class NumberColumn:
 class ArrowColumn:
     """Values of any Arrow type. Pieces are joined as they come; the values themselves never change."""
 
-    __slots__ = ("_levels", "_lock", "_pending", "_pieces", "shared", "type")
+    __slots__ = ("_levels", "_pending", "_pieces", "shared", "type")
 
     edition = 0
 
@@ -140,7 +140,6 @@ class ArrowColumn:
         self._pieces: list[pa.Array] = [] if whole is None else [whole]
         self._levels: list[int] = [] if whole is None else [_level(len(whole))]
         self._pending: list[Any] = []
-        self._lock = threading.Lock()
 
     @classmethod
     def missing(cls, field: Field, num_rows: int) -> ArrowColumn:
@@ -149,7 +148,7 @@ class ArrowColumn:
     @property
     def num_rows(self) -> int:
         """Counted, not kept: an interrupt (Ctrl-C) between a value and its count would shift all values after it."""
-        with self._lock:
+        with PIECES:
             return sum(map(len, self._pieces)) + len(self._pending)
 
     def put(self, value: Any, counters: Counters) -> None:
@@ -160,7 +159,7 @@ class ArrowColumn:
 
     def take_back(self, num_rows: int) -> None:
         """Forget the values that came last, so that so many rows are left."""
-        with self._lock:
+        with PIECES:
             first = sum(map(len, self._pieces))
             if first <= num_rows:
                 del self._pending[num_rows - first :]
@@ -174,13 +173,13 @@ class ArrowColumn:
 
     def write(self, values: pa.Array, counters: Counters) -> None:
         self.flush(counters)
-        with self._lock:
+        with PIECES:
             self._pieces, self._levels = self._with(values, counters)
 
     def flush(self, counters: Counters, num_rows: int | None = None) -> None:
         """Let the first so many rows (else all) be Arrow arrays. Readers in other threads ask too, while rows are put:
         what they do not ask for stays, since it may be taken back."""
-        with self._lock:
+        with PIECES:
             wanted = len(self._pending) if num_rows is None else num_rows - sum(map(len, self._pieces))
             if wanted > 0:
                 waiting = self._pending[:wanted]

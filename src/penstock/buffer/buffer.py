@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from penstock.buffer.blocks import Segment
 from penstock.buffer.durable import Durable
 from penstock.buffer.folder import POINTER
 from penstock.buffer.incoming import columns_in
-from penstock.buffer.normalize import normalize
+from penstock.buffer.locks import new_lock
+from penstock.buffer.normalize import normalize, takes_dicts
 from penstock.buffer.reads import BufferVersion, Reads
 from penstock.buffer.retain import Settings, check_by, column_of, drop, keep, kept_count
 from penstock.buffer.schema import Columns, Field, Numbers, Schema, num_rows_of
@@ -73,7 +73,7 @@ class DatasetBuffer(Reads):
         self._settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
         self.kind = None
         self._table = Table()
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._versions: list[_Kept] = []
         self._disk: Durable | None = None
         self._declared: Schema | None = None
@@ -135,7 +135,7 @@ class DatasetBuffer(Reads):
         if type(samples) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
                 try:
-                    if self._can_put() and self._table.put(samples):
+                    if self._can_put() and not takes_dicts() and self._table.put(samples):
                         return self._accept(1)
                 except BaseException:
                     self._table.take_back()
@@ -161,7 +161,7 @@ class DatasetBuffer(Reads):
         *,
         origin: str | None = None,
     ) -> range:
-        """Add many rows by column: a dict of arrays, a table, a data frame, or a tensor [rows, ...]. Gives their ids."""
+        """Add many rows by column, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...]."""
         if type(columns) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
                 count = self._table.put_columns(columns) if self._can_put() else 0

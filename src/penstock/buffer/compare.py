@@ -10,12 +10,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from penstock.buffer.convert import pylist
-from penstock.buffer.schema import Field, Numbers, Values
+from penstock.buffer.schema import Numbers, Values
 
 __all__ = ["equal_mask", "is_equal"]
 
 
-def equal_mask(field: Field, values: Values, one: Values) -> NDArray[np.bool_]:
+def equal_mask(values: Values, one: Values) -> NDArray[np.bool_]:
     """Which rows are equal to the one row of `one`."""
     if isinstance(values, Numbers):
         assert isinstance(one, Numbers)
@@ -30,8 +30,8 @@ def equal_mask(field: Field, values: Values, one: Values) -> NDArray[np.bool_]:
             return pc.equal(values, one[0]).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
         except pa.ArrowNotImplementedError:
             pass  # types that Arrow does not compare: as Python values
-    (wanted,) = pylist(field, one)
-    return np.fromiter((is_equal(value, wanted) for value in pylist(field, values)), bool, len(values))
+    (wanted,) = pylist(one)
+    return np.fromiter((is_equal(value, wanted) for value in pylist(values)), bool, len(values))
 
 
 def _equal_numbers(values: Numbers, one: Numbers) -> NDArray[np.bool_]:

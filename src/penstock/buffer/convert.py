@@ -185,7 +185,7 @@ def list_array(items: pa.Array, counts: NDArray[np.int64], kind: pa.DataType, ma
 # Python values
 
 
-def pylist(field: Field, values: Values) -> list[Any]:
+def pylist(values: Values) -> list[Any]:
     """Python values of a column: numbers, text, bytes, lists, dicts, None; NumPy arrays with memory of their own."""
     if not isinstance(values, Numbers):
         return _python(values)

@@ -85,7 +85,7 @@ class Durable:
         cls, path: str | os.PathLike[str], buffer: DatasetBuffer, *, read_only: bool, salvage: bool = False
     ) -> Durable:
         """Open a folder, let `buffer` have what is in it, and be what it writes to from now on."""
-        path = Path(path)
+        path = Path(path).absolute()  # whoever changes the current folder later means this one still
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
         disk = cls(folder, read_only=read_only)
         try:
@@ -305,12 +305,17 @@ class Durable:
         stop = segment.stop  # rows behind it are nobody's, and an older column may not have them
         missing: dict[int, list[str]] = {}
         for name, column in segment.columns.items():
-            missing.setdefault(self._rows_on_disk(parts, name, column), []).append(name)
-        has_ledger = max((part.last for part in parts if part.has_ledger), default=0)
+            missing.setdefault(_num_rows(self._files_with(parts, name, column)), []).append(name)
+        has_ledger = _num_rows(_one_after_another([part for part in parts if part.has_ledger]))
         missing.setdefault(has_ledger, [])
         for first, names in sorted(missing.items()):
             if first < stop or (not stop and not parts):
                 parts.append(self._write_part(segment, schema, names, first, stop, first == has_ledger, buffer))
+        columns: dict[str, list[str]] = {part.file: [] for part in parts}
+        for name, column in segment.columns.items():
+            for part in self._files_with(parts, name, column):
+                columns[part.file].append(name)
+        ledger = {part.file for part in _one_after_another([part for part in parts if part.has_ledger])}
         return {
             "serial": block.serial,
             "first_id": block.first_id,
@@ -321,13 +326,13 @@ class Durable:
             "parts": [
                 {
                     "file": part.file,
-                    "columns": [n for n in part.columns if self._is_current(part, n, segment.columns.get(n))],
+                    "columns": columns[part.file],
                     "first": part.first,
                     "last": part.last,
-                    "ledger": part.has_ledger,
+                    "ledger": part.file in ledger,
                 }
-                for part in parts
-                if part.has_ledger or any(self._is_current(part, n, segment.columns.get(n)) for n in part.columns)
+                for part in sorted(parts, key=lambda part: part.first)
+                if part.file in ledger or columns[part.file]
             ],
         }
 
@@ -335,9 +340,9 @@ class Durable:
     def _is_current(part: _Part, name: str, column: Column | None) -> bool:
         return any(column is known and column.edition == edition for known, edition in part.columns.get(name, ()))
 
-    def _rows_on_disk(self, parts: list[_Part], name: str, column: Column) -> int:
-        """Rows of a column, as it is now, that files have: those before this number."""
-        return max((part.last for part in parts if self._is_current(part, name, column)), default=0)
+    def _files_with(self, parts: list[_Part], name: str, column: Column) -> list[_Part]:
+        """The files that together have a column as it is now, from its first row on."""
+        return _one_after_another([part for part in parts if self._is_current(part, name, column)])
 
     def _write_part(
         self,
@@ -432,8 +437,9 @@ class Durable:
         pieces: dict[str, list[Values]] = {}
         files: dict[str, list[str]] = {}
         ids: list[NDArray[np.int64]] = []
-        for part in entry["parts"]:
-            columns, extra = self.folder.map_block(part["file"], schema, part["columns"])
+        for part in sorted(entry["parts"], key=lambda part: int(part["first"])):
+            asked = ["ledger"] if part["ledger"] else []
+            columns, extra = self.folder.map_block(part["file"], schema, part["columns"], asked)
             for name in part["columns"]:
                 pieces.setdefault(name, []).append(columns[name])
                 files.setdefault(name, []).append(part["file"])
@@ -447,11 +453,16 @@ class Durable:
             key = (name, *files[name])
             if key not in self._columns:
                 self._columns[key] = _column(schema, name, found)
-            block.columns[name] = self._columns[key]
+            block.columns[name] = column = self._columns[key]
+            if entry["stop"] > (len(column.values) if isinstance(column, NumberColumn) else column.num_rows):
+                raise self.folder.damaged_block(files[name][-1], f"too few rows in {name!r}")
         self._remember(block, entry["parts"])
         keep = None
         if entry["keep"] is not None:
-            keep = self.folder.map_block(entry["keep"], schema)[1]["keep"]
+            keep = self.folder.map_block(entry["keep"], schema, (), ["keep"])[1]["keep"]
+            ends = [int(keep[0]), int(keep[-1]) + 1] if len(keep) else []
+            if ends != [entry["start"], entry["stop"]] or (keep[1:] <= keep[:-1]).any():  # rows are read where it says
+                raise self.folder.damaged_block(entry["keep"], "rows out of their order")
             self._kept_files[id(keep)] = keep, entry["keep"]
         return Segment(block, block.columns, entry["start"], entry["stop"], keep)
 
@@ -468,6 +479,20 @@ class Durable:
                 column = block.columns[name]
                 if not self._is_current(part, name, column):
                     part.columns.setdefault(name, []).append((column, column.edition))
+
+
+def _one_after_another(parts: list[_Part]) -> list[_Part]:
+    """Those of the parts that begin with row 0 and where another one ends. They were met in any order."""
+    found: list[_Part] = []
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
+        if part.first == _num_rows(found):
+            found.append(part)
+    return found
+
+
+def _num_rows(parts: list[_Part]) -> int:
+    """Rows that parts which follow each other have."""
+    return parts[-1].last if parts else 0
 
 
 def _column(schema: Schema, name: str, pieces: list[Values]) -> Column:

@@ -24,7 +24,7 @@ from penstock.buffer.incoming import table_of
 from penstock.buffer.schema import Row
 from penstock.errors import PenstockError, SampleError, SampleTypeError
 
-__all__ = ["Normalized", "normalize", "register_normalizer"]
+__all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
 
 log = logging.getLogger("penstock")
 Normalizer = Callable[[Any], Any]
@@ -70,6 +70,11 @@ def register_normalizer(kind: type) -> Callable[[F], F]:
         return normalizer
 
     return register
+
+
+def takes_dicts() -> bool:
+    """Whether somebody registered a normalizer that plain dicts go through."""
+    return bool(_NORMALIZERS) and any(issubclass(dict, kind) for kind in _NORMALIZERS)
 
 
 def normalize(samples: Any) -> Normalized:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +31,25 @@ __all__ = ["BufferVersion", "Reads"]
 
 _ROWS_AT_ONCE = 1024
 
+P, S, T = ParamSpec("P"), TypeVar("S", bound="Reads"), TypeVar("T")
+
+
+def _steady(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A read that copies rows. No other thread changes them meanwhile: a row is from before a `set`, or from after."""
+
+    @wraps(read)
+    def steady_read(self: S, *arguments: P.args, **named: P.kwargs) -> T:
+        with self._lock:
+            return read(self, *arguments, **named)
+
+    return steady_read
+
 
 class Reads:
     """Rows of a buffer, to read. `_look` gives them as they are now."""
 
+    _lock: AbstractContextManager[Any] = nullcontext()
+    """Held while rows are changed in place."""
     kind: str | None
     """What samples are: "dict", "tensor" or "image"; None before the first."""
 
@@ -84,12 +101,14 @@ class Reads:
             return view.provenance(view.index_of(ids))
         return view.provenance(np.arange(len(view)) if indices is None else view.checked(indices))
 
+    @_steady
     def content_fingerprint(self) -> str:
         """Names the rows: equal rows give the same, however they came."""
         return self._look().content_fingerprint()
 
     # Rows
 
+    @_steady
     def __getitem__(self, index: Any) -> Any:
         """A row as a dict; a slice is a table."""
         view = self._look()
@@ -101,6 +120,7 @@ class Reads:
             raise TypeError(f"a row is found by its number, got {index!r}: buffer[0], buffer[-1]") from None
         return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
 
+    @_steady
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """Some rows as dicts, with one gather: what torch's DataLoader asks for."""
         view = self._look()
@@ -118,6 +138,7 @@ class Reads:
 
         return rows()
 
+    @_steady
     def __contains__(self, sample: Any) -> bool:
         """Whether some row equals this one. A column that it lacks is null."""
         view = self._look()
@@ -132,9 +153,10 @@ class Reads:
             return False
         equal = np.ones(len(view), bool)
         for field in schema:
-            equal &= equal_mask(field, view.column(field.name), one[field.name])
+            equal &= equal_mask(view.column(field.name), one[field.name])
         return bool(equal.any())
 
+    @_steady
     def get_batch(self, indices: Any) -> pa.Table:
         """Some rows as a table, in this order, with one gather. Negative numbers count from the end."""
         view = self._look()
@@ -168,6 +190,7 @@ class Reads:
 
     # Draws
 
+    @_steady
     def sample(
         self,
         n: int,
@@ -184,8 +207,8 @@ class Reads:
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
         row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
-        unless `replace=False`. `batch.weights` (None where the draw is uniform) are (rows * probability) ** -beta, the largest
-        of them 1: what a loss is weighted with to undo the choice.
+        unless `replace=False`. `batch.weights` (None where the draw is uniform) are (rows * probability) ** -beta, the
+        largest of them 1: what a loss is weighted with to undo the choice.
         """
         view = self._look()
         if by != "uniform":
@@ -237,11 +260,12 @@ class Reads:
         arrays = [to_arrow(field, view.column(field.name)) for field in view.schema]
         return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
 
+    @_steady
     def to_pydict(self) -> dict[str, list[Any]]:
         """All rows as lists, by column. An array is an array in its list."""
         view = self._look()
         columns = view.columns_at(np.arange(len(view)))
-        return {field.name: pylist(field, columns[field.name]) for field in view.schema}
+        return {field.name: pylist(columns[field.name]) for field in view.schema}
 
     def to_numpy(self) -> dict[str, Any]:
         """An array for each column of numbers (a view, to read, where rows lie in one run), a list for the others."""

@@ -34,11 +34,11 @@ _FAN, _SMALL = 8, 32
 """So many neighbours are joined, if each has at most one in so many of all rows."""
 
 
-class Slow(Exception):
+class _Slow(Exception):
     """This value needs the long way: it may fit, and may not."""
 
 
-class Saved(NamedTuple):
+class _Saved(NamedTuple):
     """A table as it was: its parts, none of which changes rows that are there."""
 
     schema: Schema
@@ -69,14 +69,14 @@ class Table:
 
     # Undoing
 
-    def save(self) -> Saved:
+    def save(self) -> _Saved:
         """What `restore` needs, should the change that is about to be made fail. Costs nothing that rows cost."""
         tail = self._tail
         of_tail = None if tail is None else (tail.num_rows, tail.columns, len(tail.ledger))
         numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
-        return Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
+        return _Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: _Saved) -> None:
         self.schema, self._sealed, self._tail, self._tail_start = saved[:4]
         self.num_rows, self.next_id, self.number, self.next_serial, num_origins = saved.numbers
         del self.origins[num_origins:]
@@ -118,7 +118,7 @@ class Table:
         try:
             for name, write in writers:
                 write(at, row[name])
-        except (Slow, KeyError, OverflowError, UnicodeEncodeError):
+        except (_Slow, KeyError, OverflowError, UnicodeEncodeError):
             for column in tail.columns.values():
                 if isinstance(column, ArrowColumn):
                     column.take_back(at)
@@ -454,11 +454,11 @@ def _some(values: Values, mine: NDArray[np.bool_]) -> Values:
 
 
 def _slow(at: int, value: Any) -> None:
-    raise Slow
+    raise _Slow
 
 
 def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
-    """Writes one value of a column's own type to a row; others are `Slow`."""
+    """Writes one value of a column's own type to a row; others are `_Slow`."""
     if isinstance(column, ArrowColumn):
         return _text_writer(column, counters) if column.type == pa.string() else _slow
     values, dtype, shape = column.values, column.values.dtype, column.values.shape[1:]
@@ -467,13 +467,13 @@ def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[
 
     def write_array(at: int, value: Any) -> None:
         if type(value) is not exact or value.dtype != dtype or value.shape != shape:
-            raise Slow
+            raise _Slow
         values[at] = value
         counters.written += row_bytes
 
     def write_scalar(at: int, value: Any) -> None:
         if type(value) is not exact:
-            raise Slow
+            raise _Slow
         values[at] = value
         counters.written += row_bytes
 
@@ -483,7 +483,7 @@ def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[
 def _text_writer(column: ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
     def write(at: int, value: Any) -> None:
         if type(value) is not str:
-            raise Slow
+            raise _Slow
         if not value.isascii():
             value.encode()  # half a surrogate pair is no text
         column.put(value, counters)

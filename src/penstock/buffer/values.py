@@ -162,7 +162,7 @@ def _one_row(row: Row, plan: dict[str, _Plan]) -> Columns | None:
 def rows_of(schema: Schema, columns: Columns) -> list[Row]:
     """Columns as rows of Python values."""
     names = schema.names
-    lists = [pylist(field, columns[field.name]) for field in schema]
+    lists = [pylist(columns[field.name]) for field in schema]
     return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.buffer.compare import is_equal
 from penstock.buffer.convert import pylist
-from penstock.buffer.schema import Field, Numbers, Values
+from penstock.buffer.schema import Numbers, Values
 from penstock.buffer.view import View
 from penstock.errors import SpecError
 from penstock.spec import suggest
@@ -91,14 +91,14 @@ def take_diff(older: View, newer: View) -> BufferDiff:
 def _differs(
     older: View, newer: View, name: str, at_old: NDArray[np.int64], at_new: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    fields = older.schema.by_name.get(name), newer.schema.by_name.get(name)
-    if fields[0] is None or fields[1] is None:
-        view, index = (newer, at_new) if fields[0] is None else (older, at_old)
+    was_there = name in older.schema.by_name
+    if not was_there or name not in newer.schema.by_name:
+        view, index = (older, at_old) if was_there else (newer, at_new)
         return _has_value(view.columns_at(index, [name])[name])
     differs = np.zeros(len(at_old), bool)
     suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
     mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
-    differs[suspects] = ~_equal(fields[0], mine[name], fields[1], other[name])
+    differs[suspects] = ~_equal(mine[name], other[name])
     return differs
 
 
@@ -114,7 +114,7 @@ def _has_value(values: Values) -> NDArray[np.bool_]:
     return np.asarray(values.is_valid())
 
 
-def _equal(old: Field, one: Values, new: Field, other: Values) -> NDArray[np.bool_]:
+def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
     if isinstance(one, Numbers) and isinstance(other, Numbers):
         count = len(one.values)
         same = one.values == other.values
@@ -125,5 +125,5 @@ def _equal(old: Field, one: Values, new: Field, other: Values) -> NDArray[np.boo
         return (equal & has_one & has_other) | ~(has_one | has_other)
     if isinstance(one, Numbers) or isinstance(other, Numbers):  # of one version, nobody knows what the column is
         return ~(_has_value(one) | _has_value(other))
-    pairs = zip(pylist(old, one), pylist(new, other), strict=True)
+    pairs = zip(pylist(one), pylist(other), strict=True)
     return np.fromiter((is_equal(*pair) for pair in pairs), bool, len(one))
