@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.buffer.view import View
-from penstock.errors import StoreError
+from penstock.errors import SampleError, SpecError, StoreError
 
 Step = Callable[[ps.DatasetBuffer], object]
 
@@ -238,3 +239,47 @@ def test_a_read_sees_a_change_by_another_thread_whole_or_not_at_all(read: str, m
     threads[0].join()
     assert list(found["a"]) == list(found["b"])
     assert buffer[0]["a"] == buffer[0]["b"] == 1
+
+
+def test_no_samples_are_of_any_kind() -> None:
+    tensors = ps.DatasetBuffer([np.zeros(3), np.ones(3)])
+    assert tensors.append([]) == range(2, 2)
+    tensors.append([], retain_prior=0.5, retain_prior_by="latest")
+    tensors.append(np.full(3, 2.0))
+    assert [array.max() for array in tensors.to_pydict()["tensor"]] == [1, 2]
+
+
+def test_an_origin_that_is_half_a_character_is_refused() -> None:
+    buffer = ps.DatasetBuffer([row(0)])
+    with pytest.raises(SpecError, match="origin= is a name"):
+        buffer.append(row(1), origin="\ud800")
+    assert len(buffer) == len(buffer.provenance()) == 1
+
+
+def test_a_pickled_buffer_gives_no_id_twice() -> None:
+    buffer = ps.DatasetBuffer([row(number) for number in range(3)])
+    buffer.drop([2])
+    assert pickle.loads(pickle.dumps(buffer)).append(row(3)) == buffer.append(row(3)) == range(3, 4)
+
+
+def test_a_new_origin_is_not_looked_for_among_all_others() -> None:
+    looks = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return str.__eq__(self, other)
+
+    buffer = ps.DatasetBuffer([row(0)])
+    for number in range(1, 201):
+        buffer.append(row(number), origin=Name(f"file {number}"))
+    assert looks < 2000
+    assert buffer.provenance()["origin"].to_pylist() == [None, *(f"file {number}" for number in range(1, 201))]
+
+
+def test_a_nested_key_that_is_half_a_character_is_refused() -> None:
+    with pytest.raises(SampleError, match="keys are names"):
+        ps.DatasetBuffer([{"meta": {"\ud800": 1}}])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import penstock as ps
-from penstock.buffer import blocks
+from penstock.buffer import blocks, durable
 from penstock.buffer.retain import drop, keep
 
 Row = dict[str, Any]
@@ -189,18 +189,28 @@ class BufferAndList(RuleBasedStateMachine):
     @initialize(
         on_disk=st.booleans(),
         small_blocks=st.booleans(),
+        many_checkpoints=st.booleans(),
         max_size=st.sampled_from([None, None, 3, 9]),
         drop_strategy=st.sampled_from(["oldest", "random", "n", "-n"]),
         seed=st.integers(0, 3),
     )
-    def begin(self, on_disk: bool, small_blocks: bool, max_size: int | None, drop_strategy: str, seed: int) -> None:
+    def begin(
+        self,
+        on_disk: bool,
+        small_blocks: bool,
+        many_checkpoints: bool,
+        max_size: int | None,
+        drop_strategy: str,
+        seed: int,
+    ) -> None:
+        if many_checkpoints:
+            self.patch.setattr(durable, "_CHECKPOINT_RECORDS", 3)
         if small_blocks:  # so that a few rows are many blocks and pieces
             for name, value in (("_SMALLEST_ROWS", 2), ("_LARGEST_ROWS", 4), ("_PENDING_ROWS", 3), ("_FAN", 2)):
                 self.patch.setattr(blocks, name, value)
         given = {"max_size": max_size, "drop_strategy": drop_strategy, "seed": seed}
         self.path = self.folder / "buffer" if on_disk else None
         buffer, model = ps.DatasetBuffer(path=self.path, **given), Model(**given)
-        model.number = buffer.number  # settings are the first change of a folder
         self.pairs.append((buffer, model))
         assert buffer.append(dict(FIRST)) == model.add([FIRST], 1.0, "random")
 

@@ -143,6 +143,8 @@ class DatasetBuffer(Reads):
         found = normalize(samples)
         with self._lock:
             self._check_writer()
+            if isinstance(found.rows, list) and not found.rows and self.kind is not None:
+                found = found._replace(kind=self.kind)  # nothing is of any kind
             known = self._known_schema(found.kind)
             if isinstance(found.rows, pa.Table):
                 arrays = {name: found.rows.column(name) for name in found.rows.column_names}
@@ -195,7 +197,7 @@ class DatasetBuffer(Reads):
         """The rows that were put are right: write them down and count them."""
         table, now = self._table, time.time_ns() // 1000
         is_over = self.max_size is not None and table.num_rows + count > self.max_size
-        saved = table.save() if is_over else None
+        saved = table.save() if is_over and self.drop_strategy != "oldest" else None
         try:
             if self._disk is not None:
                 self._disk.write_rows(self, table.last_put(count), count, now)
@@ -205,6 +207,8 @@ class DatasetBuffer(Reads):
         except BaseException:
             if saved is not None:
                 table.restore(saved)
+            elif self.max_size is not None and table.num_rows > self.max_size:
+                self._drop_over()
             raise
         if self._disk is not None:
             self._disk.after_change(self)
@@ -217,7 +221,7 @@ class DatasetBuffer(Reads):
             check_by(by, schema.numeric, schema.not_numeric, parameter="retain_prior_by")
         if self.max_size is not None and self.drop_strategy != "oldest" and len(schema):
             check_by(self.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
-        if origin is not None and not isinstance(origin, str):
+        if origin is not None and not (isinstance(origin, str) and _is_text(origin)):
             raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
         if not count and kept == table.num_rows:
             return range(table.next_id, table.next_id)
@@ -575,16 +579,16 @@ class DatasetBuffer(Reads):
 
     def __reduce__(self) -> tuple[Any, ...]:
         view = self._hold()
-        return _rebuild, (view, self.kind, self._settings._asdict())
+        return _rebuild, (view, self.kind, self._settings._asdict(), self._table.next_id)
 
 
-def _rebuild(view: View, kind: str | None, settings: dict[str, Any]) -> DatasetBuffer:
+def _rebuild(view: View, kind: str | None, settings: dict[str, Any], next_id: int) -> DatasetBuffer:
     buffer = DatasetBuffer(**settings)
     buffer.kind = kind
     table = buffer._table
     table.replace(view.segments, view.schema)
     table.origins, table.number = list(view.origins), view.number
-    table.next_serial, table.next_id = len(view.segments), 1 + int(view.ids.max(initial=-1))
+    table.next_serial, table.next_id = len(view.segments), next_id
     return buffer
 
 
@@ -643,6 +647,14 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
             remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
         )
     return name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return True
 
 
 def _is_column(value: Any) -> bool:

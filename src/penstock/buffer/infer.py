@@ -112,7 +112,7 @@ def _infer_struct(rows: list[dict[Any, Any]]) -> pa.DataType:
     if not names:
         raise Misfit("an empty dict has no type", got="{}", remedy="None, or leave the column out")
     for name in names:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or any("\ud800" <= letter <= "\udfff" for letter in name):
             raise Misfit(
                 f"a dict with the key {name!r}: keys are names, not empty",
                 got=f"key of type {type(name).__name__}",

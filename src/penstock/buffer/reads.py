@@ -30,15 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["BufferVersion", "Reads"]
 
 _ROWS_AT_ONCE = 1024
+_CHANGES = ("append", "extend", "update", "set", "drop", "commit", "rollback", "forget")
 
-P, S, T = ParamSpec("P"), TypeVar("S", bound="Reads"), TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Reads")
+T = TypeVar("T")
 
 
 def _steady(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """A read that copies rows. No other thread changes them meanwhile: a row is from before a `set`, or from after."""
 
     @wraps(read)
-    def steady_read(self: S, *arguments: P.args, **named: P.kwargs) -> T:
+    def steady_read(self: S, /, *arguments: P.args, **named: P.kwargs) -> T:
         with self._lock:
             return read(self, *arguments, **named)
 
@@ -207,7 +210,7 @@ class Reads:
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
         row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
-        unless `replace=False`. `batch.weights` (None where the draw is uniform) are (rows * probability) ** -beta, the
+        unless `replace=False`. `batch.weights` are (rows * probability) ** -beta, the
         largest of them 1: what a loss is weighted with to undo the choice.
         """
         view = self._look()
@@ -225,7 +228,7 @@ class Reads:
             half_life=half_life,
             replace=replace,
         )
-        weighed = None if by == "uniform" else weights(drawn.probability, beta)
+        weighed = np.ones(n) if by == "uniform" else weights(drawn.probability, beta)
         return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
 
     _sums: tuple[Any, Priorities] | None = None
@@ -307,6 +310,10 @@ class Reads:
 
 class BufferVersion(Reads):
     """A buffer as it was, to read."""
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __init__(self, view: View, seed: int, kind: str | None) -> None:
         self._view, self._seed, self.kind = view.share(), seed, kind

@@ -65,6 +65,8 @@ class Table:
         self._tail: Block | None = None
         self._tail_start = 0
         self._view: View | None = None
+        self._origin_numbers: dict[str | None, int] = {}
+        """Of each origin, as long as there are as many of them."""
         self._writers: list[tuple[str, Callable[[int, Any], None]]] | None = None
 
     # Undoing
@@ -230,9 +232,15 @@ class Table:
             self._tail.columns = retyped(self._tail.columns)
 
     def origin_number(self, origin: str | None) -> int:
-        if origin not in self.origins:
+        if origin is None:
+            return 0
+        if len(self._origin_numbers) != len(self.origins):  # others came, or some were taken back
+            self._origin_numbers = {known: number for number, known in enumerate(self.origins)}
+        number = self._origin_numbers.get(origin)
+        if number is None:
+            number = self._origin_numbers[origin] = len(self.origins)
             self.origins.append(origin)
-        return self.origins.index(origin)
+        return number
 
     def _open(self, capacity: int) -> Block:
         """A new block at the end."""
@@ -305,21 +313,17 @@ class Table:
 
     def drop_first(self, count: int) -> None:
         """The oldest rows go: nothing that stays is touched."""
-        self._view = None
+        sealed, left, gone = self._sealed, count, 0
+        while left and gone < len(sealed):
+            rows = sealed[gone].num_rows
+            if left < rows:
+                sealed, left, gone = [sealed[gone].part(left, rows), *sealed[gone + 1 :]], 0, 0
+            else:
+                left, gone = left - rows, gone + 1
+        # No function is called from here on: an interrupt (Ctrl-C) finds all of it or nothing.
+        self._view, self._sealed = None, sealed[gone:] if gone else sealed
+        self._tail_start += left
         self.num_rows -= count
-        gone = 0
-        while count and gone < len(self._sealed):
-            segment = self._sealed[gone]
-            rows = segment.num_rows
-            if count < rows:
-                self._sealed[gone] = segment.part(count, rows)
-                count = 0
-                break
-            count -= rows
-            gone += 1
-        if gone:
-            del self._sealed[:gone]
-        self._tail_start += count
 
     def _drop_last(self, count: int) -> None:
         if not count:
