@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
         buffer.append([{"n": n, "text": f"row {n}", "obs": np.full(2, n, np.float32)} for n in range(4)])
         buffer.commit("four")
         buffer.set([1, 2], loss=[0.5, np.nan])
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         buffer.append([{"n": n, "text": None, "obs": np.zeros(2, np.float32)} for n in (4, 5)], origin="late")
     return path
 
@@ -87,7 +87,7 @@ def test_a_buffer_that_is_opened_again_is_as_it_was(folder, state, checkpoint):
         with opened(folder) as buffer:
             change(buffer)
             if checkpoint:
-                buffer._disk.checkpoint(buffer)
+                buffer.checkpoint()
             expected, rows = state(buffer), buffer.to_pydict()
         with opened(folder) as again:
             assert state(again) == expected
@@ -161,7 +161,7 @@ def test_files_that_only_a_forgotten_version_had_are_removed(tmp_path):
         buffer.extend({"obs": np.zeros((10_000, 16))})
         buffer.commit("large")
         buffer.append([], retain_prior=0)
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         assert bytes_of(tmp_path / "b" / "blocks") > 1_000_000
         buffer.forget("large")
         assert bytes_of(tmp_path / "b" / "blocks") < 10_000
@@ -174,11 +174,11 @@ def test_a_checkpoint_does_not_name_a_file_that_was_removed(tmp_path):
         buffer.commit("five")
         assert len(buffer.at("five")) == 5
         buffer.append([{"n": n} for n in range(5, 8)])
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         buffer.append({"n": -1}, retain_prior=0)
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         buffer.rollback("five")
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
     with opened(tmp_path / "b") as again:
         assert again.to_pydict() == {"n": [0, 1, 2, 3, 4]}
 
@@ -187,16 +187,16 @@ def test_the_files_of_a_column_are_put_together_in_the_order_of_their_rows(tmp_p
     """A version's first file is met after its second, which the checkpoint has for another column."""
     with opened(tmp_path / "b") as buffer:
         buffer.append([{"n": 0}, {"n": 1}])
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         buffer.set([0, 1], loss=[0.0, 1.0])
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         buffer.append({"n": 2, "loss": 2.0})
         buffer.commit("losses")
         buffer.set([0, 1, 2], loss=[9.0, 9.0, 9.0])
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
     with opened(tmp_path / "b") as buffer:
         buffer.rollback("losses")
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
     with opened(tmp_path / "b") as again:
         assert again.to_pydict() == {"n": [0, 1, 2], "loss": [0.0, 1.0, 2.0]}
 
@@ -217,10 +217,10 @@ def test_rows_know_where_they_came_from_though_others_went_between_checkpoints(t
         for n in range(8):
             buffer.append({"n": n})
         buffer.append([], retain_prior=0.5, retain_prior_by="oldest")
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         for n in range(8, 16):
             buffer.append({"n": n}, origin=f"{n}")
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
         expected = buffer.provenance()
     assert expected["number"].to_pylist() == [1, 2, 3, 4, *range(10, 18)]
     with opened(tmp_path / "b") as again:
@@ -239,7 +239,7 @@ def test_a_reader_stays_at_its_version_until_it_refreshes(folder):
         assert len(reader.refresh()) == 7
         assert sum(1 for _ in rows) == 6
         writer.commit("seven")
-        writer._disk.checkpoint(writer)
+        writer.checkpoint()
         writer.rollback("four")
         assert (len(reader), len(reader.refresh())) == (7, 4)
         assert len(reader.at("seven")) == 7
@@ -247,7 +247,7 @@ def test_a_reader_stays_at_its_version_until_it_refreshes(folder):
 
 def test_a_reader_forgets_the_versions_that_the_writer_forgot(folder):
     with opened(folder) as writer:
-        writer._disk.checkpoint(writer)
+        writer.checkpoint()
         reader = opened(folder, read_only=True)
         writer.forget("four")
         writer.commit("six")  # in the place of the other
@@ -262,7 +262,7 @@ def test_a_reader_that_cannot_refresh_stays_at_its_version(folder, state):
     reader = opened(folder, read_only=True)
     expected = state(reader)
     writer.append(dict(ROW))
-    writer._disk.checkpoint(writer)
+    writer.checkpoint()
     writer.append(dict(ROW))
     writer.append(dict(ROW))
     writer.close()
@@ -347,7 +347,7 @@ calls = {{
     "extend": (size + 5000, lambda: buffer.extend(rows, 0.25, "latest")),
     "set": (size + 300, lambda: buffer.set(buffer.ids, loss=np.zeros(len(buffer)))),
     "commit": (1000, lambda: buffer.commit("c")),
-    "checkpoint": (1000, lambda: buffer._disk.checkpoint(buffer)),
+    "checkpoint": (1000, lambda: buffer.checkpoint()),
 }}
 for name, (limit, call) in calls.items():
     before = state_of(buffer)

@@ -444,7 +444,7 @@ class BufferAndList(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         buffer = self.pairs[0][0]
-        buffer._disk.checkpoint(buffer)
+        buffer.checkpoint()
 
     @precondition(lambda self: self.path)
     @rule()

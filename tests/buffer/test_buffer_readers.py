@@ -72,12 +72,12 @@ def test_what_a_reader_has_is_there_though_the_writer_removed_the_files(tmp_path
     with ps.DatasetBuffer(path=tmp_path / "b", **SETTINGS) as writer:
         for _ in range(30):
             step(writer)
-        writer._disk.checkpoint(writer)
+        writer.checkpoint()
         reader = ps.DatasetBuffer(path=tmp_path / "b", read_only=True)
         expected, number = reader.to_pydict(), reader.number
         for _ in range(30):
             step(writer)
-        writer._disk.checkpoint(writer)
+        writer.checkpoint()
         assert str(reader.to_pydict()) == str(expected)
         assert reader.number == number
         assert reader.refresh().content_fingerprint() == writer.content_fingerprint()

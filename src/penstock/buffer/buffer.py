@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,15 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.buffer import codec
-from penstock.buffer.blocks import Segment
+from penstock.buffer.contents import Contents
 from penstock.buffer.durable import Durable
 from penstock.buffer.folder import POINTER
 from penstock.buffer.incoming import columns_in
 from penstock.buffer.locks import new_lock
 from penstock.buffer.normalize import normalize, takes_dicts
 from penstock.buffer.reads import BufferVersion, Reads
-from penstock.buffer.retain import Settings, check_by, column_of, drop, keep, kept_count
-from penstock.buffer.schema import Columns, Field, Numbers, Schema, num_rows_of
+from penstock.buffer.retain import Settings, check_by, kept_count
+from penstock.buffer.schema import Columns, Field, Schema, num_rows_of
 from penstock.buffer.table import Table
 from penstock.buffer.values import (
     arrays_to_columns,
@@ -33,12 +31,12 @@ from penstock.buffer.values import (
     rows_to_columns,
     schema_of_arrow,
 )
-from penstock.buffer.versions import BufferDiff, VersionInfo, find_version, take_diff
+from penstock.buffer.versions import BufferDiff, VersionInfo, take_diff
 from penstock.buffer.view import View, refuse_twice
-from penstock.errors import SampleError, SampleTypeError, SpecError
+from penstock.errors import SampleError, SampleTypeError, SpecError, StoreError
 from penstock.spec import at_least, whole_number
 
-__all__ = ["DatasetBuffer"]
+__all__ = ["DatasetBuffer", "buffer_of"]
 
 T = TypeVar("T")
 
@@ -70,24 +68,22 @@ class DatasetBuffer(Reads):
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
         """
         most = None if max_size is None else at_least(1, max_size=max_size)
-        self._settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
-        self.kind = None
-        self._table = Table()
+        settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
+        declared = None if schema is None else _declared(schema)
+        self._contents = Contents(settings)
         self._lock = new_lock()
-        self._versions: list[_Kept] = []
         self._disk: Durable | None = None
-        self._declared: Schema | None = None
-        if schema is not None:
-            self._table.schema = self._declared = _declared(schema)
         if read_only and path is None:
             raise SpecError(
                 "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
             )
         if path is not None:
-            self._open(path, read_only)
+            self._disk, self._contents = Durable.open(path, settings, read_only=read_only)
         try:
+            if declared is not None:
+                self._declare(declared)
             if data is not None:
-                if self._table.next_id:
+                if self._table.next_id:  # only a folder has had any
                     raise SpecError(
                         f"{path} holds {len(self):,} rows already: data= would add to them each time it is opened",
                         parameter="data",
@@ -101,22 +97,45 @@ class DatasetBuffer(Reads):
                 error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
             raise
 
+    def _declare(self, schema: Schema) -> None:
+        """Let rows have these columns; those of a folder have them already."""
+        table = self._table
+        if not table.next_id:
+            table.schema = schema
+        elif table.schema.arrow != schema.arrow:
+            raise SpecError(
+                f"{self.path} has other columns than schema= says",
+                parameter="schema",
+                has=", ".join(f"{field.name} {field}" for field in table.schema),
+                got=", ".join(f"{field.name} {field}" for field in schema),
+                remedy="leave schema= out: the folder has its own",
+            )
+
+    @property
+    def _table(self) -> Table:
+        return self._contents.table
+
+    @property
+    def kind(self) -> str | None:
+        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        return self._contents.kind
+
     # Settings: those that it was opened with. Changes are chosen by them, so that they are part of a folder's journal.
 
     @property
     def max_size(self) -> int | None:
         """The most rows that there are after an append."""
-        return self._settings.max_size
+        return self._contents.settings.max_size
 
     @property
     def drop_strategy(self) -> str:
         """Which rows go first where there are more."""
-        return self._settings.drop_strategy
+        return self._contents.settings.drop_strategy
 
     @property
     def seed(self) -> int:
         """What random choices and draws follow."""
-        return self._settings.seed
+        return self._contents.settings.seed
 
     # Rows in
 
@@ -191,28 +210,41 @@ class DatasetBuffer(Reads):
             self._disk.check_writer()
 
     def _can_put(self) -> bool:
-        return self.kind == "dict" and (self._disk is None or self._disk.is_writer)
+        return self._contents.kind == "dict" and (self._disk is None or self._disk.is_writer)
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
-        table, now = self._table, time.time_ns() // 1000
-        is_over = self.max_size is not None and table.num_rows + count > self.max_size
-        saved = table.save() if is_over and self.drop_strategy != "oldest" else None
+        contents, now = self._contents, time.time_ns() // 1000
+        table, (max_size, strategy, _) = contents.table, contents.settings
+        is_over = max_size is not None and table.num_rows + count > max_size
+        saved = table.save() if is_over and strategy != "oldest" else None
         try:
             if self._disk is not None:
-                self._disk.write_rows(self, table.last_put(count), count, now)
+                self._catch_up(self._disk)
+                self._disk.write_rows(contents, table.last_put(count), count, now)
             ids = table.accept(count, now)
             if is_over:
-                self._drop_over()
+                contents.drop_over()
         except BaseException:
             if saved is not None:
                 table.restore(saved)
-            elif self.max_size is not None and table.num_rows > self.max_size:
-                self._drop_over()
+            elif contents is self._contents:
+                contents.drop_over()
             raise
         if self._disk is not None:
-            self._disk.after_change(self)
+            self._disk.after_change(contents)
         return ids
+
+    def _catch_up(self, disk: Durable) -> None:
+        """A change that was written down and then interrupted has happened: the folder says so."""
+        others = disk.caught_up(self._contents)
+        if others is not None:
+            self._contents = others
+            raise StoreError(
+                f"change {others.table.number} was interrupted after it had been written down, and is there",
+                folder=self.path,
+                remedy="look at the buffer, and make this call again",
+            )
 
     def _add(self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None) -> range:
         table, count = self._table, num_rows_of(columns)
@@ -232,71 +264,38 @@ class DatasetBuffer(Reads):
             share = float(retain) if retain > 0 else 0.0
             return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
 
-        return self._do(record, lambda now: self._apply_add(columns, schema, kind, kept, by, origin, now))
+        return self._do(
+            record,
+            lambda contents, now: contents.add(
+                schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now
+            ),
+        )
 
     def _do(
-        self, record: Callable[[int, int], codec.Operation], apply: Callable[[int], T], *, in_place: bool = False
+        self,
+        record: Callable[[int, int], codec.Operation],
+        apply: Callable[[Contents, int], T],
+        *,
+        in_place: bool = False,
     ) -> T:
         """One change: write it down, then make it. If either fails, the buffer is as it was.
 
         `in_place`: rows get new values where they lie. An interrupt (Ctrl-C) comes after it then, not in its middle.
         """
-        table, kind, now = self._table, self.kind, time.time_ns() // 1000
+        contents, now = self._contents, time.time_ns() // 1000
         if self._disk is not None:
-            self._disk.write(record(table.number + 1, now), self)
-        saved = table.save()
+            self._catch_up(self._disk)
+            self._disk.write(record(contents.table.number + 1, now))
         try:
-            result = apply(now)
+            with contents.or_nothing():
+                result = apply(contents, now)
         except BaseException:
-            table.restore(saved)
-            self.kind = kind
             if in_place:  # some rows have their new values already, and the old ones are gone
-                apply(now)
+                apply(contents, now)
             raise
         if self._disk is not None:
-            self._disk.after_change(self)
+            self._disk.after_change(contents)
         return result
-
-    def _apply_add(
-        self, columns: Columns, schema: Schema, kind: str, kept: int, by: str, origin: str | None, time_us: int
-    ) -> range:
-        table = self._table
-        table.number += 1
-        if kept < table.num_rows:
-            values, valid = self._values_of(by)
-            table.keep(keep(table.num_rows, kept, by, values, valid, seed=self.seed, number=table.number))
-        ids = table.add(table.schema if schema == table.schema else schema, columns, time_us, origin)
-        if num_rows_of(columns):
-            self.kind = kind
-        if self.max_size is not None and table.num_rows > self.max_size:
-            self._drop_over()
-        return ids
-
-    def _replay_add(self, columns: Columns, schema: Schema, change: codec.Append) -> None:
-        kept = kept_count(self._table.num_rows, change.retain)
-        self._apply_add(columns, schema, change.kind, kept, change.by, change.origin, change.time_us)
-
-    def _drop_over(self) -> None:
-        """Drop what is above `max_size`."""
-        table = self._table
-        assert self.max_size is not None
-        over = table.num_rows - self.max_size
-        if self.drop_strategy == "oldest":
-            table.drop_first(over)
-            return
-        values, valid = self._values_of(self.drop_strategy)
-        table.drop(drop(table.num_rows, over, self.drop_strategy, values, valid, seed=self.seed, number=table.number))
-
-    def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
-        """(values, valid) of the column that rows are chosen by, if it is one."""
-        column = column_of(by)
-        if column is None:
-            return None, None
-        view = self._table.view()
-        found = view.column(column[0]) if column[0] in view.schema.by_name else None
-        if not isinstance(found, Numbers):  # its first numbers come with the rows that are about to be added
-            return np.zeros(len(view)), np.zeros(len(view), bool)
-        return found.values, found.valid
 
     # Changes
 
@@ -346,12 +345,7 @@ class DatasetBuffer(Reads):
             known = None if schema == self._table.schema else codec.encode_schema(schema)
             return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
 
-        self._do(record, lambda now: self._apply_change(ids, columns, schema), in_place=True)
-
-    def _apply_change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
-        index = self._table.view().index_of(ids)
-        self._table.number += 1
-        self._table.change(index, schema, columns)
+        self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 
     def drop(self, ids: Any) -> None:
         """Remove the rows with these ids."""
@@ -364,12 +358,9 @@ class DatasetBuffer(Reads):
             if not len(gone):
                 return
             self._do(
-                lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)), lambda now: self._apply_drop(index)
+                lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)),
+                lambda contents, now: contents.drop(gone),
             )
-
-    def _apply_drop(self, index: NDArray[np.int64]) -> None:
-        self._table.number += 1
-        self._table.drop(np.sort(index))
 
     # Versions
 
@@ -382,7 +373,8 @@ class DatasetBuffer(Reads):
         with self._lock:
             number = self._table.number
             name = f"version {number}" if name is None else name
-            same = [kept for kept in self._versions if kept.info.name == name and kept.info.rows == len(self)]
+            contents = self._contents
+            same = [kept for kept in contents.versions if kept.info.name == name and kept.info.rows == len(self)]
             if same and same[0].view.content_fingerprint() == self.content_fingerprint():
                 if not np.array_equal(same[0].view.ids, self._table.view().ids):
                     self.rollback(same[0].info)  # what was added again got new ids: the version's are known to others
@@ -390,35 +382,28 @@ class DatasetBuffer(Reads):
             name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
-            ordinal = self._versions[-1].ordinal + 1 if self._versions else 0
+            ordinal = contents.versions[-1].ordinal + 1 if contents.versions else 0
             if self._disk is not None:
-                self._disk.commit(self, ordinal, info)
-            self._add_version(ordinal, info, self.kind, lambda: view)
+                self._disk.commit(contents, ordinal, info)
+            contents.add_version(ordinal, info, contents.kind, lambda: view)
             return info
 
     def forget(self, version: str | int | VersionInfo) -> None:
         """Let go of a version: rows that only it had are gone."""
         with self._lock:
-            kept = self._kept(version)
+            kept = self._contents.find(version)
             if self._disk is not None:
-                self._check_writer()
-                self._disk.checkpoint(self)  # a rollback to it may stand in the journal
+                self._disk.checkpoint(self._contents)  # a rollback to it may stand in the journal
                 self._disk.forget(kept.ordinal)
-            self._versions.remove(kept)
-
-    def _add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
-        self._versions.append(_Kept(ordinal, info, kind, load))
-
-    def _version_of_ordinal(self, ordinal: int) -> _Kept | None:
-        return next((kept for kept in self._versions if kept.ordinal == ordinal), None)
+            self._contents.versions.remove(kept)
 
     def versions(self) -> list[VersionInfo]:
         """What was committed, oldest first."""
-        return [kept.info for kept in self._versions]
+        return [kept.info for kept in self._contents.versions]
 
     def at(self, version: str | int | VersionInfo) -> BufferVersion:
         """The rows of a version (by its name, its number, or what `commit` gave), to read."""
-        kept = self._kept(version)
+        kept = self._contents.find(version)
         return BufferVersion(kept.view, self.seed, kept.kind)
 
     def snapshot(self) -> BufferVersion:
@@ -429,7 +414,8 @@ class DatasetBuffer(Reads):
     def diff(self, older: str | int | VersionInfo, newer: str | int | VersionInfo | None = None) -> BufferDiff:
         """What is not the same in two versions; `newer` is the buffer as it is now, if not given."""
         with self._lock:
-            return take_diff(self._kept(older).view, self._table.view() if newer is None else self._kept(newer).view)
+            find = self._contents.find
+            return take_diff(find(older).view, self._table.view() if newer is None else find(newer).view)
 
     def rollback(self, version: str | int | VersionInfo) -> None:
         """Let the rows be those of a version again, with its ids and columns.
@@ -437,18 +423,11 @@ class DatasetBuffer(Reads):
         This is a change like others: versions that were committed after it stay.
         """
         with self._lock:
-            kept = self._kept(version)
+            kept = self._contents.find(version)
             self._do(
-                lambda number, now: codec.Rollback(number, now, kept.ordinal), lambda now: self._apply_rollback(kept)
+                lambda number, now: codec.Rollback(number, now, kept.ordinal),
+                lambda contents, now: contents.roll_back(kept),
             )
-
-    def _apply_rollback(self, kept: _Kept) -> None:
-        self._table.number += 1
-        self._table.replace(kept.view.share().segments, kept.view.schema)
-        self.kind = kept.kind
-
-    def _kept(self, version: str | int | VersionInfo) -> _Kept:
-        return self._versions[find_version(version, self.versions())]
 
     # Reading
 
@@ -479,57 +458,12 @@ class DatasetBuffer(Reads):
         buffer.append(dataset)
         return buffer
 
-    @classmethod
-    def _of_rows(cls, view: View, index: NDArray[np.int64], like: Reads) -> DatasetBuffer:
-        """A buffer in memory with some rows of a view."""
-        made = DatasetBuffer(seed=like.seed)
-        made.kind = like.kind
-        table = made._table
-        table.origins = list(view.origins)
-        table.next_serial = 1 + max((s.block.serial for s in view.segments), default=-1)
-        table.next_id = 1 + int(view.ids.max(initial=-1))
-        if len(index) < 2 or (np.diff(index) > 0).all():
-            table.replace(view.segments, view.schema)
-            table.keep(index)
-        else:
-            table.schema = view.schema
-            block = table.gathered(view, index)
-            table.replace([Segment(block, block.columns, 0, block.num_rows)], view.schema)
-        table.number = 1
-        return made
-
     # Files
-
-    def _open(self, path: str | os.PathLike[str], read_only: bool) -> None:
-        self._disk = Durable.open(path, self, read_only=read_only)
-        stored = self._table.schema
-        if self._declared is None or not self._table.next_id:
-            self._table.schema = self._declared or stored
-        elif stored.arrow != self._declared.arrow:
-            self.close()
-            raise SpecError(
-                f"{path} has other columns than schema= says",
-                parameter="schema",
-                has=", ".join(f"{field.name} {field}" for field in stored),
-                got=", ".join(f"{field.name} {field}" for field in self._declared),
-                remedy="leave schema= out: the folder has its own",
-            )
 
     @property
     def path(self) -> Path | None:
         """The folder that the buffer lives in, if it does."""
         return None if self._disk is None else self._disk.folder.path
-
-    def _begin_again(self) -> None:
-        """An empty buffer: what a folder is read into."""
-        self._table, self._versions, self.kind, self._settings = Table(), [], None, Settings()
-
-    def _apply_settings(self, settings: Settings) -> None:
-        self._settings = settings
-        self._table.number += 1
-        self._table._view = None
-        if self.max_size is not None and self._table.num_rows > self.max_size:
-            self._drop_over()
 
     @classmethod
     def salvage(cls, path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Self:
@@ -537,28 +471,30 @@ class DatasetBuffer(Reads):
 
         Versions are not taken along.
         """
-        found = cls()
-        Durable.open(path, found, read_only=True, salvage=True).close()
+        disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
+        disk.close()
         if (Path(to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
-        saved = cls(**found._settings._asdict(), path=to)
-        saved._take_over(found)
+        saved = cls(**found.settings._asdict(), path=to)
+        view, next_id = found.table.view().share(), found.table.next_id
+        saved._contents = Contents.of(view, found.kind, found.settings, next_id=next_id)
+        saved.checkpoint()
         return saved
 
-    def _take_over(self, other: DatasetBuffer) -> None:
-        table, disk = self._table, self._disk
-        assert disk is not None
-        view = other._hold()
-        table.replace(view.segments, view.schema)
-        table.origins, self.kind = list(other._table.origins), other.kind
-        table.next_id, table.next_serial = other._table.next_id, other._table.next_serial
-        disk.checkpoint(self)
+    def checkpoint(self) -> None:
+        """Have all rows in files that are mapped when the folder is opened, so that no journal has to be read first.
+
+        This happens by itself when the journal has become long.
+        """
+        if self._disk is not None:
+            with self._lock:
+                self._disk.checkpoint(self._contents)
 
     def refresh(self) -> Self:
         """Let a reader see what was written since."""
         if self._disk is not None:
             with self._lock:
-                self._disk.refresh(self)
+                self._contents = self._disk.refresh(self._contents)
         return self
 
     def sync(self) -> None:
@@ -578,36 +514,19 @@ class DatasetBuffer(Reads):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        view = self._hold()
-        return _rebuild, (view, self.kind, self._settings._asdict(), self._table.next_id)
+        contents = self._contents
+        return _from_content, (self._hold(), contents.kind, contents.settings, contents.table.next_id)
 
 
-def _rebuild(view: View, kind: str | None, settings: dict[str, Any], next_id: int) -> DatasetBuffer:
-    buffer = DatasetBuffer(**settings)
-    buffer.kind = kind
-    table = buffer._table
-    table.replace(view.segments, view.schema)
-    table.origins, table.number = list(view.origins), view.number
-    table.next_serial, table.next_id = len(view.segments), next_id
+def _from_content(view: View, kind: str | None, settings: Settings, next_id: int) -> DatasetBuffer:
+    return buffer_of(Contents.of(view, kind, settings, next_id=next_id))
+
+
+def buffer_of(contents: Contents) -> DatasetBuffer:
+    """A buffer in memory that holds this."""
+    buffer = DatasetBuffer()
+    buffer._contents = contents
     return buffer
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A version, which is read from disk when it is first asked for."""
-
-    ordinal: int
-    info: VersionInfo
-    kind: str | None
-    load: Callable[[], View]
-
-    @cached_property
-    def view(self) -> View:
-        return self.load().share()
-
-    @property
-    def is_loaded(self) -> bool:
-        return "view" in vars(self)
 
 
 _KINDS = {"dict": "rows (dicts)", "tensor": "tensors", "image": "images"}

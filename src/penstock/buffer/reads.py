@@ -53,8 +53,11 @@ class Reads:
 
     _lock: AbstractContextManager[Any] = nullcontext()
     """Held while rows are changed in place."""
-    kind: str | None
-    """What samples are: "dict", "tensor" or "image"; None before the first."""
+
+    @property
+    def kind(self) -> str | None:
+        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        raise TypeError(f"{type(self).__name__} has no samples")
 
     @property
     def seed(self) -> int:
@@ -167,12 +170,14 @@ class Reads:
 
     def select(self, indices: Any) -> DatasetBuffer:
         """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
-        from penstock.buffer.buffer import DatasetBuffer
+        from penstock.buffer.buffer import buffer_of
+        from penstock.buffer.contents import Contents
+        from penstock.buffer.retain import Settings
 
         view = self._hold()
         index = view.checked(indices)
         refuse_twice(index, "indices")
-        return DatasetBuffer._of_rows(view, index, self)
+        return buffer_of(Contents.of(view, self.kind, Settings(seed=self.seed), index))
 
     def filter(self, where: Any) -> DatasetBuffer:
         """A buffer with the rows for which `where(row)` is true; or a mask of booleans, or an Arrow expression."""
@@ -311,12 +316,12 @@ class Reads:
 class BufferVersion(Reads):
     """A buffer as it was, to read."""
 
-    def __getattr__(self, name: str) -> Any:
-        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
-
     def __init__(self, view: View, seed: int, kind: str | None) -> None:
-        self._view, self._seed, self.kind = view.share(), seed, kind
+        self._view, self._seed, self._kind = view.share(), seed, kind
+
+    @property
+    def kind(self) -> str | None:
+        return self._kind
 
     @property
     def seed(self) -> int:
@@ -325,6 +330,10 @@ class BufferVersion(Reads):
 
     def _look(self) -> View:
         return self._view
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:

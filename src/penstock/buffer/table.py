@@ -107,6 +107,12 @@ class Table:
 
     # Adding
 
+    def begin_change(self) -> int:
+        """Count one more change, and give its number."""
+        self._view = None
+        self.number += 1
+        return self.number
+
     def put(self, row: Row) -> bool:
         """Add one row, if each value is of exactly the type that its column takes without a look; else False."""
         tail, writers = self._tail, self._writers

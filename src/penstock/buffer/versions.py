@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from penstock.buffer.view import View
 from penstock.errors import SpecError
 from penstock.spec import suggest
 
-__all__ = ["BufferDiff", "VersionInfo", "find_version", "take_diff"]
+__all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,25 @@ class VersionInfo:
 
     def __str__(self) -> str:
         return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {self.rows:,} rows"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A version that is kept. Its rows are read from disk when they are first asked for."""
+
+    ordinal: int
+    """Which one of a buffer's: it is never used again."""
+    info: VersionInfo
+    kind: str | None
+    load: Callable[[], View]
+
+    @cached_property
+    def view(self) -> View:
+        return self.load().share()
+
+    @property
+    def is_loaded(self) -> bool:
+        return "view" in vars(self)
 
 
 @dataclass(frozen=True, slots=True)
