@@ -49,6 +49,16 @@ class _Saved(NamedTuple):
     numbers: tuple[int, int, int, int, int]
 
 
+class _Writers(NamedTuple):
+    """How rows get into the last block without a closer look."""
+
+    rows: list[tuple[str, Callable[[int, Any], None]]]
+    """For each column what writes one value to a row, or raises `_Slow`."""
+    columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
+    """For each column its name, memory, type and shape; none where some are not numbers."""
+    row_bytes: int
+
+
 class Table:
     """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
 
@@ -67,7 +77,7 @@ class Table:
         self._view: View | None = None
         self._origin_numbers: dict[str | None, int] = {}
         """Of each origin, as long as there are as many of them."""
-        self._writers: list[tuple[str, Callable[[int, Any], None]]] | None = None
+        self._writers: _Writers | None = None
 
     # Undoing
 
@@ -115,11 +125,10 @@ class Table:
 
     def put(self, row: Row) -> bool:
         """Add one row, if each value is of exactly the type that its column takes without a look; else False."""
-        tail, writers = self._tail, self._writers
+        tail = self._tail
         if tail is None or tail.num_rows == tail.capacity or not self.num_rows:
             return False
-        if writers is None:
-            writers = self._make_writers(tail)
+        writers = (self._writers or self._make_writers(tail)).rows
         if len(row) != len(writers):
             return False
         at = tail.num_rows
@@ -136,27 +145,27 @@ class Table:
     def put_columns(self, columns: dict[str, Any]) -> int:
         """Add rows by column, if each is an array of exactly the type that its column takes; else 0. How many."""
         tail = self._tail
-        if tail is None or not self.num_rows or len(columns) != len(self.schema):
+        if tail is None or not self.num_rows:
+            return 0
+        writers = self._writers or self._make_writers(tail)
+        targets = writers.columns
+        if len(columns) != len(targets):
             return 0
         at, count = tail.num_rows, -1
-        found = []
-        for name, array in columns.items():
-            column = tail.columns.get(name)
-            if type(array) is not np.ndarray or type(column) is not NumberColumn or not array.ndim:
-                return 0
-            values = column.values
-            if array.dtype != values.dtype or array.shape[1:] != values.shape[1:]:
+        for name, _, dtype, shape in targets:
+            array = columns.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
                 return 0
             if count < 0:
                 count = len(array)
-                if count > tail.capacity - at:
-                    return 0
             elif len(array) != count:
                 return 0
-            found.append((values, array))
-            self.counters.written += count * column.row_bytes
-        for values, array in found:
-            values[at : at + count] = array
+        end = at + count
+        if count < 0 or end > tail.capacity:
+            return 0
+        for name, values, _, _ in targets:
+            values[at:end] = columns[name]
+        self.counters.written += count * writers.row_bytes
         return count
 
     def last_put(self, count: int) -> Columns:
@@ -190,11 +199,16 @@ class Table:
         self.next_id = first + count
         return range(first, first + count)
 
-    def _make_writers(self, tail: Block) -> list[tuple[str, Callable[[int, Any], None]]]:
-        self._writers = [
-            (field.name, _writer(tail.columns[field.name], self.counters) if field.name in tail.columns else _slow)
-            for field in self.schema
-        ]
+    def _make_writers(self, tail: Block) -> _Writers:
+        columns = [(field.name, tail.columns.get(field.name)) for field in self.schema]
+        numbers = [(name, column) for name, column in columns if isinstance(column, NumberColumn)]
+        self._writers = _Writers(
+            rows=[(name, _slow if column is None else _writer(column, self.counters)) for name, column in columns],
+            columns=[(name, c.values, c.values.dtype, c.values.shape[1:]) for name, c in numbers]
+            if len(numbers) == len(columns)
+            else [],
+            row_bytes=sum(column.row_bytes for _, column in numbers),
+        )
         return self._writers
 
     def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> range:
