@@ -407,3 +407,38 @@ def test_a_copy_of_the_folder_is_a_buffer_of_its_own(folder, tmp_path):
     with opened(folder) as one, opened(tmp_path / "copy") as other:
         one.append(dict(ROW))
         assert (len(one), len(other)) == (7, 6)
+
+
+def test_verify_names_a_block_whose_values_were_changed(tmp_path):
+    with ps.DatasetBuffer({"n": np.arange(1000)}, path=tmp_path / "buffer") as buffer:
+        buffer.commit("one")
+        buffer.verify()
+        (file,) = (tmp_path / "buffer" / "blocks").iterdir()
+        data = bytearray(file.read_bytes())
+        data[data.index(np.arange(500, 510).tobytes())] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(StoreError, match="1 of this buffer's files is damaged") as damaged:
+            buffer.verify()
+        assert file.name in damaged.value.where["files"]
+        assert "copy" in damaged.value.remedy
+
+
+def test_verify_names_a_block_that_is_gone(tmp_path):
+    with ps.DatasetBuffer({"n": np.arange(10)}, path=tmp_path / "buffer") as buffer:
+        buffer.commit("one")
+        (file,) = (tmp_path / "buffer" / "blocks").iterdir()
+        file.unlink()
+        with pytest.raises(StoreError, match="damaged") as damaged:
+            buffer.verify()
+        assert file.name in damaged.value.where["files"]
+
+
+def test_rows_are_not_dropped_by_a_column_that_a_rollback_took_away(tmp_path):
+    with ps.DatasetBuffer([{"n": 0}, {"n": 1}], path=tmp_path / "buffer") as buffer:
+        buffer.commit("plain")
+        buffer.set(buffer.ids, loss=1.0)
+    with ps.DatasetBuffer(path=tmp_path / "buffer", max_size=2, drop_strategy="loss") as buffer:
+        buffer.rollback("plain")
+        with pytest.raises(SpecError, match="drop_strategy='loss'"):
+            buffer.append({"n": 2})
+        assert buffer.to_numpy()["n"].tolist() == [0, 1]

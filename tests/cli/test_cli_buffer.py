@@ -90,3 +90,15 @@ def test_look_as_json_has_whole_values(folder, succeeds):
 )
 def test_what_a_buffer_does_not_have_is_refused(folder, refuses, arguments, said):
     assert said in refuses(arguments[0], folder, *arguments[1:])
+
+
+def test_verify_reads_every_byte_of_a_buffer(folder, succeeds, penstock):
+    assert succeeds("verify", folder).out == f"{folder}: whole\n"
+    file = max(folder.glob("blocks/*"), key=lambda file: file.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    ran = penstock("verify", folder)
+    assert ran.code == 1
+    assert file.name in ran.err
+    assert penstock("verify", folder, "--json").json["ok"] is False

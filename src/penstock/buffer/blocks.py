@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _SMALLEST_ROWS = 256
+_SMALL_BYTES = 16 << 20
 _LARGEST_BYTES = 64 << 20
 _LARGEST_ROWS = 1 << 20
 _PENDING_ROWS = 1024
@@ -55,12 +56,15 @@ class Counters:
 
 
 def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
-    """Rows of the next block of a buffer that has so many: a quarter more, within bounds.
+    """Rows of the next block of a buffer that has so many: as many again while it is small, then a quarter more.
 
-    So there are few blocks, and dropping the oldest leaves at most a quarter of the memory to rows that are gone.
+    So there are few blocks, and dropping the oldest leaves at most a quarter of the memory to rows that are gone, or
+    16 MB. Small blocks are dear: their memory comes in small pages.
     """
-    most = max(_LARGEST_BYTES // max(_row_bytes(schema), 1), _SMALLEST_ROWS)
-    return max(min(max(num_rows // 4, _SMALLEST_ROWS), most, _LARGEST_ROWS), at_least)
+    row_bytes = max(_row_bytes(schema), 1)
+    more = num_rows if num_rows * row_bytes < _SMALL_BYTES else num_rows // 4
+    most = max(_LARGEST_BYTES // row_bytes, _SMALLEST_ROWS)
+    return max(min(max(more, _SMALLEST_ROWS), most, _LARGEST_ROWS), at_least)
 
 
 def _row_bytes(schema: Schema) -> int:

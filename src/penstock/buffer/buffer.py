@@ -21,7 +21,7 @@ from penstock.buffer.incoming import columns_in
 from penstock.buffer.locks import new_lock
 from penstock.buffer.normalize import normalize, takes_dicts
 from penstock.buffer.reads import BufferVersion, Reads
-from penstock.buffer.retain import Settings, check_by, kept_count
+from penstock.buffer.retain import Settings, check_by, column_of, kept_count
 from penstock.buffer.schema import Columns, Field, Schema, num_rows_of
 from penstock.buffer.table import Table
 from penstock.buffer.values import (
@@ -210,12 +210,16 @@ class DatasetBuffer(Reads):
             self._disk.check_writer()
 
     def _can_put(self) -> bool:
-        return self._contents.kind == "dict" and (self._disk is None or self._disk.is_writer)
+        contents = self._contents
+        by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
+        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.is_writer)
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
         contents, now = self._contents, time.time_ns() // 1000
         table, (max_size, strategy, _) = contents.table, contents.settings
+        if max_size is None and self._disk is None:
+            return table.accept(count, now)
         is_over = max_size is not None and table.num_rows + count > max_size
         saved = table.save() if is_over and strategy != "oldest" else None
         try:
@@ -489,6 +493,19 @@ class DatasetBuffer(Reads):
         if self._disk is not None:
             with self._lock:
                 self._disk.checkpoint(self._contents)
+
+    def verify(self) -> None:
+        """Read every file of the folder and compare it with its hash: a StoreError names those that were damaged.
+
+        Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
+        """
+        damaged = [] if self._disk is None else self._disk.damaged()
+        if damaged:
+            raise StoreError(
+                f"{len(damaged)} of this buffer's files {'is' if len(damaged) == 1 else 'are'} damaged",
+                files="\n".join(f"{file}: {what}" for file, what in damaged),
+                remedy="restore the folder from a copy",
+            )
 
     def refresh(self) -> Self:
         """Let a reader see what was written since."""

@@ -242,6 +242,10 @@ class Durable:
         self.folder.remove_version(ordinal)
         self.folder.remove_blocks(self.folder.unused() - self._parts.files())
 
+    def damaged(self) -> list[tuple[Path, str]]:
+        """Files whose bytes are not those that were written. Journal, checkpoint and versions were read to get here."""
+        return list(self.folder.damaged_blocks())
+
     def sync(self) -> None:
         if not self.read_only:
             self.check_writer()

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,7 +30,8 @@ from penstock.buffer.block_file import block_from_arrow, block_to_arrow
 from penstock.buffer.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
 from penstock.buffer.schema import Columns, Schema
 from penstock.errors import BusyError, SpecError, StoreError
-from penstock.files import exclusive, inside, is_part, out_of_space_at, sync_folder, write_whole, writing_whole
+from penstock.files import exclusive, inside, is_part, out_of_space_at, part_name, publish, sync_folder, write_whole
+from penstock.fingerprint import fingerprint_file
 
 __all__ = ["POINTER", "BufferFolder", "Pointer"]
 
@@ -45,6 +46,8 @@ _RESTORE = "restore the folder from a copy"
 _JOURNAL_NAME = re.compile(r"journal-(\d+)\.log")
 _DOCUMENT_NAME = re.compile(r"(\d+)\.json")
 _BLOCK_NAME = re.compile(r"\d+-[0-9a-f]+\.arrow")
+_HASH_DIGITS = 16
+"""Of a block's hash, at the end of its name."""
 _NAMED_BLOCKS = re.compile(rb'"(\d+-[0-9a-f]+\.arrow)"')
 
 Document = dict[str, Any]
@@ -69,6 +72,26 @@ class _Sealed(msgspec.Struct):
 
 class _Gone(StoreError):
     """A file that should be there is not. A reader looks whether the writer has replaced it."""
+
+
+class _Hashed:
+    """A file to write to that keeps a hash of what it is given."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, xxhash.xxh3_128()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class BufferFolder:
@@ -296,15 +319,34 @@ class BufferFolder:
     def write_block(self, serial: int, columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> str:
         """Rows and arrays of integers as an Arrow file, on disk when this returns. Its name is never used again."""
         self._check_writer()
-        name = f"{serial:08}-{os.urandom(5).hex()}.arrow"
         batch = block_to_arrow(columns, schema, extra)
-        with (
-            out_of_space_at(self.path, then="try again: the buffer is as it was"),
-            writing_whole(self.path / "blocks" / name) as raw,
-            pa.ipc.new_file(pa.PythonFile(raw, "w"), batch.schema) as file,
-        ):
-            file.write_batch(batch)
+        part = part_name(self.path / "blocks" / f"{serial:08}.arrow")
+        with out_of_space_at(self.path, then="try again: the buffer is as it was"):
+            try:
+                with open(part, "wb") as raw:
+                    hashed = _Hashed(raw)
+                    with pa.ipc.new_file(pa.PythonFile(hashed, "w"), batch.schema) as file:
+                        file.write_batch(batch)
+                    raw.flush()
+                    os.fsync(raw.fileno())
+                name = f"{serial:08}-{os.urandom(5).hex()}{hashed.digest.hexdigest()[:_HASH_DIGITS]}.arrow"
+                publish(part, part.with_name(name))
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
         return name
+
+    def damaged_blocks(self) -> Iterator[tuple[Path, str]]:
+        """Reads every block that counts, and gives those whose bytes are not the ones that were written, and why."""
+        for name in sorted(self._named_blocks()):
+            path = inside(self.path / "blocks", name)
+            try:
+                found = fingerprint_file(path)[:_HASH_DIGITS]
+            except OSError as error:
+                yield path, error.strerror or str(error)
+                continue
+            if found != path.stem[-_HASH_DIGITS:]:
+                yield path, "its bytes are not those that were written"
 
     def map_block(
         self, name: str, schema: Schema, columns: Collection[str] | None = None, extra: Collection[str] = ()

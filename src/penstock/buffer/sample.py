@@ -43,8 +43,13 @@ class Draw:
     """The rows that were drawn, in the order in which they were, and how probable each was in a single draw."""
 
     index: NDArray[np.int64]
-    probability: F64
-    """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+    chance: F64 | float
+    """One number where all rows are equally probable."""
+
+    @property
+    def probability(self) -> F64:
+        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
+        return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
 
 
 class Priorities:
@@ -160,7 +165,7 @@ def draw(
             index = below(mix64(counted(0, count), np.uint64(key)), num_rows)
         else:
             index = _in_keyed_order(choose(num_rows, count, key), key)
-        return Draw(index, np.full(count, 1 / max(num_rows, 1)))
+        return Draw(index, 1 / max(num_rows, 1))
     if by == "recent":
         lives = _lives_of(num_rows, half_life)
         if replace:

@@ -1,4 +1,4 @@
-"""Read every byte of a store and compare it with the hashes in its manifest.
+"""Read every byte of a store (or of a buffer's folder) and compare it with the hashes that were kept.
 
 Opening a store checks that its shards are there with their sizes; this also finds what was altered. Exit code 1 when
 something is damaged, with a line for each file.
@@ -16,7 +16,7 @@ from penstock.errors import StoreError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "check every byte of a store against its hashes"
+SUMMARY = "check every byte of a store or a buffer against its hashes"
 
 EXAMPLES = """\
 examples:
@@ -34,10 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from penstock.buffer.folder import POINTER
     from penstock.store.layout import current_version, is_store
     from penstock.store.versions import list_versions
 
     root = Path(arguments.store)
+    if (root / POINTER).is_file():
+        return _verify_buffer(root, as_json=arguments.json)
     if not is_store(root):
         current_version(root)  # says what it is instead
     versions = list_versions(root) if arguments.all else [arguments.version]
@@ -58,6 +61,24 @@ def run(arguments: argparse.Namespace) -> int:
             remedy = next(answer["remedy"] for answer in answers if answer["damaged"])
             print(f"  try        {remedy}", file=sys.stderr)
     return 1 if num_damaged else 0
+
+
+def _verify_buffer(root: Path, *, as_json: bool) -> int:
+    from penstock.buffer import DatasetBuffer
+
+    damage: StoreError | None = None
+    try:
+        with DatasetBuffer(path=root, read_only=True) as buffer:
+            buffer.verify()
+    except StoreError as error:
+        damage = error
+    if as_json:
+        print_json({"buffer": str(root), "ok": damage is None, "damage": None if damage is None else str(damage)})
+    elif damage is None:
+        print(f"{root}: whole")
+    else:
+        print(f"penstock: {damage}", file=sys.stderr)
+    return 0 if damage is None else 1
 
 
 def _verify(root: Path, version: str | None) -> dict[str, Any]:
