@@ -244,7 +244,7 @@ def test_explain_says_what_would_happen_and_writes_nothing(tmp_path, succeeds):
     assert succeeds("bake", "recipe.py", "--explain", cwd=tmp_path).out.splitlines() == [
         "DatasetRecipe, seed 0",
         "├─ one: 2 rows from memory, where <lambda>: 2 rows read, 1 not where, 1 kept",
-        "└─ 1 rows in the end",
+        "└─ 1 row in the end",
     ]
     told = json.loads(succeeds("bake", "recipe.py", "--explain", "--json", cwd=tmp_path).out)
     assert told["instructions"][0]["counts"] == {"rows read": 2, "not where": 1, "kept": 1}

@@ -56,7 +56,7 @@ class Explanation:
     def __repr__(self) -> str:
         lines = [f"DatasetRecipe, seed {self.seed}"]
         lines += [f"├─ {told}" for told in self.instructions]
-        return "\n".join([*lines, f"└─ {self.num_rows:,} rows in the end"])
+        return "\n".join([*lines, f"└─ {self.num_rows:,} row{'s' * (self.num_rows != 1)} in the end"])
 
 
 def explain(recipe: DatasetRecipe, *, on_error: str = "raise") -> Explanation:

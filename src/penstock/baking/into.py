@@ -305,7 +305,8 @@ def _append(buffer: DatasetBuffer, part: Baked) -> None:
 
 def _summary(where: str, parts: Sequence[Baked]) -> str:
     """What a bake did, in a few lines."""
-    lines = [f"{where}: {sum(map(len, parts)):,} rows"]
+    num_rows = sum(map(len, parts))
+    lines = [f"{where}: {num_rows:,} row{'s' * (num_rows != 1)}"]
     for part in parts:
         if part.report.dropped:
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in part.report.dropped.items())

@@ -310,7 +310,8 @@ class Reads:
     def __repr__(self) -> str:
         view = self._look()
         columns = ", ".join(f"{field.name} {field}" for field in view.schema)
-        return f"{type(self).__name__}({len(view):,} rows: {columns or 'no columns yet'})"
+        rows = f"{len(view):,} row{'s' * (len(view) != 1)}"
+        return f"{type(self).__name__}({rows}: {columns or 'no columns yet'})"
 
 
 class BufferVersion(Reads):

@@ -31,7 +31,8 @@ class VersionInfo:
     rows: int
 
     def __str__(self) -> str:
-        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {self.rows:,} rows"
+        rows = f"{self.rows:,} row{'s' * (self.rows != 1)}"
+        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {rows}"
 
 
 @dataclass(frozen=True, eq=False)
