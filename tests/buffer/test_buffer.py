@@ -456,3 +456,14 @@ def test_rows_that_are_read_by_threads_while_others_come_are_whole():
         reader.join()
     assert not faults
     assert texts(buffer) == [str(n) for n in range(800)]
+
+
+def test_a_rollback_to_before_the_first_row_lets_another_kind_of_sample_in(tmp_path):
+    with ps.DatasetBuffer(path=tmp_path / "buffer") as buffer:
+        buffer.commit("empty")
+        buffer.append({"a": 1})
+        buffer.rollback("empty")
+        buffer.append(np.ones(3, np.float32))
+    with ps.DatasetBuffer(path=tmp_path / "buffer", read_only=True) as buffer:
+        assert buffer.kind == "tensor"
+        assert buffer[0]["tensor"].tolist() == [1, 1, 1]
