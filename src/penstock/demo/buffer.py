@@ -27,10 +27,9 @@ import numpy as np
 
 import penstock as ps
 from penstock.cli.main import main as penstock
-from penstock.demo import ONE_THREAD
 from penstock.demo.digits import drawn
 from penstock.demo.hardest import BATCH_ROWS, ROWS, after_epoch, train
-from penstock.demo.runs import take
+from penstock.demo.runs import python_process, take
 from penstock.demo.screen import COLUMNS, exit_code_of, head, near, say
 from penstock.demo.train import CHECKPOINT
 from penstock.errors import BusyError, WorkerError
@@ -358,26 +357,9 @@ def _say_folded(text: str) -> None:
 # Processes
 
 
-@contextlib.contextmanager
-def _process(role: str, *arguments: Path | str, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of this demo. Whatever happens in the block, it does not outlive it."""
-    package = Path(__file__).resolve().parents[2]
-    search = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
-    with (
-        open(log, "w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.demo.hardest", role, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": search},
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.kill()
+def _process(role: str, *arguments: Path | str, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """A process of this demo."""
+    return python_process("penstock.demo.hardest", role, *map(str, arguments), log=log, stdin=subprocess.PIPE)
 
 
 def _reports(process: subprocess.Popen[str]) -> Iterator[Any]:

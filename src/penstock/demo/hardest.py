@@ -10,22 +10,19 @@ Each writes JSON lines to stdout, and knows nothing of the process that watches 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
-import json
 import os
 import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import penstock as ps
 from penstock.demo.digits import accuracy_of, losses_and_gradients, new_weights, pictures
-from penstock.demo.model import Adam, Weights
-from penstock.demo.train import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
+from penstock.demo.model import Adam
+from penstock.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
 from penstock.machine import die_with_parent
 
 __all__ = ["after_epoch", "arrive", "main", "train", "watch"]
@@ -56,12 +53,12 @@ def train(buffer: ps.DatasetBuffer, folder: Path, *, epochs: int, scrape: int | 
         loader = buffer.at(begin).loader(batch_size=BATCH_ROWS, seed=epoch, rank=0, world_size=1)
         if run.loader["state"] is not None:
             loader.load_state_dict(run.loader["state"])
-        _say(epoch=epoch, from_step=loader.step, rows=len(buffer))
+        report(epoch=epoch, from_step=loader.step, rows=len(buffer))
         for batch in loader.get_iterator():
             losses, gradients = losses_and_gradients(run.weights, batch["pixels"], batch["label"])
             run.adam.update(run.weights, gradients, rate=LEARNING_RATE)
             buffer.set(batch.ids, loss=losses)
-            _say(epoch=epoch, step=loader.step, number=buffer.number, ids=batch.ids.tolist(), losses=losses.tolist())
+            report(epoch=epoch, step=loader.step, number=buffer.number, ids=batch.ids.tolist(), losses=losses.tolist())
             if loader.step % CHECKPOINT_STEPS == 0:
                 run.loader = {"epoch": epoch, "state": loader.state_dict()}
                 write_checkpoint(path, run)
@@ -71,8 +68,8 @@ def train(buffer: ps.DatasetBuffer, folder: Path, *, epochs: int, scrape: int | 
         write_checkpoint(folder / f"{after_epoch(epoch)}{again}.npz", run)
         write_checkpoint(path, run)
         loss = float(buffer.to_numpy()["loss"].mean())
-        _say(epoch=epoch, accuracy=accuracy_of(run.weights, test), loss=loss, rows=len(buffer))
-    _say(content=buffer.content_fingerprint(), weights=_digest(run.weights))
+        report(epoch=epoch, accuracy=accuracy_of(run.weights, test), loss=loss, rows=len(buffer))
+    report(content=buffer.content_fingerprint(), weights=digest_of(run.weights))
 
 
 def after_epoch(epoch: int) -> str:
@@ -94,7 +91,7 @@ def _bring_rows(buffer: ps.DatasetBuffer, epoch: int, *, is_scrape: bool) -> Non
 def watch(buffer: ps.DatasetBuffer) -> None:
     """Look at the rows again and again until stdin ends, and say what there was to see."""
     versions, rows, faults = set(), set(), []
-    _say(watches=os.getpid())
+    report(watches=os.getpid())
     while True:
         ended = bool(select.select([sys.stdin], [], [], SECONDS_BETWEEN_LOOKS)[0])  # so the last look sees everything
         before = buffer.number
@@ -107,7 +104,7 @@ def watch(buffer: ps.DatasetBuffer) -> None:
             faults.append(f"change {buffer.number} is not whole")
         if ended:
             break
-    _say(versions=len(versions), rows=sorted(rows), last=buffer.number, faults=faults)
+    report(versions=len(versions), rows=sorted(rows), last=buffer.number, faults=faults)
 
 
 def arrive(buffer: ps.DatasetBuffer) -> None:
@@ -115,17 +112,6 @@ def arrive(buffer: ps.DatasetBuffer) -> None:
     for serial in itertools.count(len(buffer)):
         buffer.append({"serial": serial, "text": f"row {serial}"})
         os.write(1, b"%d\n" % serial)
-
-
-def _digest(weights: Weights) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(np.ascontiguousarray(weights[name]).data)
-    return digest.hexdigest()[:16]
-
-
-def _say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from penstock.demo.screen import LiveLine, say
 from penstock.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
 from penstock.errors import SpecError, WorkerError
 
-__all__ = ["Run", "first_difference", "say_if_equal", "take"]
+__all__ = ["Run", "first_difference", "python_process", "say_if_equal", "take"]
 
 MARK = "made-by-penstock-demo.txt"
 
@@ -129,22 +129,26 @@ def say_if_equal(whose: str, losses: dict[int, str], other: str, expected: dict[
     return step is None and not missing
 
 
-@contextlib.contextmanager
-def _process(run: Run) -> Iterator[subprocess.Popen[str]]:
-    """The training process of a run. Whatever happens in the block, it does not outlive it."""
+def _process(run: Run) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """The training process of a run."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "penstock.demo.train", str(run.store), str(run.folder)]
-    command += ["--steps", str(run.num_steps), "--checkpoint-steps", str(run.checkpoint_steps)]
-    command += run.settings
+    arguments = [str(run.store), str(run.folder), "--steps", str(run.num_steps)]
+    arguments += ["--checkpoint-steps", str(run.checkpoint_steps), *run.settings]
+    return python_process("penstock.demo.train", *arguments, log=_log_of(run), stdin=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def python_process(module: str, *arguments: str, log: Path, stdin: int) -> Iterator[subprocess.Popen[str]]:
+    """A module of this package as a process of its own. Whatever happens in the block, it does not outlive it."""
     package = Path(__file__).resolve().parents[2]
     search = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     with (
-        open(_log_of(run), "w") as log,
+        open(log, "w") as errors,
         subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=errors,
             text=True,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": search},
         ) as process,

@@ -24,7 +24,16 @@ from penstock.demo.model import Adam, Weights, new_weights, row_losses_and_gradi
 from penstock.files import write_whole
 from penstock.machine import die_with_parent
 
-__all__ = ["Checkpoint", "kept_checkpoint", "main", "read_checkpoint", "train", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "digest_of",
+    "kept_checkpoint",
+    "main",
+    "read_checkpoint",
+    "report",
+    "train",
+    "write_checkpoint",
+]
 
 CHECKPOINT = "checkpoint.npz"
 BATCH_ROWS = 8
@@ -110,14 +119,14 @@ def train(
             write_checkpoint(path, checkpoint)
             if keep_all:
                 write_checkpoint(kept_checkpoint(folder, step + 1), checkpoint)
-        _say(
+        report(
             step=step,
             loss=float(losses.mean()).hex(),
             row_losses=losses.round(4).tolist(),
             tokens_per_second=(step + 1 - first_step) * batch.input_ids.size / (time.perf_counter() - started),
             data_wait_percent=loader.stats()["data_wait_percent"],
         )
-    _say(weights=_digest(weights))
+    report(weights=digest_of(weights))
 
 
 def _learning_rate(step: int, num_steps: int) -> float:
@@ -125,14 +134,16 @@ def _learning_rate(step: int, num_steps: int) -> float:
     return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - 0.9 * step / num_steps)
 
 
-def _digest(weights: Weights) -> str:
+def digest_of(weights: Weights) -> str:
+    """Names weights: equal ones, bit for bit, have the same."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(np.ascontiguousarray(weights[name]).data)
     return digest.hexdigest()[:16]
 
 
-def _say(**what: Any) -> None:
+def report(**what: Any) -> None:
+    """One line of JSON for whoever started this process."""
     print(json.dumps(what), flush=True)
 
 

@@ -10,6 +10,7 @@ import copy
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -55,7 +56,7 @@ class Stream(Protocol[B_co]):
         ...
 
 
-class CursorLoader(Generic[B]):
+class CursorLoader(ABC, Generic[B]):
     """Batches from one cursor: `get_batch`, `get_iterator`, `get_num_batches`, `reset`; `state_dict` and back.
 
     Whoever inherits says what a batch is made of: `_batches`.
@@ -108,9 +109,9 @@ class CursorLoader(Generic[B]):
 
     # What inherits says
 
+    @abstractmethod
     def _batches(self, rows: int) -> Stream[B]:
         """Batches of `rows` rows over all ranks together."""
-        raise NotImplementedError
 
     def _hand_over(self, made: Made[B]) -> Made[B]:
         """The stream of batches as the caller gets it, where they are converted on the caller's thread."""
