@@ -14,6 +14,7 @@
     ├─ OutOfSpaceError (OSError)     the disk is full; nothing that was finished is lost
     ├─ WorkerError (RuntimeError)    a worker process died, or user code failed inside one
     ├─ EndOfRun                      there are no more batches
+    ├─ NotReadyError (TimeoutError)  what is asked for is not there yet; somebody else makes it
     └─ MissingExtraError (ImportError)   an optional dependency is not installed
 
 Text: a headline, then one aligned line per named thing, then the remedy.
@@ -31,6 +32,7 @@ __all__ = [
     "BusyError",
     "EndOfRun",
     "MissingExtraError",
+    "NotReadyError",
     "OutOfSpaceError",
     "PenstockError",
     "PlanError",
@@ -123,6 +125,10 @@ class WorkerError(PenstockError, RuntimeError):
 
 class EndOfRun(PenstockError):
     """There are no more batches: the run's epochs are used up."""
+
+
+class NotReadyError(PenstockError, TimeoutError):
+    """What is asked for is not there yet: another process makes it. Nothing was taken; ask again, or wait longer."""
 
 
 class MissingExtraError(PenstockError, ImportError):

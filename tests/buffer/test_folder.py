@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from test_codec import COLUMNS, SCHEMA, same
-from test_journal import in_child
 
 from penstock.buffer.folder import POINTER, BufferFolder
-from penstock.buffer.journal import read_records
 from penstock.buffer.schema import Field, Numbers, Schema
 from penstock.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+from penstock.journal import read_records
+from test_journal import in_child
 
 ALL = {name: column for name, (_, column) in COLUMNS.items()}
 SMALL = Schema((Field("x", pa.int64()),))

@@ -18,14 +18,14 @@ from typing import Any
 from penstock.buffer import codec
 from penstock.buffer.blocks import Counters
 from penstock.buffer.contents import Contents
-from penstock.buffer.folder import BufferFolder
-from penstock.buffer.journal import Record, read_records, salvage_records
+from penstock.buffer.folder import SALVAGE, BufferFolder
 from penstock.buffer.parts import Parts
 from penstock.buffer.retain import Settings, check_by
 from penstock.buffer.schema import Columns
 from penstock.buffer.versions import VersionInfo
 from penstock.buffer.view import View
 from penstock.errors import SpecError, StoreError
+from penstock.journal import Record, read_records, salvage_records
 
 __all__ = ["Durable"]
 
@@ -82,7 +82,7 @@ class Durable:
                 self._restore(contents, checkpoint)
             self._checkpoint_number = contents.table.number
             last = None
-            for record in salvage_records(journal) if salvage else read_records(journal):
+            for record in salvage_records(journal) if salvage else read_records(journal, remedy=SALVAGE):
                 self._replay(contents, codec.decode(record.payload))
                 last = record
             self._seen = journal.name, None if last is None else last.end_offset
@@ -154,7 +154,7 @@ class Durable:
         if self.folder.pointer.journal == journal:
             try:
                 self._find_versions(contents)
-                for record in read_records(self.folder.path / journal, offset):
+                for record in read_records(self.folder.path / journal, offset, remedy=SALVAGE):
                     self._replay(contents, codec.decode(record.payload))
                     self._seen = journal, record.end_offset
             except (FileNotFoundError, StoreError):

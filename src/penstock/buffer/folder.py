@@ -27,13 +27,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.buffer.block_file import block_from_arrow, block_to_arrow
-from penstock.buffer.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
 from penstock.buffer.schema import Columns, Schema
 from penstock.errors import BusyError, SpecError, StoreError
 from penstock.files import exclusive, inside, is_part, out_of_space_at, part_name, publish, sync_folder, write_whole
 from penstock.fingerprint import fingerprint_file
+from penstock.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
 
-__all__ = ["POINTER", "BufferFolder", "Pointer"]
+__all__ = ["POINTER", "SALVAGE", "BufferFolder", "Pointer"]
 
 POINTER = "penstock-buffer.json"
 _LOCK = "writer.lock"
@@ -42,6 +42,8 @@ _FORMAT = 1
 _TRIES = 50
 """How often a reader begins again while a writer replaces what it reads."""
 _RESTORE = "restore the folder from a copy"
+SALVAGE = f"{_RESTORE}, or keep what is before it: DatasetBuffer.salvage(path, to=...)"
+"""What to do about a damaged journal."""
 
 _JOURNAL_NAME = re.compile(r"journal-(\d+)\.log")
 _DOCUMENT_NAME = re.compile(r"(\d+)\.json")
@@ -195,7 +197,7 @@ class BufferFolder:
         self._check_writer()
         if self._journal is not None:
             self._journal.close()
-        self._journal = Journal.open_to_append(self.journal_path, after)
+        self._journal = Journal.open_to_append(self.journal_path, after, remedy=SALVAGE)
         return self._journal
 
     def read(self, load: Callable[[Document | None, Path], T]) -> T:
@@ -228,11 +230,11 @@ class BufferFolder:
             found = read_head(path)
         except FileNotFoundError:
             raise _gone(path) from None
-        if found.buffer_id != self.buffer_id:
+        if found.owner_id != self.buffer_id:
             raise StoreError(
                 "this journal belongs to another buffer",
                 file=path,
-                buffer=found.buffer_id.hex(),
+                buffer=found.owner_id.hex(),
                 expected=self._pointer.id,
                 remedy=_RESTORE,
             )

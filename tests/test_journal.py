@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.buffer import journal as module
-from penstock.buffer.journal import HEAD_BYTES, Journal, read_head, read_records, salvage_records
+from penstock import journal as module
 from penstock.errors import BusyError, OutOfSpaceError, StoreError
+from penstock.journal import HEAD_BYTES, Journal, read_head, read_records, salvage_records
 
 ID = bytes(range(16))
 PAYLOADS = [b"first", b"", b"a third one"]
@@ -164,7 +164,7 @@ def test_a_reader_beside_a_writer_sees_every_record_once_and_whole(tmp_path):
     path = tmp_path / "a.log"
     Journal.create(path, 1, ID).close()
     script = (
-        "import sys; from pathlib import Path; from penstock.buffer.journal import Journal\n"
+        "import sys; from pathlib import Path; from penstock.journal import Journal\n"
         "journal = Journal.open_to_append(Path(sys.argv[1]))\n"
         "for n in range(1, 3001): journal.write(n, str(n).encode() * (n % 700))\n"
     )
@@ -218,14 +218,14 @@ def test_damage_names_file_byte_record_and_remedy_and_is_not_removed(path):
     flip(path, second + 1)
     before = path.read_bytes()
     with pytest.raises(StoreError, match="this journal is damaged") as damage:
-        Journal.open_to_append(path)
+        Journal.open_to_append(path, remedy="do this")
     assert damage.value.where["byte"] == second
     assert damage.value.where["record"] == 2
-    assert "DatasetBuffer.salvage" in damage.value.remedy
+    assert damage.value.remedy == "do this"
     assert path.read_bytes() == before
 
 
-def test_a_record_of_another_buffer_does_not_fit(tmp_path, path):
+def test_a_record_of_another_owner_does_not_fit(tmp_path, path):
     other = Journal.create(tmp_path / "other.log", 1, ID[::-1])
     other.write(1, b"theirs")
     other.close()
@@ -279,7 +279,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_it_goes_on_later(tmp_path)
     script = """
 import resource, signal, sys
 from pathlib import Path
-from penstock.buffer.journal import Journal, read_records
+from penstock.journal import Journal, read_records
 from penstock.errors import OutOfSpaceError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
@@ -391,7 +391,7 @@ def in_child(call) -> str:
 def test_a_child_cannot_write_and_is_told_who_can(path):
     journal = Journal.open_to_append(path)
     answer = in_child(lambda: journal.write(4, b"from the child"))
-    assert answer.startswith(f"{BusyError.__name__}: this buffer can be written by the process that opened it")
+    assert answer.startswith(f"{BusyError.__name__}: this journal can be written by the process that opened it")
     assert f"pid {os.getpid()}" in answer
     journal.write(4, b"from the parent")
     journal.close()
@@ -412,3 +412,74 @@ def opened(name: str) -> str | None:
         return os.readlink(f"/proc/self/fd/{name}")
     except FileNotFoundError:  # that of the listing itself
         return None
+
+
+# Several writers, one at a time
+
+
+def shared_pair(path: Path) -> tuple[Journal, Journal]:
+    *_, last = read_records(path)
+    return Journal.open_shared(path, after=last), Journal.open_shared(path, after=last)
+
+
+def test_writers_that_catch_up_before_they_write_see_all_records_in_one_order(path):
+    one, two = shared_pair(path)
+    one.write(4, b"by one")
+    assert [(record.number, record.payload) for record in two.catch_up()] == [(4, b"by one")]
+    two.write(5, b"by two")
+    assert [record.payload for record in one.catch_up()] == [b"by two"]
+    assert (one.catch_up(), two.catch_up()) == ([], [])
+    one.close()
+    two.close()
+    assert payloads(path) == [*PAYLOADS, b"by one", b"by two"]
+
+
+def test_a_shared_journal_is_read_from_its_first_record_where_none_was_read_before(path):
+    journal = Journal.open_shared(path)
+    assert [record.payload for record in journal.catch_up()] == PAYLOADS
+    journal.close()
+
+
+def test_catching_up_removes_what_a_killed_writer_left_at_any_byte(path):
+    *_, last = read_records(path)
+    whole = path.stat().st_size
+    one, two = shared_pair(path)
+    one.write(4, b"cut off")
+    data = path.read_bytes()
+    for size in range(whole + 1, len(data)):
+        path.write_bytes(data[:size])
+        two.num_bytes, two.last_number = last.end_offset, last.number
+        assert two.catch_up() == []
+        two.write(4, b"after it")
+        assert payloads(path) == [*PAYLOADS, b"after it"]
+    one.close()
+    two.close()
+
+
+def test_a_whole_record_of_a_shared_journal_stays_where_an_interrupt_hit_its_writer(path, monkeypatch):
+    # Readers take no lock: one may have seen it.
+    one, two = shared_pair(path)
+    writev = os.writev
+
+    def interrupted(descriptor, parts):
+        writev(descriptor, parts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.os, "writev", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.write(4, b"there")
+    monkeypatch.undo()
+    assert [record.payload for record in one.catch_up()] == [b"there"]
+    assert [record.payload for record in two.catch_up()] == [b"there"]
+    one.close()
+    two.close()
+
+
+def test_one_record_is_read_by_where_it_begins(path):
+    first, second, _ = read_records(path)
+    with path.open("rb") as file:
+        assert module.read_record(path, file.fileno(), ID, first.end_offset) == second
+        for offset, reason in ((first.end_offset + 1, "checksum"), (path.stat().st_size, "cut off")):
+            with pytest.raises(StoreError, match="damaged") as damage:
+                module.read_record(path, file.fileno(), ID, offset)
+            assert reason in damage.value.where["reason"]
