@@ -13,12 +13,15 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import buffer as buffer_program  # noqa: E402
+from benchmarks import rl as rl_program  # noqa: E402
 from benchmarks.peers import __main__ as program  # noqa: E402
 from benchmarks.peers import baking, loading  # noqa: E402
 from benchmarks.peers.buffer_numpy import Growable  # noqa: E402
 from benchmarks.peers.buffers import measure_buffer  # noqa: E402
 from benchmarks.peers.documents import document_hashes  # noqa: E402
+from benchmarks.peers.karmarkar_karp import karmarkar_karp  # noqa: E402
 from benchmarks.peers.processes import run_child  # noqa: E402
+from benchmarks.peers.rollouts import measure_rollouts  # noqa: E402
 from benchmarks.peers.table import Row, markdown, missing, spread  # noqa: E402
 
 
@@ -101,10 +104,12 @@ def test_documents_compare_equal_in_any_order_and_only_with_the_same_ids():
 def test_every_peer_of_a_table_has_a_file():
     modules = [peer.module for peer in loading.PEERS] + [baker.module for baker in baking.BAKERS]
     modules += [contender.module for contender in buffer_program.CONTENDERS]
+    modules += [way.module for way in rl_program.WAYS]
     assert [name for name in modules if not (ROOT / "benchmarks" / "peers" / f"{name}.py").exists()] == []
     files = {path.stem for path in (ROOT / "benchmarks" / "peers").glob("load_*.py")}
     files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("bake_*.py")}
     files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("buffer_*.py")}
+    files |= {path.stem for path in (ROOT / "benchmarks" / "peers").glob("rollouts_*.py")}
     assert files == set(modules)
 
 
@@ -186,3 +191,52 @@ def test_goals_of_the_buffer_name_the_fastest_library():
     shown = buffer_program.goals({"blocks_100": rows})
     assert "| Columns in blocks of 100 | rows/s | pyarrow, chunks combined | 1.50 | 1 |" in shown
     assert "list of dicts" not in shown
+
+
+# Rollouts
+
+
+def test_largest_differencing_gives_every_number_to_one_set_of_equal_count():
+    numbers = [9, 1, 1, 8, 3, 3, 7, 6, 2]
+    sets = karmarkar_karp(numbers, 3)
+    assert sorted(place for places in sets for place in places) == list(range(9))
+    assert [len(places) for places in sets] == [3, 3, 3]
+    assert max(sum(numbers[place] for place in places) for places in sets) == 14  # of 40: no division has less
+
+
+def test_zigzag_deals_sorted_rows_there_and_back():
+    assert rl_program.zigzag(np.array([5, 9, 7, 1]), 2).tolist() == [1, 0, 1, 0]
+
+
+@needs_proc
+def test_the_dict_of_tensors_and_the_loader_learn_from_the_same_numbers():
+    pytest.importorskip("torch")
+    from benchmarks.peers import rollouts_penstock, rollouts_tensors
+
+    task = {"num_prompts": 2, "form": "lists", "clock": "wall"}
+    theirs = measure_rollouts(rollouts_tensors.run, {**task, "how": ""})
+    assert theirs["rows"] == 16
+    for how in ("one rank", "one width", "by tokens"):
+        ours = measure_rollouts(rollouts_penstock.run, {**task, "how": how})
+        assert ours["checked"] == pytest.approx(theirs["checked"], rel=1e-5)
+
+
+def test_rows_of_gae_have_numbers_or_say_why_not():
+    rows = rl_program.measure_gae(rounds=1, num_rows=3, num_steps=5)
+    assert missing([row.name for row in rows], rows, "ms") == []
+    assert "| penstock, NumPy |" in rl_program.show_gae(rows)
+
+
+def test_a_rollout_row_is_compared_with_the_tensors_of_its_round():
+    def row(name, *seconds):
+        facts = {"places": 9, "tokens": 6, "more_mb": 5.0, "read_s": 1.0, "advantages_s": 1.0, "batches_s": 1.0}
+        return Row(name, {"all_s": list(seconds), **{key: [value] * len(seconds) for key, value in facts.items()}})
+
+    shown = rl_program.show_rollouts([row("tensors", 6.0, 9.0), row("penstock", 2.0, 1.0)], "lists")
+    assert "| 6.0 (3.0 - 9.0) | 1.50 |" in shown
+
+
+def test_a_log_is_measured():
+    found = rl_program.measure_log(num_groups=2, ask=2, batch_rows=8)
+    assert len(found) == 3
+    assert min(found.values()) > 0

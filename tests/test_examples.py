@@ -99,6 +99,27 @@ def test_the_hardest_half_is_trained_a_bad_epoch_undone_and_a_stop_in_mid_epoch_
     assert first.stdout + run(tmp_path / "parts").stdout == whole.stdout
 
 
+def test_a_reward_rises_while_generator_and_trainer_are_killed_and_no_prompt_is_lost_or_used_twice(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / "train_grpo.py"],
+        cwd=tmp_path,
+        env={**os.environ, **ONE_THREAD, "EPOCHS": "6", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (killed,) = re.findall(r"^killed both after step (\d+)$", ran.stdout, re.MULTILINE)
+    (resumed,) = re.findall(r"^resumed from step (\d+)$", ran.stdout, re.MULTILINE)
+    assert 20 <= int(resumed) <= int(killed) < 48
+    counted = re.findall(r"^  (lost|used twice) +(.+)$", ran.stdout, re.MULTILINE)
+    assert counted == [("lost", "0"), ("used twice", "0")] * 2
+    assert "issued     384 of 384: over" in ran.stdout
+    before, after = re.findall(r"^reward .*: ([\d. ]+)$", ran.stdout, re.MULTILINE)
+    assert float(after.split()[-1]) > float(before.split()[0]) + 0.3
+
+
 def test_every_example_is_run_by_a_test():
     tested = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in tested] == []

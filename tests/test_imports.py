@@ -19,10 +19,10 @@ PACKAGE = Path(penstock.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("plan", "processes", "addresses"),
+    *("plan", "processes", "addresses", "journal", "kernels"),
 )
-STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer")
-ONLINE = ("documents", "flow", "plans", "loaders", "tracing", "digest", "drill")
+STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl")
+ONLINE = ("documents", "rollouts", "rollout_log", "flow", "plans", "loaders", "tracing", "digest", "drill")
 EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -31,9 +31,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GROUND, GROUND),
     **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
     "documents": (*GROUND, "sources", "prepare"),  # rows of raw files as documents
+    "rollouts": (*GROUND, "sources", "prepare", "buffer", "rl", "documents", "rollouts"),  # as columns
+    "rollout_log": (*GROUND, "sources", "order", "rl", "documents", "rollout_log"),  # prompts of files, in an order
     "flow": (*GROUND, *STAGES),
     "plans": (*GROUND, *STAGES),
-    "loaders": (*GROUND, *STAGES, "documents", "flow", "plans", "loaders"),
+    "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "flow", "plans", "loaders"),
     "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
     "digest": (*GROUND, *STAGES, *ONLINE),
     "drill": (*GROUND, *STAGES, *ONLINE),
@@ -63,6 +65,7 @@ EXCEPTIONS = {
     ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
     ("buffer/batch.py", "penstock.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
+    ("loaders/rollout_batches.py", "penstock.adapters.*"): "columns of rollouts as tensors",
     ("types.py", "penstock.looking"): "a notebook shows a batch",
     ("buffer/reads.py", "penstock.loaders.rows"): "buffer.loader()",
     ("__init__.py", "penstock.*"): "public names, each from its home",
@@ -80,11 +83,14 @@ PUBLIC = [
     "EndOfRun",
     "MissingExtraError",
     "MixedDataLoader",
+    "NotReadyError",
     "OutOfSpaceError",
     "PenstockError",
     "Plan",
     "PlanError",
     "PretrainDataLoader",
+    "RolloutDataLoader",
+    "RolloutLog",
     "RowIndexError",
     "SampleError",
     "SampleTypeError",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from penstock.order.schedule import Draw, Order
 from penstock.order.sharding import Share, last_row, row_numbers
 from penstock.protocols import Rows
 
-__all__ = ["Flow", "Located", "Task"]
+__all__ = ["Flow", "Located", "Picked", "Task"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,22 @@ class Task:
         if last_row(self.rows) < self.real_rows:
             return None
         return np.tile((row_numbers(self.rows) < self.real_rows).astype(np.float32), self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """One rank's rows of one step, where they do not follow each other."""
+
+    num_steps: ClassVar[int] = 1
+
+    positions: NDArray[np.int64]
+    weight: NDArray[np.float32] | None
+    width: int
+    """Tokens of the global batch's rows."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions)
 
 
 class Flow:
@@ -96,8 +112,11 @@ class Flow:
         """Tokens of a row of a batch."""
         return f"{'up to ' * (self.padding.to != 'max_length')}{self.row_tokens}"
 
-    def locate(self, task: Task) -> Located:
+    def locate(self, task: Task | Picked) -> Located:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
+        if isinstance(task, Picked):
+            draw = self.order.at(task.positions)
+            return Located(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
         positions = self.order.skips.positions(task.live_rows())
         widths = self._widths(task) if self.has_samples else None
         return Located(self, positions, task.weights(), self.order.at(positions), widths)
@@ -108,22 +127,35 @@ class Flow:
             return np.full(task.num_rows, self.row_tokens)
         steps = task.live + task.stride * np.arange(task.num_steps)
         everything = self.order.skips.positions((steps[:, None] + np.arange(task.real_rows)).ravel())
-        lengths = self._lengths(self.order.at(everything))
+        lengths = self.lengths(everything)
         longest = lengths.reshape(task.num_steps, task.real_rows).max(axis=1)
         return np.repeat(self.padding.widths(longest, self.row_tokens), len(task.rows))
 
-    def _lengths(self, draw: Draw) -> NDArray[np.int64]:
+    def lengths(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows at some positions, without what fills them up."""
+        draw = self.order.at(positions)
         lengths = np.empty(len(draw.index), np.int64)
         for number, rows in enumerate(self.rows):
             mine = np.flatnonzero(draw.source == number)
             lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
         return lengths
 
+    def totals(self, positions: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int] | None:
+        """(sum of the loss masks, samples) of the rows at some positions; None where some are windows."""
+        if not all(isinstance(rows, SampleRows) for rows in self.rows):
+            return None
+        draw, tokens, samples = self.order.at(positions), 0.0, 0
+        for number, rows in enumerate(self.rows):
+            assert isinstance(rows, SampleRows)
+            learned, count = rows.totals(draw.index[draw.source == number], shifted=shifted)
+            tokens, samples = tokens + learned, samples + count
+        return tokens, samples
+
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, also at such as are skipped."""
         return Located(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
 
-    def make(self, task: Task, allocate: Allocate) -> Block:
+    def make(self, task: Task | Picked, allocate: Allocate) -> Block:
         return self.locate(task).make(0, task.num_rows, allocate)
 
 

@@ -129,6 +129,8 @@ class Plan:
     world_size: int = field(default=1, compare=False)
     sharding: Any = field(default=None, compare=False)
     """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
+    batch_tokens: int | None = field(default=None, compare=False)
+    """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
     places: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """(source, path of the store in which it was found last): where to look first, not what is looked for."""
 
@@ -282,6 +284,12 @@ class Plan:
         """How the run cut batches: where several are recorded and differ, there is no one answer."""
         if len(self.runs) == 1:
             return self.runs[0]
+        if self.batch_tokens is not None:
+            raise PlanError(
+                f"this run of plan {self.fingerprint} cut batches by tokens (batch_tokens={self.batch_tokens:,}): "
+                "which rows a step had depends on the lengths of all rows of its block",
+                remedy="position=, from the batch's metadata['position']; or loader.seek(step=...) and get_batch()",
+            )
         sizes = ", ".join(str(rows) for rows in sorted({run[0][2] for run in self.runs}))
         raise PlanError(
             f"plan {self.fingerprint} was cut into batches of {sizes} rows by different runs"
@@ -292,7 +300,9 @@ class Plan:
 
     def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: Any = None) -> Plan:
         """This plan, with the record of one run that cut it."""
-        return replace(self, runs=(_run(steps),), world_size=world_size, sharding=sharding)
+        if steps and len(steps[-1]) == 4:
+            return replace(self, runs=(), batch_tokens=steps[-1][2], world_size=world_size, sharding=sharding)
+        return replace(self, runs=(_run(steps),), batch_tokens=None, world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""

@@ -33,7 +33,8 @@ class TrainingBatch:
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
     `metadata["tokenizer"]` is the file of the tokenizer that can decode it, `metadata["alignment"]` is "next", or
-    "same" where labels are input_ids and the model shifts them.
+    "same" where labels are input_ids and the model shifts them. What a loss needs besides, such as the advantages of
+    rollouts, is there too, as arrays of the batch's framework that move with it.
 
     >>> import numpy as np
     >>> ids = np.array([[5, 6, 7]])
@@ -164,7 +165,10 @@ class TrainingBatch:
                 moved["labels"] = moved["input_ids"]
         for name in fields.keys() - moved.keys():
             moved[name] = move(fields[name]) if _can_move(fields[name]) else fields[name]
-        return _make_batch(moved, tokens, ones, self.metadata)  # metadata made: it would hold the memory copied from
+        metadata = self.metadata  # made now: it would hold the memory copied from
+        if arrays := {name: move(value) for name, value in metadata.items() if _can_move(value)}:
+            metadata = {**metadata, **arrays}
+        return _make_batch(moved, tokens, ones, metadata)
 
     def __reduce__(self) -> tuple[Any, ...]:
         tokens, ones = self._tokens(), self._constant_masks()  # whoever writes into a mask must not reach processes

@@ -41,8 +41,14 @@ def open_source(source: Any) -> Any:
     return getattr(ps, settings.pop("door"))(settings.pop("path"), **settings)
 
 
-def open_rank(job: dict[str, Any], rank: int) -> ps.MixedDataLoader:
+def open_rank(job: dict[str, Any], rank: int) -> Any:
     """From settings, or from files alone: a plan that is kept with the stores, and a state."""
+    if "loader" in job:  # one loader by itself, as `open_source` takes it
+        own = {"rank": rank, "world_size": job["world_size"], "prefetch": 2 * (rank % 2)}
+        loader = open_source({**job["loader"], **own, "epochs": None, "framework": "numpy"})
+        if job["state"] is not None:
+            loader.load_state_dict(job["state"])
+        return loader
     loader = ps.MixedDataLoader(
         {name: open_source(source) for name, source in job["sources"].items()},
         **job["delivery"],
@@ -59,7 +65,7 @@ def open_rank(job: dict[str, Any], rank: int) -> ps.MixedDataLoader:
     return loader
 
 
-def batches(loader: ps.MixedDataLoader) -> Iterator[Any]:
+def batches(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader.get_iterator()
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.deliver.ranks import Ranks
 from penstock.errors import MissingExtraError, SpecError
 from penstock.order.epochs import Epochs
-from penstock.order.split import position_of_step, step_of_position
+from penstock.order.split import Cut
 
 try:
     import torch
@@ -252,14 +252,14 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
         source = self.source
-        steps, spec = source.plan.steps, source.plan.epoch_spec
-        epochs: Epochs = spec["epochs"]
+        steps = source._steps
+        epochs: Epochs = source.plan.epoch_spec["epochs"]
         here = source._cut(source.batch_size).settle(source.position)
         begin = epochs.begin_of(epoch)
         if begin is None or epochs.number(here) == epoch:
             return
-        step = step_of_position(steps, begin, **spec)
-        step += position_of_step(steps, step, **spec)[0] < begin  # begun in the epoch before, with `wrap`
+        step = source._step_of(steps, begin)
+        step += source._position_of(steps, step) < begin  # begun in the epoch before, with `wrap`
         source.seek(step=step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -308,10 +308,10 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
     def _begin(self) -> Iterator[Any]:
         """A pass of the workers from the cursor on."""
         source = self.dataset.source
-        if self._iterator is not None and self._kept_workers_at != source.state_dict():
+        if self._iterator is not None and self._kept_workers_at != _place_of(source):
             self._iterator = None
         batches = super().__iter__()
-        self._kept_workers_at = {**source.state_dict(), "position": _after_pass(source)}
+        self._kept_workers_at = {**_place_of(source), "position": _after_pass(source)}
         return batches  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
@@ -352,6 +352,11 @@ def _with_tensors(loader: CursorLoader[Any], alone: bool = False) -> CursorLoade
     return own
 
 
+def _place_of(loader: CursorLoader[Any]) -> dict[str, Any]:
+    """A loader's state, without what follows from the position."""
+    return {name: value for name, value in loader.state_dict().items() if name != "batch_in_block"}
+
+
 def _after_pass(loader: CursorLoader[Any]) -> int:
     """Where the pass after the one that begins at the cursor begins. (A pass without an end is begun again.)"""
     cut = loader._cut(loader.batch_size)
@@ -359,8 +364,10 @@ def _after_pass(loader: CursorLoader[Any]) -> int:
     stop = loader._epoch_end(start)
     if stop is None or is_over:
         return start
+    if not isinstance(cut, Cut) or not cut.is_linear:
+        return stop
     live = cut.epochs.skips.live
     steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
-    if cut.is_linear and loader._end is not None:
+    if loader._end is not None:
         steps = min(steps, (live(loader._end) - live(start)) // cut.rows_per_step)
-    return cut.after(start, steps) if cut.is_linear else stop
+    return cut.after(start, steps)

@@ -210,6 +210,14 @@ class SpanWeights:
         found: Numbers = sums[ends] - sums[ends - counts]
         return found
 
+    def total(self, document: Numbers, begin: Numbers, end: Numbers) -> NDArray[np.float64]:
+        """The sum of the weights of the tokens [begin, end) of each document."""
+        span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
+        sums = np.concatenate([[0.0], np.cumsum(self.weight[span].astype(np.float64) * tokens)])
+        ends = np.cumsum(counts)
+        found: NDArray[np.float64] = sums[ends] - sums[ends - counts]
+        return found
+
     def expand(self, values: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
         """What `values` says of the span of each token [begin, end) of documents, end to end."""
         span, tokens, _ = self._cut(document, begin, end)

@@ -123,6 +123,28 @@ class SampleRows:
         """Tokens of each row: of the longer one of a pair."""
         return self._row_length[index]
 
+    def longest(self) -> tuple[int, int]:
+        """(number, tokens) of the longest row."""
+        row = int(np.argmax(self._row_length))
+        return row, int(self._row_length[row])
+
+    def totals(self, index: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int]:
+        """(sum of the loss masks, samples) of some rows together, from the index alone.
+
+        `shifted`: labels are the next tokens; otherwise a token that follows a row's last one is not learned.
+        """
+        table = self.index
+        first = table.row_starts[index]
+        piece = ragged(first, table.row_starts[index + 1] - first)
+        length = table.length[piece].astype(np.int64)
+        if shifted:
+            length += table.goes_on[piece]
+        if self.trained is None:
+            return float((length - 1).sum()), len(piece)
+        document = table.document[piece]
+        begin = table.start[piece] - self.borders[document]
+        return float(self.trained.total(document, begin + 1, begin + length).sum()), len(piece)
+
     def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
         """(offset in the row, start in the stream, stop) of a row's pieces; of a pair, one after the other."""
         found, at = [], 0

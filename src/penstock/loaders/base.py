@@ -6,12 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.assemble.samples import SampleRows
 from penstock.deliver.memory import BlockPool
 from penstock.deliver.ranks import Ranks
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SpecError
 from penstock.flow import Flow
-from penstock.loaders.cursor import CursorLoader
+from penstock.loaders.cursor import CursorLoader, Stream
+from penstock.loaders.planned import PlannedStream
 from penstock.loaders.stream import Batches, BatchStream, NumpyBlocks
 from penstock.plan import Plan
 from penstock.plans import find_plan, keep_plan, with_places
@@ -35,7 +39,7 @@ class DataLoader(CursorLoader[TrainingBatch]):
         flow: Flow,
         plan: Plan,
         *,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
         framework: str | None = None,
@@ -44,8 +48,13 @@ class DataLoader(CursorLoader[TrainingBatch]):
         alignment: str = "next",
         prefetch: int = 0,
         workers: int = 0,
+        batch_tokens: int | None = None,
+        row_multiple: int | None = None,
+        balance: Any = None,
+        equal_counts: bool = True,
     ) -> None:
         self._flow = flow
+        self._sequences = flow.sequences
         self.alignment = one_of(("next", "same"), alignment=alignment)
         self.prefetch = at_least(0, prefetch=prefetch)
         self.workers = at_least(0, workers=workers)
@@ -57,23 +66,52 @@ class DataLoader(CursorLoader[TrainingBatch]):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
+            batch_tokens=batch_tokens,
+            row_multiple=row_multiple,
+            balance=balance,
+            equal_counts=equal_counts,
         )
         self._pool, self._adapt = _pool_for(flow), _adapter(self.framework)
 
-    def _batches(self, rows: int) -> BatchStream:
-        return BatchStream(
-            flow=self._flow,
-            plan=self._plan.fingerprint,
-            cut=self._cut(rows),
-            mine=self._share(rows),
-            end=self._end,
-            alignment=self.alignment,
-            adapt=self._adapt,
-            pool=self._pool,
-            prefetch=self.prefetch,
-            workers=self.workers,
-            tokenizer=next((str(store.folder / "tokenizer.json") for store in self._stores()), None),
-        )
+    def _batches(self, rows: int) -> Stream[TrainingBatch]:
+        making: dict[str, Any] = {
+            "flow": self._flow,
+            "plan": self._plan.fingerprint,
+            "alignment": self.alignment,
+            "adapt": self._adapt,
+            "pool": self._pool,
+            "prefetch": self.prefetch,
+            "workers": self.workers,
+            "tokenizer": next((str(store.folder / "tokenizer.json") for store in self._stores()), None),
+        }
+        if self._is_planned:
+            return PlannedStream(steps=self._steps_of(rows), most_tokens=self._most_tokens(rows), **making)
+        return BatchStream(cut=self._cut_by_count(rows), mine=self._share(rows), end=self._end, **making)
+
+    def _most_tokens(self, rows: int) -> int:
+        """Of a batch on all ranks together, padding included."""
+        return self.batch_tokens or rows * self._sequences * self._flow.row_tokens
+
+    # Rows of samples have lengths
+
+    def _lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._flow.lengths(positions)
+
+    def _widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not self._flow.has_samples:
+            return super()._widths_of(longest)
+        return self._flow.padding.widths(longest, self._flow.row_tokens)
+
+    def _longest_row(self) -> tuple[int, dict[str, Any]] | None:
+        samples = [rows for rows in self._flow.rows if isinstance(rows, SampleRows)]
+        if len(samples) < len(self._flow.rows):
+            return None
+        rows, (row, tokens) = max(((rows, rows.longest()) for rows in samples), key=lambda pair: pair[1][1])
+        return tokens, {"row": row, "source": rows.name}
+
+    def _pad_to(self) -> Any:
+        to = self._flow.padding.to
+        return list(to) if isinstance(to, tuple) else to
 
     def _hand_over(self, made: Batches) -> Batches:
         handed: Batches = self._adapt.hand_over(made)
@@ -120,6 +158,13 @@ class DataLoader(CursorLoader[TrainingBatch]):
         """
         from penstock.loaders.amending import amend_flow
 
+        if self._budget is not None:
+            raise SpecError(
+                "a run with batch_tokens cannot be amended: rows of the block in which it is would change, of which it "
+                "has handed over some",
+                parameter="batch_tokens",
+                remedy="batch_size=, or a new run",
+            )
         asked = {"weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
         asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
         step = self.step
@@ -158,8 +203,8 @@ class DataLoader(CursorLoader[TrainingBatch]):
         self._pool, self._adapt = _pool_for(self._flow), _adapter(self.framework)
 
     def __repr__(self) -> str:
-        mine = len(self._share(self.batch_size))
-        rank = f", rank {self.rank} of {self.world_size} gets {mine}" if self.world_size > 1 else ""
+        mine = "" if self._is_planned else f" gets {len(self._share(self.batch_size))}"
+        rank = f", rank {self.rank} of {self.world_size}{mine}" if self.world_size > 1 else ""
         rows = self._plan.epoch_rows
         epochs = (
             "endless"
@@ -168,6 +213,9 @@ class DataLoader(CursorLoader[TrainingBatch]):
         )
         steps = "" if rows is None else f", {self.get_num_batches():,} steps an epoch"
         size = f"{self.batch_size}{' pairs' * (self._flow.sequences > 1)} x {self._flow.width_in_words}"
+        if self._budget is not None:
+            size = f"up to {self._budget.batch_tokens:,} tokens, in rows of {self._flow.width_in_words}"
+        size += ", balanced" * (self._cost is not None)
         return (
             f"{type(self).__name__}: batches of {size} ({self.framework}){rank}, "
             f"{epochs}{steps}, at step {self.step:,} (position {self._position:,})\n{self.plan!r}"

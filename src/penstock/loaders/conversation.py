@@ -52,6 +52,9 @@ class ConversationDataLoader(StoreDataLoader):
 
     `packing` ("best_fit", "first_fit", "greedy") puts several conversations into a row; they do not see each other.
     Otherwise a batch is as wide as `pad_to` says: its "longest" row, "max_length", a multiple, or the next of a list.
+
+    `batch_tokens` in place of batch_size cuts batches by tokens, padding included, which none exceeds. `balance` shares
+    rows among ranks by their cost.
     """
 
     def __init__(
@@ -100,6 +103,10 @@ class ConversationDataLoader(StoreDataLoader):
         prefetch: int | None = None,
         workers: int = 0,
         on_error: str = "raise",
+        batch_tokens: int | None = None,
+        row_multiple: int | None = None,
+        balance: Any = None,
+        equal_counts: bool = True,
     ) -> None:
         one_of(("train", "val"), split=split)
         drops_are_meant, truncation = truncation is not None, truncation or "drop"
@@ -199,6 +206,10 @@ class ConversationDataLoader(StoreDataLoader):
             alignment=alignment,
             prefetch=prefetch,
             workers=workers,
+            batch_tokens=batch_tokens,
+            row_multiple=row_multiple,
+            balance=balance,
+            equal_counts=equal_counts,
         )
         self._say_what_is_left_out()
         if check and plan is None:  # a plan was checked when it was made

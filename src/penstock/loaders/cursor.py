@@ -17,10 +17,25 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.deliver.ranks import Ranks
 from penstock.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
 from penstock.errors import EndOfRun, PlanError, SpecError
+from penstock.loaders.budget import (
+    budget_of,
+    budget_state,
+    check_budget_state,
+    cost_of,
+    position_of_budget_step,
+    refuse_other_kind,
+    step_of_budget_position,
+    with_budget,
+)
+from penstock.loaders.steps import AnyCut, Steps
 from penstock.loaders.verdict import refuse_state
+from penstock.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from penstock.order.epochs import Epochs
 from penstock.order.schedule import NEVER
 from penstock.order.sharding import Share, sharding_of
@@ -43,7 +58,8 @@ Made = Generator[tuple[B, int], None, None]
 class Stream(Protocol[B_co]):
     """One rank's batches of a run that is cut one way: a function of the position that they begin at."""
 
-    cut: Cut
+    @property
+    def cut(self) -> AnyCut: ...
 
     def is_over(self, position: int) -> bool: ...
 
@@ -59,16 +75,22 @@ class Stream(Protocol[B_co]):
 class CursorLoader(ABC, Generic[B]):
     """Batches from one cursor: `get_batch`, `get_iterator`, `get_num_batches`, `reset`; `state_dict` and back.
 
-    Whoever inherits says what a batch is made of: `_batches`.
+    Whoever inherits says what a batch is made of: `_batches`. Where it also says how long rows are (`_lengths_at`,
+    `_widths_of`), batches can be cut by tokens and balanced over ranks: `_steps_of` plans them.
     """
 
     prefetch = 0
     workers = 0
+    batch_size: int
+    """Rows of a batch over all ranks together; 0 where `batch_tokens` says how large a batch is."""
+    _sequences = 1
+    """Rows of a batch that one row of the order is: two for preference pairs."""
     _position: int
     _steps: list[list[int]]
     _stream: Made[B] | None = None
     _stream_rows: int
     _stream_steps: list[list[int]]
+    _cut_blocks: Blocks | None = None
     _of_another_plan = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
     """What to do about a state of another plan."""
 
@@ -76,27 +98,48 @@ class CursorLoader(ABC, Generic[B]):
         self,
         plan: Plan,
         *,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
         framework: str | None = None,
         uneven: bool = False,
         sharding: Any = None,
+        batch_tokens: int | None = None,
+        row_multiple: int | None = None,
+        balance: Any = None,
+        equal_counts: bool = True,
     ) -> None:
+        """`batch_size` is 8, if nothing else is said. `batch_tokens` cuts by tokens with padding in its place, into
+        batches whose rows are a multiple of `row_multiple`; `balance` (True, or (a, b): a row of n tokens costs
+        a * n + b * n * n) shares rows by cost, equally many to each rank unless `equal_counts` is False.
+        """
         self._plan = plan
         self._ranks = ranks or Ranks(0, 1, "nothing says otherwise")
-        self.batch_size = at_least(1, batch_size=batch_size)
+        self._sharding = sharding_of(sharding)
+        self._cost, self._equal_counts = (
+            cost_of(balance, equal_counts=equal_counts, sharding=self._sharding),
+            equal_counts,
+        )
+        self._budget = budget_of(
+            batch_tokens,
+            row_multiple,
+            batch_size=batch_size,
+            epoch_end=plan.epoch_end,
+            world=self.world_size,
+            uneven=uneven or not equal_counts,
+        )
+        self.batch_size = at_least(1, batch_size=8 if batch_size is None else batch_size) if self._budget is None else 0
         self.epochs = None if epochs is None else at_least(1, epochs=epochs)
         self.framework = one_of(
             ("numpy", "torch", "jax", "mlx"),
             framework=framework or ("torch" if sys.modules.get("torch") else "numpy"),
         )
         self.uneven = uneven
-        self._sharding = sharding_of(sharding)
         self._share(self.batch_size)
         self._generation = 0
         self._handed_any = False
-        self._go_to(0, [[0, 0, self.batch_size]])
+        self._refuse_long_rows()
+        self._go_to(0, self._first_record())
         if self._next_start()[1]:
             raise SpecError(
                 f"batch_size={self.batch_size} is more than the whole run, which has {self._end} rows",
@@ -121,6 +164,22 @@ class CursorLoader(ABC, Generic[B]):
         """A plan by its name, where plans are kept."""
         return None
 
+    def _lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows at some positions, where rows have lengths."""
+        raise _without_lengths(type(self).__name__)
+
+    def _widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that each row has of batches whose longest rows have so many: never less, and never less for more."""
+        raise _without_lengths(type(self).__name__)
+
+    def _longest_row(self) -> tuple[int, dict[str, Any]] | None:
+        """(tokens of the longest row there is, which one it is), where that is known without going through all."""
+        return None
+
+    def _pad_to(self) -> Any:
+        """How widths follow from lengths, as JSON: a state goes on only where it is the same."""
+        return None
+
     # What this loader is
 
     @property
@@ -134,7 +193,8 @@ class CursorLoader(ABC, Generic[B]):
     @property
     def plan(self) -> Plan:
         """What fixes every row of the stream, with how this loader cut it into batches."""
-        return self._plan.cut_as(self._steps, self.world_size, self._sharding)
+        # Of a balanced batch, rows alone do not say which rank had which.
+        return self._plan.cut_as(self._steps, 1 if self._cost else self.world_size, self._sharding)
 
     @property
     def position(self) -> int:
@@ -144,7 +204,16 @@ class CursorLoader(ABC, Generic[B]):
     @property
     def step(self) -> int:
         """Batches that were handed over."""
-        return step_of_position(self._steps, self._position, **self._plan.epoch_spec)
+        return self._step_of(self._steps, self._position)
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Tokens that a batch has at most over all ranks, padding included; None where batches are by count."""
+        return None if self._budget is None else self._budget.batch_tokens
+
+    @property
+    def row_multiple(self) -> int | None:
+        return None if self._budget is None else self._budget.row_multiple
 
     @property
     def epoch(self) -> int:
@@ -171,6 +240,12 @@ class CursorLoader(ABC, Generic[B]):
 
     def get_batch(self, batch_size: int | None = None) -> B:
         """The next batch, of `batch_size` rows over all ranks together. Goes on into the next epoch, if one is left."""
+        if batch_size is not None and self._budget is not None:
+            raise SpecError(
+                f"this loader has batches of {self._budget.batch_tokens:,} tokens at most, not of so many rows",
+                parameter="batch_size",
+                remedy="leave batch_size= out",
+            )
         rows = self.batch_size if batch_size is None else at_least(1, batch_size=batch_size)
         began = time.perf_counter()
         self._generation += 1
@@ -241,9 +316,9 @@ class CursorLoader(ABC, Generic[B]):
 
     def _record(self, rows: int) -> list[list[int]]:
         """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
-        if rows == self._steps[-1][2]:
+        if self._budget is not None or rows == self._steps[-1][2]:
             return self._steps
-        return _with_cut(self._steps, self._position, rows, **self._plan.epoch_spec)
+        return self._with_cut(self._steps, self._position, rows)
 
     def _turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[B]:
         """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
@@ -288,14 +363,22 @@ class CursorLoader(ABC, Generic[B]):
 
     def state_dict(self) -> State:
         """Where this loader is: JSON, tens of bytes, for any number of ranks and workers."""
-        return {"position": self._position, "plan": self._plan.fingerprint, "steps": [list(t) for t in self._steps]}
+        state = {"position": self._position, "plan": self._plan.fingerprint, "steps": [list(t) for t in self._steps]}
+        if self._budget is None:
+            return state
+        batch_in_block = BudgetCut(self._steps, self._blocks).in_block(self._position)
+        assert batch_in_block is not None
+        return state | budget_state(batch_in_block, self._pad_to())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same plan was. Another batch size, other ranks or workers are fine."""
+        """Continue exactly where a loader of the same plan was. Another batch size (with batch_tokens: another budget),
+        other ranks or workers are fine."""
         try:
             position, plan = index(state["position"]), state["plan"]
             steps = [[index(number) for number in triple] for triple in state["steps"]]
-            if not 0 <= position <= NEVER or any(len(t) != 3 or t[2] < 1 for t in steps):
+            if not 0 <= position <= NEVER or any(
+                len(t) not in (3, 4) or len(t) != len(steps[0]) or min(t[2:]) < 1 for t in steps
+            ):
                 raise ValueError
             if steps[0][:2] != [0, 0] or steps != sorted(steps):
                 raise ValueError
@@ -306,10 +389,24 @@ class CursorLoader(ABC, Generic[B]):
         step = None
         if plan != self._plan.fingerprint:
             refuse_state(self._plan, plan, position, self._known_plan, self._of_another_plan)
+            if self._budget is not None:
+                raise PlanError(
+                    "this state belongs to the plan before it was amended: an amendment changes the rows of a block, "
+                    "of which this run, by tokens, may have handed over some",
+                    parameter="batch_tokens",
+                    remedy="open the loader with the plan of the state, or start anew, without it",
+                )
+        refuse_other_kind(steps, self._budget)
+        if self._budget is not None:
+            check_budget_state(state, position, steps, self._blocks, self._pad_to())
+            self._go_to(position, self._with_cut(steps, position, 0))
+            self._handed_any = False
+            return
+        if plan != self._plan.fingerprint:
             older = replace(self._plan, amendments=self._plan.amendments[: self._plan.lineage.index(plan)])
             step = step_of_position(steps, position, **older.epoch_spec)
         if steps[-1][2] != self.batch_size:
-            steps = _with_cut(steps, position, self.batch_size, **self._plan.epoch_spec)
+            steps = self._with_cut(steps, position, self.batch_size)
         self._go_to(position, steps)
         if step is not None:
             self._count_on(step)
@@ -323,11 +420,11 @@ class CursorLoader(ABC, Generic[B]):
             self._steps = [*kept, [step, self._position, self._steps[-1][2]]]
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
-        """Go anywhere, at once."""
+        """Go anywhere, at once. (By tokens, steps are counted by cutting all blocks before, once.)"""
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if step is not None:
-            position, _ = position_of_step(self._steps, whole_number(step=step), **self._plan.epoch_spec)
+            position = self._position_of(self._steps, whole_number(step=step))
         position = whole_number(position=position)
         if position > NEVER:
             raise PlanError(f"position {position} is outside any run", remedy="a position below 2^62")
@@ -336,20 +433,94 @@ class CursorLoader(ABC, Generic[B]):
         kept = (
             [t for t in self._steps if t[1] <= position] if step is None else [t for t in self._steps if t[0] <= step]
         )
-        if step is None or kept[-1][2] != self.batch_size:
-            kept = _with_cut(kept, position, self.batch_size, **self._plan.epoch_spec)
+        if step is None or self._budget is not None or kept[-1][2] != self.batch_size:
+            kept = self._with_cut(kept, position, self.batch_size)
         self._go_to(position, kept)
         self._handed_any = False
 
     def reset(self) -> None:
         """Back to position 0."""
-        self._go_to(0, [[0, 0, self.batch_size]])
+        self._go_to(0, self._first_record())
         self._handed_any = False
 
     def _go_to(self, position: int, steps: list[list[int]]) -> None:
         self._close_stream()
         self._position, self._steps = position, steps
         self._generation += 1
+
+    # Steps, by count or by tokens
+
+    def _first_record(self) -> list[list[int]]:
+        return [[0, 0, self.batch_size] if self._budget is None else self._budget.entry(0, 0)]
+
+    def _step_of(self, steps: list[list[int]], position: int) -> int:
+        """The step that uses (or would use next) a position."""
+        if self._budget is not None:
+            return step_of_budget_position(steps, position, self._blocks)
+        return step_of_position(steps, position, **self._plan.epoch_spec)
+
+    def _position_of(self, steps: list[list[int]], step: int) -> int:
+        if self._budget is not None:
+            return position_of_budget_step(steps, step, self._blocks, self._end)
+        return position_of_step(steps, step, **self._plan.epoch_spec)[0]
+
+    def _with_cut(self, steps: list[list[int]], position: int, rows: int) -> list[list[int]]:
+        """A record of steps that goes on from `position` with `rows` a step, or with this loader's budget."""
+        if self._budget is not None:
+            return with_budget(steps, position, self._budget, self._blocks)
+        return _with_cut(steps, position, rows, **self._plan.epoch_spec)
+
+    def _cut(self, rows: int) -> AnyCut:
+        return self._cut_by_count(rows) if self._budget is None else BudgetCut(self._steps, self._blocks)
+
+    def _cut_by_count(self, rows: int) -> Cut:
+        return Cut(rows_per_step=rows, **self._plan.epoch_spec)
+
+    @property
+    def _blocks(self) -> Blocks:
+        """The cuts of blocks by tokens."""
+        if self._cut_blocks is None:
+            self._cut_blocks = Blocks(self._epochs, self._plan.seed, self._lengths_at, self._tokens_of)
+        return self._cut_blocks
+
+    def _tokens_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._widths_of(lengths) * self._sequences
+
+    def _refuse_long_rows(self) -> None:
+        """Refuse a budget that some row does not fit into, before anything is read."""
+        if self._is_planned:
+            self._widths_of(np.array([1]))  # refuses where rows have no lengths
+        longest = None if self._budget is None else self._longest_row()
+        if self._budget is None or longest is None:
+            return
+        try:
+            refuse_wide_rows(
+                self._tokens_of(np.array([longest[0]])), self._budget.batch_tokens, self._budget.row_multiple
+            )
+        except SpecError as error:
+            error.where.update(longest[1])
+            raise
+
+    @property
+    def _is_planned(self) -> bool:
+        """Whether steps are planned one by one, from the lengths of their rows."""
+        return self._budget is not None or self._cost is not None
+
+    def _steps_of(self, rows: int) -> Steps:
+        """The steps of this run, planned from the lengths of rows: what they are made of, and who gets what."""
+        return Steps(
+            cut=self._cut(rows),
+            end=self._end,
+            rank=self.rank,
+            world=self.world_size,
+            sharding=self._sharding,
+            uneven=self.uneven,
+            lengths_at=self._lengths_at,
+            widths_of=self._widths_of,
+            cost=self._cost,
+            equal_counts=self._equal_counts,
+            pad_to=self._pad_to(),
+        )
 
     # Ends and shares
 
@@ -385,13 +556,10 @@ class CursorLoader(ABC, Generic[B]):
             else f"epochs={self.epochs + 1} for more, epochs=None for no end, or reset() to start again",
         )
 
-    def _cut(self, rows: int) -> Cut:
-        return Cut(rows_per_step=rows, **self._plan.epoch_spec)
-
     def _share(self, rows: int) -> Share:
         """This rank's rows of a batch."""
         world = self.world_size
-        if rows % world and not self.uneven:
+        if rows % world and not self.uneven and self._equal_counts:
             up = -(-rows // world) * world
             down = f"{up - world} or " if up > world else ""
             raise SpecError(
@@ -418,8 +586,11 @@ class CursorLoader(ABC, Generic[B]):
             "steps": self._steps,
             "epochs": self.epochs,
             "world_size": self.world_size,
-            "sharding": self._sharding.describe(self.batch_size, self.world_size),
+            "sharding": self._sharding.describe(self.batch_size or self.world_size, self.world_size),
+            "balance": None if self._cost is None else [str(self._cost), self._equal_counts],
         }
+        if self._is_planned:  # what a step is made of, or who gets what of it, depends on it
+            settings["pad_to"] = self._pad_to()
         mine = Standing(rank=self.rank, step=self.step, settings=settings, batch=batch, failure=failure)
         return check_standing(mine, self._plan, group)
 
@@ -446,6 +617,7 @@ class CursorLoader(ABC, Generic[B]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()  # without threads, maps or memory: another process makes its own
         state.pop("_stream", None)
+        state.pop("_cut_blocks", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -461,6 +633,14 @@ def _with_cut(steps: list[list[int]], position: int, rows: int, *, epochs: Epoch
         return steps
     step += at < position  # inside a step: what was used of it counts as a step
     return [*(t for t in steps if t[0] < step), [step, position, rows]]
+
+
+def _without_lengths(loader: str) -> SpecError:
+    return SpecError(
+        f"rows of {loader} have no lengths of their own: its batches are cut by count, and not balanced",
+        parameter="batch_tokens",
+        remedy="batch_size=; batch_tokens= and balance= are for conversations and rollouts",
+    )
 
 
 def _ended_by_newer() -> PlanError:

@@ -46,7 +46,7 @@ class StoreDataLoader(DataLoader):
         What says which sample a token is of (position_ids, segment_ids, cu_seqlens) is given where rows are packed, if
         nothing else is asked.
         """
-        if batch_size is None:
+        if batch_size is None and delivery.get("batch_tokens") is None:
             batch_size = plan.steps[-1][2] if len(plan.runs) == 1 else DEFAULT_BATCH
         is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
         fields = Fields(

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from penstock.assemble.window import WindowRows
 from penstock.deliver.warm import FileReader, Span, cached_share
 from penstock.errors import StoreError
+from penstock.loaders.stream import BatchStream
 from penstock.machine import available_bytes, is_linux
 from penstock.order.lanes import LaneView
 from penstock.order.schedule import Order, Stretch
@@ -357,6 +358,7 @@ class _Rows:
             self.done, self.coming = position, self.coming[:0]
         self.position = position
         batches = loader._batches(loader.batch_size)
+        assert isinstance(batches, BatchStream)  # windows have no lengths: nothing plans their steps
         ahead = _ROWS_AHEAD * loader.batch_size // max(len(batches.mine), 1)
         if not len(self.coming) and self.done < position + ahead:
             task = next(batches._tasks(self.done), None)

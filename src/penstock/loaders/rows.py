@@ -121,7 +121,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
         return _RowStream(
             version=self._version,
             plan=self._plan,
-            cut=self._cut(rows),
+            cut=self._cut_by_count(rows),
             mine=self._share(rows),
             end=self._end,
             framework=self.framework,

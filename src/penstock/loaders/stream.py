@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.assemble.batch import Block, constant_mask, seqlens_of
 from penstock.deliver.ahead import by_processes, by_threads
 from penstock.deliver.memory import BlockPool
-from penstock.flow import Flow, Located, Task
+from penstock.flow import Flow, Located, Picked, Task
 from penstock.order.sharding import Share
 from penstock.order.split import Cut
 from penstock.types import TrainingBatch
 
-__all__ = ["BatchStream", "Batches", "NumpyBlocks", "tasks_from"]
+__all__ = ["BatchStream", "Batches", "BlockBatches", "BlockMaker", "NumpyBlocks", "block_of", "tasks_from"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
@@ -57,18 +58,13 @@ class BlockFields(NamedTuple):
     seams: Any = None
 
 
-@dataclass(slots=True)
-class BatchStream:
-    """One rank's batches of a run that is cut one way."""
+@dataclass(slots=True, kw_only=True)
+class BlockBatches:
+    """What makes batches of blocks: slices of their arrays, and what metadata says of them."""
 
     flow: Flow
     plan: str
     """Fingerprint, for the states in batches' metadata."""
-    cut: Cut
-    mine: Share
-    """This rank's rows of each batch."""
-    end: int | None
-    """Positions of the whole run; None for an endless one."""
     alignment: str
     adapt: Any
     """Turns a block's arrays into a framework's tensors, in place, and has its masks: NumpyBlocks, or an adapter's."""
@@ -77,6 +73,82 @@ class BatchStream:
     workers: int = 0
     tokenizer: str | None = None
     """The file of the tokenizer that can decode its tokens, for whoever looks at a batch."""
+
+    def _fields(self, block: Block, width: int) -> BlockFields:
+        """A block's fields as whole arrays, from which every batch of it is one slice each."""
+        # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
+        attention, loss = self.adapt.masks(width, self.flow.row_tokens if block.widths is None else 0)
+        inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
+        return BlockFields(block.tokens, inputs, labels, attention, loss, block.extra, block.widths, block.seams)
+
+    def _batch(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
+        if fields.widths is not None:
+            return self._batch_of_samples(fields, first, last, metadata)
+        inputs = fields.inputs[first:last]
+        own = {name: array[first:last] for name, array in fields.extra.items()}
+        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
+        attention = own.pop("attention_mask", fields.attention)
+        if self.alignment == "same":
+            shown = None if attention is fields.attention else attention
+            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss, shown)
+            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
+        if labels is not None:
+            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
+        batch = TrainingBatch(inputs, attention, fields.labels[first:last], loss, metadata, **own)
+        batch._block = (fields.tokens, first, last)
+        return batch
+
+    def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
+        """Rows as wide as their batch is, which other batches of the block may not be."""
+        per = self.flow.sequences
+        rows = slice(first * per, last * per)
+        width = int(fields.widths[first * per]) if last > first else 0
+        inputs = fields.inputs[rows, :width]
+        own = {name: array[rows, :width] for name, array in fields.extra.items()}
+        labels, loss, attention = own.pop("labels"), own.pop("loss_mask"), own.pop("attention_mask")
+        if self.alignment == "same":
+            labels, loss = self.adapt.same_alignment(inputs, loss, attention)
+        if fields.seams is not None:
+            borders, own["max_seqlen"] = seqlens_of(fields.seams[rows, :width])
+            own["cu_seqlens"] = self.adapt.small(borders)
+        return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
+
+    def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
+        """What all ranks together have at some positions, for rows of samples: from the index, without their tokens."""
+        totals = self.flow.totals(positions, shifted=self.alignment == "next")
+        if totals is None:
+            return {}
+        tokens = int(totals[0]) if totals[0].is_integer() else totals[0]  # messages may have weights of their own
+        return {"global_tokens": tokens, "global_sequences": totals[1]}
+
+    def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
+        """What metadata says of a batch's own rows."""
+        names, per = self.flow.order.names, self.flow.sequences
+        weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
+        shown: dict[str, Any] = {}
+        if block.shown and block.widths is not None and last > first:
+            ahead, width = self.alignment == "next", int(block.widths[first * per])  # aligned with labels
+            shown = {n: a[first * per : last * per, ahead : width + ahead] for n, a in block.shown.items()}
+        return {
+            "source": [names[s] for s in _each(block.source[first:last], per).tolist()],
+            "position": _each(block.position[first:last], per),
+            "weight": _each(weight, per),
+            **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
+            **shown,
+            "alignment": self.alignment,
+            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchStream(BlockBatches):
+    """One rank's batches of a run that is cut one way."""
+
+    cut: Cut
+    mine: Share
+    """This rank's rows of each batch."""
+    end: int | None
+    """Positions of the whole run; None for an endless one."""
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
@@ -97,12 +169,13 @@ class BatchStream:
                 if adapt.masks_are_writable and (attention._version or loss._version):
                     # Somebody wrote into a mask: no later batch may see it.
                     tokens, inputs, labels, attention, loss, extra, *_ = fields = self._fields(block, width)
+                begin = position
                 if position <= last_simple:
                     position += rows
                 else:
                     position = cut.settle(cut.after(position, 1))
                     last_simple = cut.last_simple(position)
-                metadata = (self._metadata, block, first, last, position, record)
+                metadata = (self._metadata, block, first, last, position, record, begin)
                 if is_plain and not extra:  # nothing but tokens: the common case, kept short because it is hot
                     batch = TrainingBatch(inputs[first:last], attention, labels[first:last], loss, metadata)
                     batch._block = (tokens, first, last)
@@ -118,7 +191,7 @@ class BatchStream:
             self.adapt(block)
             for first in range(0, num_steps * width, width) if width else [0] * num_steps:
                 after, last = cut.settle(cut.after(position, 1)), first + width
-                metadata = (self._metadata, block, first, last, after, record)
+                metadata = (self._metadata, block, first, last, after, record, position)
                 yield self._batch(self._fields(block, width), first, last, metadata)
                 position = cut.after(position, every)
 
@@ -164,72 +237,20 @@ class BatchStream:
         row_bytes = (self.flow.row_tokens + 1) * 8 * 7 * self.flow.sequences + 64
         slot_bytes = steps * len(self.mine) * row_bytes + 4096
         tasks = self._tasks(position, largest=steps)
-        for arrays in by_processes(_Maker(self.flow), tasks, self.workers, slot_bytes):
-            tokens = self.pool.take(*arrays["tokens"].shape)
-            tokens[:] = arrays.pop("tokens")  # out of the slot, which the worker will use again
-            own = {name: array.copy() for name, array in arrays.items()}
-            num_steps, weight = int(own.pop("num_steps")[0]), own.pop("weight", None)
-            block = Block(tokens, own.pop("source"), own.pop("position"), weight)
-            block.widths, block.seams = own.pop("widths", None), own.pop("seams", None)
-            block.shown = {name[6:]: own.pop(name) for name in list(own) if name.startswith("shown_")}
-            block.extra = own
-            yield num_steps, block
+        for arrays in by_processes(BlockMaker(self.flow), tasks, self.workers, slot_bytes):
+            num_steps = int(arrays.pop("num_steps")[0])
+            yield num_steps, block_of(arrays, self.pool)
 
-    def _fields(self, block: Block, width: int) -> BlockFields:
-        """A block's fields as whole arrays, from which every batch of it is one slice each."""
-        # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
-        attention, loss = self.adapt.masks(width, self.flow.row_tokens if block.widths is None else 0)
-        inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
-        return BlockFields(block.tokens, inputs, labels, attention, loss, block.extra, block.widths, block.seams)
-
-    def _batch(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
-        if fields.widths is not None:
-            return self._batch_of_samples(fields, first, last, metadata)
-        inputs = fields.inputs[first:last]
-        own = {name: array[first:last] for name, array in fields.extra.items()}
-        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
-        attention = own.pop("attention_mask", fields.attention)
-        if self.alignment == "same":
-            shown = None if attention is fields.attention else attention
-            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss, shown)
-            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
-        if labels is not None:
-            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
-        batch = TrainingBatch(inputs, attention, fields.labels[first:last], loss, metadata, **own)
-        batch._block = (fields.tokens, first, last)
-        return batch
-
-    def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
-        """Rows as wide as their batch is, which other batches of the block may not be."""
-        per = self.flow.sequences
-        rows = slice(first * per, last * per)
-        width = int(fields.widths[first * per]) if last > first else 0
-        inputs = fields.inputs[rows, :width]
-        own = {name: array[rows, :width] for name, array in fields.extra.items()}
-        labels, loss, attention = own.pop("labels"), own.pop("loss_mask"), own.pop("attention_mask")
-        if self.alignment == "same":
-            labels, loss = self.adapt.same_alignment(inputs, loss, attention)
-        if fields.seams is not None:
-            borders, own["max_seqlen"] = seqlens_of(fields.seams[rows, :width])
-            own["cu_seqlens"] = self.adapt.small(borders)
-        return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
-
-    def _metadata(self, block: Block, first: int, last: int, after: int, record: Record) -> dict[str, Any]:
-        names, per = self.flow.order.names, self.flow.sequences
-        weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
-        shown: dict[str, Any] = {}
-        if block.shown and block.widths is not None and last > first:
-            ahead, width = self.alignment == "next", int(block.widths[first * per])  # aligned with labels
-            shown = {n: a[first * per : last * per, ahead : width + ahead] for n, a in block.shown.items()}
-        return {
-            "source": [names[s] for s in _each(block.source[first:last], per).tolist()],
-            "position": _each(block.position[first:last], per),
-            "weight": _each(weight, per),
-            **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
-            **shown,
+    def _metadata(
+        self, block: Block, first: int, last: int, after: int, record: Record, begin: int | None = None
+    ) -> dict[str, Any]:
+        totals: dict[str, Any] = {}
+        if begin is not None and block.widths is not None:
+            positions = self.cut.positions(begin, self.cut.real_rows(begin))
+            totals = self._totals(positions)
+        return self._facts(block, first, last) | {
             "global_rows": self.cut.rows_per_step,
-            "alignment": self.alignment,
-            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
+            **totals,
             "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
         }
 
@@ -294,13 +315,26 @@ class NumpyBlocks:
         return np.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 
 
-class _Maker:
+def block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:
+    """The block that a worker process made, out of the slot, which the worker will use again."""
+    tokens = pool.take(*arrays["tokens"].shape)
+    tokens[:] = arrays.pop("tokens")
+    own = {name: array.copy() for name, array in arrays.items()}
+    weight = own.pop("weight", None)
+    block = Block(tokens, own.pop("source"), own.pop("position"), weight)
+    block.widths, block.seams = own.pop("widths", None), own.pop("seams", None)
+    block.shown = {name[6:]: own.pop(name) for name in list(own) if name.startswith("shown_")}
+    block.extra = own
+    return block
+
+
+class BlockMaker:
     """What a worker process does: a task in, arrays out."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
 
-    def __call__(self, task: Task) -> dict[str, Any]:
+    def __call__(self, task: Task | Picked) -> dict[str, Any]:
         block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         steps = np.array([task.num_steps])
         arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}

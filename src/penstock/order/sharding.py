@@ -43,6 +43,10 @@ class Sharding:
         self._checked: dict[tuple[int, int], tuple[list[Share], list[int]]] = {}
         """(rows, world size): the share of each rank, and the rank of each row."""
 
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strategy is _contiguous
+
     def share(self, num_rows: int, *, rank: int, world: int, uneven: bool = True) -> Share:
         """Rows of a batch of `num_rows` that rank `rank` of `world` gets; equally many for all, unless `uneven`."""
         if self.strategy is _contiguous:  # nothing to check: its ranges tile the batch

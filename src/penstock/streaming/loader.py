@@ -273,7 +273,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         return _RawBatches(
             flow=self._flow,
             plan=self._plan.fingerprint,
-            cut=self._cut(rows),
+            cut=self._cut_by_count(rows),
             mine=self._share(rows),
             end=self._end,
             alignment=self.alignment,

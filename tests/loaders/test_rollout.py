@@ -1,0 +1,408 @@
+"""Batches of rollouts: what stands where, what a loss divides by; ranks, resumes and budgets change nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.rl.advantage import gae, group_relative, leave_one_out, whiten
+
+
+def rollouts(count: int = 20, group: int = 4, seed: int = 0, **without: bool) -> list[dict]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(count):
+        response = rng.integers(1, 200, rng.integers(1, 9)).tolist()
+        numbers = rng.normal(size=(3, len(response))).round(3).tolist()
+        rows.append(
+            {
+                "prompt": rng.integers(1, 200, rng.integers(1, 6)).tolist(),
+                "response": response,
+                "reward": round(float(rng.random()), 3),
+                "group": f"g{i // group}",
+                "old_log_probs": numbers[0],
+                "ref_log_probs": numbers[1],
+                "values": numbers[2],
+                "policy_version": i // 8,
+            }
+        )
+    return [{name: value for name, value in row.items() if without.get(name, True)} for row in rows]
+
+
+def opened(data=None, compute=True, **settings):
+    settings = {"framework": "numpy", "batch_size": None if "batch_tokens" in settings else 8, **settings}
+    return ps.RolloutDataLoader(rollouts(values=False) if data is None else data, None, compute, **settings)
+
+
+def by_hand(row: dict, width: int, advantages: list[float], returns: list[float]) -> dict:
+    """One row of a batch, place by place."""
+    tokens = row["prompt"] + row["response"]
+    first = len(row["prompt"])
+    made = {
+        "input_ids": [0] * width,
+        "labels": [-100] * width,
+        "loss_mask": [0.0] * width,
+        "attention_mask": [0] * width,
+        "rewards": [0.0] * width,
+        "advantages": [0.0] * width,
+        "returns": [0.0] * width,
+        "old_log_probs": [0.0] * width,
+        "ref_log_probs": [0.0] * width,
+    }
+    for place, token in enumerate(tokens):
+        made["input_ids"][place] = token
+        made["attention_mask"][place] = 1
+        if place + 1 < len(tokens) and place + 1 >= first:
+            number = place + 1 - first
+            made["labels"][place] = tokens[place + 1]
+            made["loss_mask"][place] = 1.0
+            made["advantages"][place] = advantages[number]
+            made["returns"][place] = returns[number]
+            made["old_log_probs"][place] = row["old_log_probs"][number]
+            made["ref_log_probs"][place] = row["ref_log_probs"][number]
+            made["rewards"][place] = row["reward"] if number == len(row["response"]) - 1 else 0.0
+    return made
+
+
+def assert_is(batch, index: int, expected: dict) -> None:
+    for name, values in expected.items():
+        found = batch[name][index] if name in batch else batch.metadata[name][index]
+        np.testing.assert_allclose(found, values, atol=1e-5, err_msg=name)
+
+
+def test_every_number_stands_at_the_label_that_it_belongs_to():
+    data = rollouts(values=False)
+    rewards, groups = [row["reward"] for row in data], [row["group"] for row in data]
+    worth = group_relative(np.array(rewards), np.array(groups))
+    seen = []
+    for batch in opened(data):
+        for index, row in enumerate(batch.metadata["row"].tolist()):
+            if batch.metadata["weight"][index]:
+                seen.append(row)
+                length = len(data[row]["response"])
+                width = batch.input_ids.shape[1]
+                assert_is(batch, index, by_hand(data[row], width, [worth[row]] * length, [rewards[row]] * length))
+                assert batch.metadata["reward"][index] == np.float32(rewards[row])
+                assert batch.metadata["policy_version"][index] == data[row]["policy_version"]
+    assert sorted(seen) == list(range(20))
+
+
+def test_values_give_generalised_advantages():
+    data = rollouts()
+    loader = opened(data, gamma=0.9, lam=0.8)
+    assert "advantages by gae (gamma 0.9, lam 0.8)" in repr(loader)
+    for batch in loader:
+        for index, row in enumerate(batch.metadata["row"].tolist()):
+            if batch.metadata["weight"][index]:
+                rewards = [0.0] * (len(data[row]["response"]) - 1) + [data[row]["reward"]]
+                advantages, returns = gae([rewards], [data[row]["values"]], gamma=0.9, lam=0.8)
+                expected = by_hand(data[row], batch.input_ids.shape[1], advantages[0].tolist(), returns[0].tolist())
+                assert_is(batch, index, expected)
+
+
+def test_without_values_and_groups_the_mean_is_the_baseline():
+    data = rollouts(values=False, group=4)
+    for row in data:
+        del row["group"]
+    loader = opened(data, shuffle=False)
+    assert "advantages by reinforce" in repr(loader)
+    batch = loader.get_batch()
+    mean = np.mean([row["reward"] for row in data])
+    np.testing.assert_allclose(
+        batch.metadata["advantages"].max(axis=1) + batch.metadata["advantages"].min(axis=1),
+        [row["reward"] - mean for row in data[:8]],
+        atol=1e-6,
+    )
+    assert "global_groups" not in batch.metadata
+
+
+def test_a_method_can_be_asked_for_by_name():
+    data = rollouts()
+    batch = opened(data, "leave_one_out", shuffle=False).get_batch()
+    worth = leave_one_out([row["reward"] for row in data], [row["group"] for row in data])
+    found = (batch.metadata["advantages"] * batch.loss_mask).sum(1) / batch.loss_mask.sum(1)
+    np.testing.assert_allclose(found, worth[:8], atol=1e-6)
+
+
+def test_without_advantages_there_are_rewards_only():
+    metadata = opened(compute=False).get_batch().metadata
+    assert "rewards" in metadata
+    assert "advantages" not in metadata
+    assert "returns" not in metadata
+
+
+def test_groups_are_normalised_whole_though_a_batch_has_a_part_of_them():
+    data = rollouts(12, group=12, values=False)
+    worth = group_relative([row["reward"] for row in data], [0] * 12)
+    loader = opened(data, batch_size=5, shuffle=False)
+    found = [
+        value
+        for batch in loader
+        for value, mask, weight in zip(
+            batch.metadata["advantages"], batch.loss_mask, batch.metadata["weight"], strict=True
+        )
+        if weight
+        for value in [value[mask > 0][0]]
+    ]
+    np.testing.assert_allclose(found, worth, atol=1e-6)
+
+
+def test_discounted_rewards_to_come_are_the_returns():
+    data = [{"prompt": [1], "response": [2, 3, 4], "reward": [1.0, 0.0, 4.0], "group": 0}] * 2
+    batch = opened(data, gamma=0.5, batch_size=2).get_batch()
+    np.testing.assert_allclose(batch.metadata["returns"][0], [2.0, 2.0, 4.0, 0.0])
+    np.testing.assert_allclose(batch.metadata["rewards"][0], [1.0, 0.0, 4.0, 0.0])
+    assert batch.metadata["reward"].tolist() == [5.0, 5.0]
+
+
+def test_what_a_reference_model_would_not_have_said_costs_reward():
+    data = [
+        {"prompt": [1], "response": [2, 3], "reward": 1.0, "old_log_probs": [-1.0, -2.0], "ref_log_probs": [-1.5, -2.0]}
+    ]
+    batch = opened(data, "reinforce", batch_size=1, kl_coef=0.1).get_batch()
+    np.testing.assert_allclose(batch.metadata["rewards"][0], [-0.05, 1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(batch.metadata["returns"][0], [0.95, 1.0, 0.0], atol=1e-6)
+
+
+def test_tool_output_is_read_and_not_learned():
+    turns = [
+        {"role": "assistant", "token_ids": [5, 6]},
+        {"role": "tool", "token_ids": [7, 8, 9]},
+        {"role": "assistant", "token_ids": [10]},
+    ]
+    batch = opened([{"prompt": [1, 2], "response": turns, "reward": 3.0, "group": 0}], batch_size=1).get_batch()
+    assert batch.input_ids[0].tolist() == [1, 2, 5, 6, 7, 8, 9, 10]
+    assert batch.labels[0].tolist() == [-100, 5, 6, -100, -100, -100, 10, -100]
+    assert batch.metadata["rewards"][0].tolist() == [0, 0, 0, 0, 0, 0, 3.0, 0]
+    assert batch.metadata["global_tokens"] == 3
+
+
+def test_advantages_step_over_tool_output_as_if_it_were_not_there():
+    whole = {"prompt": [1], "response": [5, 6, 9], "reward": 1.0, "values": [0.1, 0.2, 0.3]}
+    split = {
+        **whole,
+        "response": [5, 6, 7, 7, 9],
+        "values": [0.1, 0.2, 0.0, 0.0, 0.3],
+        "response_mask": [1, 1, 0, 0, 1],
+    }
+    one = opened([whole], batch_size=1, gamma=0.9).get_batch()
+    other = opened([split], batch_size=1, gamma=0.9).get_batch()
+    np.testing.assert_allclose(
+        one.metadata["advantages"][one.loss_mask > 0], other.metadata["advantages"][other.loss_mask > 0]
+    )
+
+
+def test_a_dialect_brings_its_conventions():
+    data = rollouts()
+    ours, theirs = opened(data, shuffle=False), opened(data, dialect="verl", shuffle=False)
+    assert "whitened over the global batch, as verl does" in repr(theirs)
+    batch = theirs.get_batch()
+    mask = batch.loss_mask > 0
+    assert abs(batch.metadata["advantages"][mask].mean()) < 1e-6
+    assert abs(batch.metadata["advantages"][mask].var(ddof=1) - 1) < 1e-4
+    assert not np.allclose(batch.metadata["advantages"], ours.get_batch().metadata["advantages"])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    "settings", [{}, {"balance": True}, {"batch_tokens": 64, "row_multiple": 4, "balance": (1, 1)}]
+)
+def test_all_ranks_together_have_the_batch_of_one_and_the_same_whitened_advantages(world, settings):
+    alone = list(opened(rollouts(), whiten=True, **settings))
+    parts = [list(opened(rollouts(), whiten=True, rank=rank, world_size=world, **settings)) for rank in range(world)]
+    assert all(len(part) == len(alone) for part in parts)
+    for step, whole in enumerate(alone):
+        ranks = [part[step] for part in parts]
+        rows = np.concatenate([batch.metadata["row"] for batch in ranks])
+        weight = np.concatenate([batch.metadata["weight"] for batch in ranks])
+        advantages = np.concatenate([batch.metadata["advantages"] for batch in ranks])
+        real, counted = whole.metadata["weight"] > 0, weight > 0
+        assert sorted(rows[counted]) == sorted(whole.metadata["row"][real])
+        mine = dict(zip(rows[counted].tolist(), advantages[counted], strict=True))
+        for row, expected in zip(whole.metadata["row"][real].tolist(), whole.metadata["advantages"][real], strict=True):
+            assert mine[row].tobytes() == expected.tobytes()
+        for name in ("global_tokens", "global_sequences", "global_groups"):
+            assert {batch.metadata[name] for batch in ranks} == {whole.metadata[name]}
+        assert whole.metadata["global_tokens"] == whole.loss_mask.sum()
+        assert {batch.input_ids.shape[1] for batch in ranks} == {whole.input_ids.shape[1]}
+
+
+def test_whitening_is_that_of_the_function_over_the_whole_batch():
+    plain, white = opened(rollouts()).get_batch(), opened(rollouts(), whiten=True).get_batch()
+    expected = whiten(plain.metadata["advantages"].astype(np.float64), plain.loss_mask)
+    np.testing.assert_allclose(white.metadata["advantages"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_tokens": 50}, {"batch_tokens": 64, "row_multiple": 2, "balance": True}]
+)
+def test_a_run_goes_on_from_any_step_with_the_batch_that_would_have_come(settings):
+    whole = list(opened(epochs=2, **settings).get_iterator())
+    loader = opened(epochs=2, **settings)
+    for step in range(len(whole) - 1):
+        state = json.loads(json.dumps(loader.get_batch().metadata["state"]))
+        assert state == loader.state_dict()
+        other = opened(epochs=2, **settings)
+        other.load_state_dict(state)
+        assert other.step == step + 1
+        following = other.get_batch()
+        assert following.input_ids.tobytes() == whole[step + 1].input_ids.tobytes()
+        assert following.metadata["advantages"].tobytes() == whole[step + 1].metadata["advantages"].tobytes()
+
+
+def test_a_budget_is_never_exceeded_and_nothing_is_lost():
+    loader = opened(rollouts(500, values=False), batch_tokens=100, row_multiple=3)
+    seen = []
+    for batch in loader:
+        assert batch.input_ids.size <= 100
+        assert len(batch) % 3 == 0
+        seen += batch.metadata["row"][batch.metadata["weight"] > 0].tolist()
+    assert sorted(seen) == list(range(500))
+
+
+def test_a_sequence_longer_than_the_budget_is_named():
+    data = [*rollouts(4, values=False), {**rollouts(1, values=False)[0], "prompt": [1] * 100}]
+    with pytest.raises(ps.SpecError, match="batch_tokens=64") as error:
+        opened(data, batch_tokens=64)
+    assert error.value.where["row"] == 4
+    assert error.value.where["parameter"] == "batch_tokens"
+    assert "batch_tokens=1" in error.value.remedy
+
+
+def test_the_batch_is_the_same_in_every_framework_and_moves_whole():
+    torch = pytest.importorskip("torch")
+    plain, tensors = opened().get_batch(), opened(framework="torch").get_batch()
+    moved = tensors.to("cpu")
+    for name in ("advantages", "returns", "rewards", "old_log_probs", "reward", "weight", "group"):
+        assert torch.equal(tensors.metadata[name], torch.from_numpy(plain.metadata[name]))
+        assert torch.equal(moved.metadata[name], tensors.metadata[name])
+    assert tensors.metadata["advantages"].is_contiguous()
+    meta = tensors.to("meta")
+    assert {meta.metadata[name].device.type for name in ("advantages", "reward")} == {"meta"}
+
+
+@pytest.mark.parametrize("framework", ["jax", "mlx"])
+def test_other_frameworks_get_their_own_arrays(framework):
+    plain, other = opened().get_batch(), opened(framework=framework).get_batch()
+    assert type(other.metadata["advantages"]).__module__.startswith(framework)
+    np.testing.assert_allclose(np.array(other.metadata["advantages"]), plain.metadata["advantages"])
+    np.testing.assert_array_equal(np.array(other.labels), plain.labels)
+
+
+def test_batches_that_are_kept_do_not_change():
+    data = rollouts(400, values=False)
+    kept = list(opened(data))
+    copies = [(batch.input_ids.copy(), batch.metadata["advantages"].copy()) for batch in opened(data)]
+    for batch, (tokens, advantages) in zip(kept, copies, strict=True):
+        assert batch.input_ids.tobytes() == tokens.tobytes()
+        assert batch.metadata["advantages"].tobytes() == advantages.tobytes()
+
+
+def test_processes_that_take_turns_give_what_one_gives():
+    torch = pytest.importorskip("torch")
+    loader = opened(rollouts(64, values=False), framework="torch")
+    expected = [batch.input_ids for batch in loader]
+    loader.reset()
+    found = [batch.input_ids for batch in loader.torch().loader(num_workers=2)]
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_same_alignment_leaves_the_shift_to_the_model():
+    following, same = opened().get_batch(), opened(alignment="same").get_batch()
+    assert (same.labels[same.loss_mask > 0] == same.input_ids[same.loss_mask > 0]).all()
+    for name in ("advantages", "old_log_probs"):
+        np.testing.assert_array_equal(
+            same.metadata[name][same.loss_mask > 0], following.metadata[name][following.loss_mask > 0]
+        )
+
+
+def test_rows_can_be_padded_on_the_left():
+    right, left = opened().get_batch(), opened(padding_side="left").get_batch()
+    width = right.input_ids.shape[1]
+    for row in range(8):
+        length = int(right.attention_mask[row].sum())
+        for one, other in (
+            (right.input_ids, left.input_ids),
+            (right.labels, left.labels),
+            (right.metadata["advantages"], left.metadata["advantages"]),
+        ):
+            assert other[row, width - length :].tolist() == one[row, :length].tolist()
+        assert left.attention_mask[row].tolist() == [0] * (width - length) + [1] * length
+
+
+def test_rows_that_fill_up_the_last_batch_teach_nothing():
+    *_, last = opened(rollouts(10, values=False))
+    filled = last.metadata["weight"] == 0
+    assert filled.sum() == 6
+    assert not last.loss_mask[filled].any()
+    assert (last.labels[filled] == -100).all()
+    assert not last.metadata["advantages"][filled].any()
+    assert last.metadata["global_sequences"] == 2
+    assert last.metadata["global_tokens"] == last.loss_mask.sum()
+
+
+def test_a_loader_is_the_same_in_another_process():
+    loader = opened()
+    loader.get_batch()
+    twin = pickle.loads(pickle.dumps(loader))
+    assert twin.get_batch().input_ids.tobytes() == loader.get_batch().input_ids.tobytes()
+
+
+def test_a_batch_can_be_looked_at(tmp_path):
+    data = [{"prompt": "2+2=", "response": "4", "reward": 1.0, "group": 0}] * 2
+    batch = ps.RolloutDataLoader(data, "bytes", True, batch_size=2, framework="numpy").get_batch()
+    assert "4" in str(ps.look(batch))
+
+
+def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
+    loader = opened()
+    state = opened(rollouts(24, values=False)).state_dict()
+    with pytest.raises(ps.PlanError, match="other rollouts") as error:
+        loader.load_state_dict(state)
+    assert "data of that run" in error.value.remedy
+    assert loader.position == 0
+    with pytest.raises(ps.PlanError, match="seed=1") as error:
+        loader.load_state_dict(opened(seed=1).state_dict())
+    assert error.value.where["parameter"] == "seed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameter", "remedy"),
+    [
+        ({"dialect": "verle"}, "dialect", "verl"),
+        ({"compute": "gaee"}, "compute_advantages", "gae"),
+        ({"compute": "gae"}, "compute_advantages", "'values' in each row"),
+        ({"gamma": 1.5}, "gamma", "gamma=1.0"),
+        ({"lam": -0.1}, "lam", "lam=1.0"),
+        ({"kl_coef": math.nan}, "kl_coef", "kl_coef=0"),
+        ({"compute": False, "whiten": True}, "whiten", "compute_advantages=True"),
+        ({"max_staleness": 2}, "max_staleness", "RolloutDataLoader(log, ...)"),
+        ({"timeout": 5}, "timeout", "leave out timeout="),
+        ({"batch_tokens": 64, "batch_size": 4}, "batch_tokens", "one of them"),
+        ({"row_multiple": 4}, "row_multiple", "batch_tokens="),
+        ({"batch_tokens": 64, "epoch_end": "wrap"}, "epoch_end", "nothing is dropped"),
+        ({"pad_to": "widest"}, "pad_to", "'longest'"),
+    ],
+)
+def test_settings_that_cannot_work(settings, parameter, remedy):
+    with pytest.raises(ps.SpecError) as error:
+        opened(**settings)
+    assert error.value.where["parameter"] == parameter
+    assert remedy in error.value.remedy
+
+
+def test_groups_need_names_and_advantages_need_rewards():
+    data = [{"prompt": [1], "response": [2]}] * 8
+    with pytest.raises(ps.SpecError, match="advantages need rewards") as error:
+        opened(data)
+    assert error.value.where["column"] == "reward"
+    assert "rewards" not in opened(data, compute=False).get_batch().metadata
+    with pytest.raises(ps.SpecError, match="compare the rows of a group") as error:
+        opened([{**row, "reward": 1.0} for row in data], "group_relative")
+    assert error.value.where["column"] == "group"

@@ -1,0 +1,315 @@
+"""Batches from a rollout log: the order of the journal, on any number of ranks, again after any restart."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rollout_jobs import BATCH_ROWS, GROUP_SIZE, PROMPTS
+
+import penstock as ps
+from penstock.rl.advantage import group_relative
+from penstock.rollout_log.status import status
+
+
+@pytest.fixture
+def log(tmp_path):
+    with ps.RolloutLog(tmp_path / "log", prompts=[f"prompt {n}: " for n in range(20)], group_size=4, seed=3) as log:
+        yield log
+
+
+def answer(log, count: int, version: int | None = 0) -> list[int]:
+    """Answer so many prompts: ids that say which prompt, which answer and which attempt they are of."""
+    jobs = log.next_prompts(count)
+    for job in jobs:
+        responses = [[job.ordinal, number, job.attempt][: 1 + (job.ordinal + number) % 3] for number in range(4)]
+        rewards = [float((job.ordinal + number) % 5) for number in range(4)]
+        log.add(job, responses=responses, rewards=rewards, policy_version=version)
+    return [job.ordinal for job in jobs]
+
+
+def opened(log, **settings):
+    settings = {"batch_size": None if "batch_tokens" in settings else 8, "framework": "numpy", **settings}
+    return ps.RolloutDataLoader(log, "bytes", True, **settings)
+
+
+def ordinals(batch) -> list[int]:
+    order = np.argsort(batch.metadata["position"], kind="stable")
+    return batch.metadata["ordinal"][order][batch.metadata["weight"][order] > 0].tolist()
+
+
+def test_rows_come_in_the_order_of_the_journal_with_the_advantages_of_their_whole_group(log):
+    answered = answer(log, 5)
+    loader = opened(log, batch_size=6)
+    found, worth = [], []
+    for _ in range(3):
+        batch = loader.get_batch()
+        found += ordinals(batch)
+        worth += ((batch.metadata["advantages"] * batch.loss_mask).sum(1) / batch.loss_mask.sum(1)).tolist()
+    assert found == [ordinal for ordinal in answered for _ in range(4)][:18]
+    rewards = [float((ordinal + number) % 5) for ordinal in answered for number in range(4)]
+    expected = group_relative(rewards, np.repeat(answered, 4))
+    np.testing.assert_allclose(worth, expected[:18], atol=1e-5)
+    assert "advantages by group_relative" in repr(loader)
+
+
+def test_what_is_not_there_yet_is_said_and_comes_later(log):
+    answer(log, 1)
+    loader = opened(log)
+    with pytest.raises(ps.NotReadyError, match="4 of 8 rows are there") as error:
+        loader.get_batch()
+    assert "timeout=600" in error.value.remedy
+    assert loader.position == 0
+    answer(log, 1)
+    assert len(loader.get_batch()) == 8
+
+
+def test_the_last_batch_of_a_log_is_filled_up_and_then_it_is_over(log):
+    answer(log, 20)
+    batches = list(opened(log, batch_size=24))
+    assert [batch.metadata["global_sequences"] for batch in batches] == [24, 24, 24, 8]
+    assert not batches[-1].loss_mask[8:].any()
+    loader = opened(log, batch_size=24)
+    loader.load_state_dict(batches[-1].metadata["state"])
+    with pytest.raises(ps.EndOfRun, match="80 rows"):
+        loader.get_batch()
+    assert len(list(opened(log, batch_size=24, epoch_end="drop"))) == 3
+
+
+def test_a_restored_trainer_gets_the_same_batches_again_though_others_added_more(log):
+    answer(log, 6)
+    loader = opened(log)
+    first = loader.get_batch()
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert first.metadata["state"] == state
+    second = loader.get_batch()
+    answer(log, 6)
+    again = opened(log)
+    again.load_state_dict(state)
+    assert again.step == 1
+    assert again.get_batch().input_ids.tobytes() == second.input_ids.tobytes()
+
+
+def test_another_batch_size_goes_on_at_the_same_row(log):
+    answered = answer(log, 20)
+    loader = opened(log, batch_size=6)
+    loader.get_batch()
+    other = opened(log, batch_size=10)
+    other.load_state_dict(loader.state_dict())
+    assert ordinals(other.get_batch()) == [ordinal for ordinal in answered for _ in range(4)][6:16]
+
+
+def test_stale_groups_are_not_used_and_their_prompts_come_again_and_a_replay_repeats_that(log):
+    old, new = answer(log, 2, version=0), answer(log, 2, version=3)
+    loader = opened(log, max_staleness=2)
+    batch = loader.get_batch(policy_version=3)
+    assert ordinals(batch) == [ordinal for ordinal in new for _ in range(4)]
+    assert [job.ordinal for job in log.next_prompts(2)] == sorted(old)
+    replay = opened(log)  # no filter, another version: the decision is on record
+    assert replay.get_batch(policy_version=0).input_ids.tobytes() == batch.input_ids.tobytes()
+
+
+def test_a_policy_version_cannot_go_backwards(log):
+    answer(log, 4, version=5)
+    loader = opened(log)
+    loader.get_batch(policy_version=5)
+    with pytest.raises(ps.SpecError, match="backwards: 4 after 5") as error:
+        loader.get_batch(policy_version=4)
+    assert error.value.where["parameter"] == "policy_version"
+    assert loader.position == 8
+    other = opened(log, max_staleness=1)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ps.SpecError) as error:
+        other.get_batch(policy_version=4)  # the log remembers
+    assert error.value.where["parameter"] == "policy_version"
+    assert "5" in str(error.value)
+
+
+def test_each_group_is_used_as_often_as_the_log_says(tmp_path):
+    prompts = [f"{n}" for n in range(6)]
+    settings = {"group_size": 4, "samples_per_insert": 3, "round_groups": 2}
+    with ps.RolloutLog(tmp_path / "log", prompts=prompts, **settings) as log:
+        answered = answer(log, 6)
+        batches = list(opened(log))
+    assert len(batches) == 9
+    rounds = [sorted({*ordinals(batch)}) for batch in batches]
+    assert rounds == [sorted(answered[n : n + 2]) for n in (0, 2, 4) for _ in range(3)]
+
+
+def test_a_budget_takes_as_many_rows_as_fit(log):
+    answered = answer(log, 20)
+    loader = opened(log, batch_tokens=60, row_multiple=2)
+    found = []
+    for step, batch in enumerate(loader):
+        assert batch.input_ids.size <= 60
+        assert len(batch) % 2 == 0
+        assert loader.step == step + 1
+        found += ordinals(batch)
+    assert found == [ordinal for ordinal in answered for _ in range(4)]
+    assert loader.batch_tokens == 60
+
+
+def test_a_budget_goes_on_from_any_step(log):
+    answer(log, 20)
+    whole = list(opened(log, batch_tokens=60))
+    for step, batch in enumerate(whole[:-1]):
+        loader = opened(log, batch_tokens=60)
+        loader.load_state_dict(json.loads(json.dumps(batch.metadata["state"])))
+        assert loader.step == step + 1
+        assert loader.get_batch().input_ids.tobytes() == whole[step + 1].input_ids.tobytes()
+
+
+def test_a_budget_waits_until_it_is_known_that_no_more_rows_fit(log):
+    answer(log, 1)
+    loader = opened(log, batch_tokens=2000)
+    with pytest.raises(ps.NotReadyError):
+        loader.get_batch()
+    answer(log, 19)
+    assert loader.get_batch().metadata["global_sequences"] == 80
+
+
+def test_a_row_of_a_log_that_is_longer_than_the_budget_is_named(log):
+    (job,) = log.next_prompts(1)
+    log.add(job, responses=[[1] * 3] * 3 + [[1] * 90], rewards=[0.0] * 4)
+    with pytest.raises(ps.SpecError, match="batch_tokens=60") as error:
+        opened(log, batch_tokens=60).get_batch()
+    assert error.value.where["ordinal"] == job.ordinal
+    assert "batch_tokens=" in error.value.remedy
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("settings", [{}, {"balance": True}, {"batch_tokens": 100, "row_multiple": 4}])
+def test_ranks_together_have_the_batch_of_one(log, world, settings):
+    answer(log, 20)
+    alone = list(opened(log, whiten=True, **settings))
+    parts = [list(opened(log, whiten=True, rank=rank, world_size=world, **settings)) for rank in range(world)]
+    for step, whole in enumerate(alone):
+        ranks = [part[step] for part in parts]
+        rows = {}
+        for batch in (whole, *ranks):
+            for row in range(len(batch)):
+                if batch.metadata["weight"][row]:
+                    rows.setdefault(int(batch.metadata["position"][row]), []).append(
+                        batch.input_ids[row].tobytes() + batch.metadata["advantages"][row].tobytes()
+                    )
+        assert all(len(copies) == 2 and copies[0] == copies[1] for copies in rows.values())
+        assert len(rows) == whole.metadata["global_sequences"]
+        for name in ("global_tokens", "global_groups"):
+            assert {batch.metadata[name] for batch in ranks} == {whole.metadata[name]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameter"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"shuffle": True}, "shuffle"),
+        ({"epochs": 2}, "epochs"),
+        ({"group_size": 4}, "group_size"),
+        ({"columns": {"response": "r"}}, "columns"),
+        ({"pad_to": "max_length"}, "pad_to"),
+        ({"batch_tokens": 64, "world_size": 2, "rank": 0}, "row_multiple"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"epoch_end": "wrap"}, "epoch_end"),
+    ],
+)
+def test_settings_that_a_log_cannot_have(log, settings, parameter):
+    with pytest.raises(ps.SpecError) as error:
+        opened(log, **settings)
+    assert error.value.where["parameter"] == parameter
+    assert error.value.remedy
+
+
+def test_a_state_of_another_log_or_of_a_list_is_refused(log, tmp_path):
+    answer(log, 2)
+    with ps.RolloutLog(tmp_path / "other", prompts=["a", "b"], group_size=4) as other:
+        state = opened(other).state_dict()
+    with pytest.raises(ps.PlanError, match="another log"):
+        opened(log).load_state_dict(state)
+    rows = [{"prompt": [1], "response": [2], "reward": 1.0}] * 8
+    state = ps.RolloutDataLoader(rows, framework="numpy").state_dict()
+    with pytest.raises(ps.PlanError, match="set of rollouts"):
+        opened(log).load_state_dict(state)
+
+
+def test_worker_processes_are_refused(log):
+    answer(log, 4)
+    with pytest.raises(ps.SpecError) as error:
+        next(opened(log, framework="torch")._turns(0, 2))
+    assert error.value.where["parameter"] == "num_workers"
+
+
+def test_looking_at_the_next_batch_leaves_the_loader_where_it_is(log):
+    answer(log, 20)
+    loader = opened(log, batch_tokens=60)
+    loader.get_batch()
+    state = loader.state_dict()
+    loader._peek()
+    assert loader.state_dict() == state
+
+
+# Real processes
+
+
+def start(*arguments) -> subprocess.Popen:
+    script = Path(__file__).with_name("rollout_jobs.py")
+    return subprocess.Popen([sys.executable, str(script), *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+
+
+def lines_of(file: Path) -> list[dict]:
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path):
+    folder, total = tmp_path / "log", len(PROMPTS) * GROUP_SIZE
+    ps.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1).close()
+    uses: dict[int, list[int]] = {}  # position -> (prompt, answer), whoever said it
+    state, used_before, random_moment = None, 0, random.Random(time.time_ns())
+    for number, world in enumerate((2, 3, 1, 2)):
+        state_file = tmp_path / f"state{number}.json"
+        state_file.write_text(json.dumps(state))
+        outs = [tmp_path / f"out{number}-{rank}" for rank in range(world)]
+        jobs = [start("generate", folder) for _ in range(2)]
+        jobs += [start("train", folder, rank, world, state_file, out) for rank, out in enumerate(outs)]
+        is_last = number == 3
+        if is_last:
+            for job in jobs:
+                assert job.wait(60) == 0, job.stderr.read()
+        else:
+            deadline = time.monotonic() + 30
+            while min(len(lines_of(out)) for out in outs) < 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(random_moment.random() * 0.05)
+            for job in random_moment.sample(jobs, len(jobs)):
+                job.send_signal(signal.SIGKILL)
+        for job in jobs:
+            job.wait()
+            job.stderr.close()
+        steps: dict[int, list[dict]] = {}
+        for out in outs:
+            for line in lines_of(out):
+                steps.setdefault(line["step"], []).append(line)
+        whole = {step: lines for step, lines in steps.items() if len(lines) == world}
+        for step, lines in steps.items():
+            assert len({json.dumps([line["state"], line["tokens"]]) for line in lines}) == 1, f"step {step}"
+            for position, *prompt_and_answer in (row for line in lines for row in line["rows"]):
+                assert uses.setdefault(position, prompt_and_answer) == prompt_and_answer
+        for step, lines in whole.items():
+            positions = sorted(row[0] for line in lines for row in line["rows"])
+            assert positions == list(range(step * BATCH_ROWS, min((step + 1) * BATCH_ROWS, total)))
+        if not is_last:
+            checkpoint = random_moment.choice(sorted(whole))
+            assert checkpoint * BATCH_ROWS >= used_before
+            state = whole[checkpoint][0]["state"]
+            used_before = state["position"]
+    assert sorted(uses) == list(range(total))
+    assert sorted(map(tuple, uses.values())) == [(p, a) for p in range(len(PROMPTS)) for a in range(GROUP_SIZE)]
+    found = status(folder)
+    assert (found["lost"], found["used_twice"]) == ([], [])
