@@ -23,6 +23,7 @@ from penstock.assemble.samples import SampleRows
 from penstock.buffer import DatasetBuffer
 from penstock.flow import Flow
 from penstock.loaders import DataLoader
+from penstock.loaders.rollout import RolloutDataLoader
 from penstock.order.schedule import Order
 from penstock.plan import Plan, PlanSource
 from penstock.types import TrainingBatch
@@ -300,6 +301,44 @@ def check_a_draw_on_the_device_has_its_weights_there() -> None:
     batch = buffer.sample(256, step=0, by="priority").torch().to("cuda")
     assert batch.weights.device.type == "cuda"
     assert torch.equal(batch["obs"][:, 0].long(), batch["number"])
+
+
+def open_rollouts() -> RolloutDataLoader:
+    """Row i has tokens and log-probs that say so."""
+    data = [
+        {
+            "prompt": [i % 1000, 7],
+            "response": [i % 1000] * (8 + i % 57),
+            "reward": float(i % 5),
+            "group": i // 8,
+            "old_log_probs": [float(i)] * (8 + i % 57),
+        }
+        for i in range(2_000)
+    ]
+    return RolloutDataLoader(data, None, True, batch_size=BATCH_ROWS, framework="torch")
+
+
+def check_advantages_and_log_probs_arrive_with_their_batch_from_pinned_memory_behind_a_busy_stream() -> None:
+    loader, moved = open_rollouts(), []
+    expected = [
+        (batch.metadata["row"].copy(), batch.labels.clone(), batch.metadata["advantages"].clone()) for batch in loader
+    ]
+    loader.reset()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    for batch in loader:
+        pinned = batch.pin_memory()
+        assert pinned.metadata["advantages"].is_pinned(), "pin_memory left advantages in pageable memory"
+        moved.append(pinned.to("cuda", non_blocking=True))
+        del pinned
+    assert len(moved) == len(expected) == -(-2_000 // BATCH_ROWS)
+    for batch, (rows, labels, advantages) in zip(moved, expected, strict=True):
+        assert batch.metadata["advantages"].device.type == "cuda"
+        assert torch.equal(batch.labels.cpu(), labels)
+        assert torch.equal(batch.metadata["advantages"].cpu(), advantages), "advantages changed on the way"
+        log_probs = batch.metadata["old_log_probs"].cpu()
+        rows = torch.from_numpy(rows)[:, None].float()
+        learned = batch.loss_mask.cpu() > 0
+        assert torch.equal(log_probs[learned], rows.expand_as(log_probs)[learned])
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}

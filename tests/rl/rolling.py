@@ -1,4 +1,4 @@
-"""Two generators and two ranks of a trainer over one log, killed at random moments and started again, until all is used.
+"""Two generators and two ranks of a trainer over one log, killed at random moments and started again until it is over.
 
     python rolling.py FOLDER SEED NUM_KILLS
 

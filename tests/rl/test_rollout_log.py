@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -263,6 +264,17 @@ def test_a_reader_never_writes_or_locks(log, path):
             with pytest.raises(SpecError, match="read only"):
                 call()
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_a_file_system_without_locks_is_refused(path, monkeypatch):
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(folder_module.fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match="has no locks") as error:
+        RolloutLog(path, PROMPTS, group_size=1)
+    assert error.value.where["folder"] == path
+    assert not (path / "ledger.journal").exists()
 
 
 def test_processes_that_begin_one_log_at_the_same_time_share_it(path):

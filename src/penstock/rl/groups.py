@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SampleError, StoreError
 
-__all__ = ["Content", "Group", "checked_content", "checked_ids", "decode_content", "encode_content"]
+__all__ = ["Content", "Group", "checked_content", "checked_prompt", "decode_content", "encode_content"]
 
 _FORMAT = 1
 _MOST_IDS = 1 << 31
@@ -105,7 +105,7 @@ def checked_content(
     }
     return Content(
         _FORMAT,
-        prompt,
+        checked_prompt(prompt),
         found,
         [check.reward(n, each, lengths[n]) for n, each in enumerate(check.rows("rewards", rewards))],
         check.version(policy_version),
@@ -116,7 +116,24 @@ def checked_content(
     )
 
 
-def checked_ids(value: Any, vocab_size: int | None = None) -> NDArray[np.int32]:
+def checked_prompt(prompt: Any, vocab_size: int | None = None) -> Any:
+    """A prompt as it is written: text, token ids as an array, or messages. A ValueError says why it is none."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError("it is empty")
+        return prompt
+    if not isinstance(prompt, list | tuple) or not prompt or not isinstance(prompt[0], Mapping):
+        return _checked_ids(prompt, vocab_size)
+    if not all(isinstance(turn, Mapping) and isinstance(turn.get("role"), str) for turn in prompt):
+        raise ValueError("a message has no role")
+    try:
+        _encoder.encode(prompt)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a message holds something that cannot be written: {error}") from None
+    return prompt
+
+
+def _checked_ids(value: Any, vocab_size: int | None = None) -> NDArray[np.int32]:
     """Token ids as an array. A ValueError says why they are none."""
     array = _as_array(value)
     if array.ndim != 1:
@@ -187,7 +204,7 @@ class _Check:
 
     def _ids(self, number: int, ids: Any) -> NDArray[np.int32]:
         try:
-            return checked_ids(ids, self.vocab_size)
+            return _checked_ids(ids, self.vocab_size)
         except ValueError as error:
             raise self.fault(
                 f"a response that cannot be: {error}", "responses", number, "text, token ids of the policy, or turns"
@@ -245,7 +262,7 @@ class _Check:
         if isinstance(reward, float | int | str) or not hasattr(reward, "__len__") or getattr(reward, "ndim", 1) == 0:
             try:
                 value = float("text" if isinstance(reward, str) else reward)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise self.fault(
                     f"a reward is a number, or one for each token; got {_kind(reward)}", "rewards", number, "a number"
                 ) from None

@@ -114,19 +114,20 @@ class LogFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StoreError(
-                "this file system has no locks, and without them processes would write over each other",
-                folder=self.path,
-                reason=error.strerror,
-                remedy="a folder on a local disk, or on a shared file system with flock",
-            ) from None
-        try:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise StoreError(
+                    "this file system has no locks, and without them processes would write over each other",
+                    folder=self.path,
+                    reason=error.strerror,
+                    remedy="a folder on a local disk, or on a shared file system with flock",
+                ) from None
             yield
         finally:
             if self._lock >= 0:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def create(self) -> None:
         """An empty ledger, where there is none. Only inside `locked`."""
