@@ -76,7 +76,8 @@ def test_a_group_whose_content_is_gone_is_a_loss(log, penstock):
 def test_show_tells_all_that_happened_to_a_prompt_in_order(log, penstock):
     lines = penstock("rollouts", "show", str(log), "0").out.splitlines()
     assert lines[0] == "prompt 0: row 0 in epoch 0"
-    assert [line[23:].split(":")[0] for line in lines[1:]] == ["issued", "answered", "stale", "answered too late"]
+    assert lines[1:4] == ["  0", "    0         1  a", "    1         0  b"]
+    assert [line[23:].split(":")[0] for line in lines[4:]] == ["issued", "answered", "stale", "answered too late"]
     told = json.loads(penstock("rollouts", "show", str(log), "2", "--json").out)
     assert [event["event"] for event in told["events"]] == ["issued", "answered", "taken"]
     assert told["events"][2]["group"] == 1
@@ -84,9 +85,29 @@ def test_show_tells_all_that_happened_to_a_prompt_in_order(log, penstock):
     assert (back["event"], back["reason"]) == ("given back", "no room")
 
 
+def test_show_finds_the_prompt_of_a_row_that_a_trainer_used(log, penstock):
+    batch = ps.RolloutDataLoader(ps.RolloutLog(log), "bytes", batch_size=4, framework="numpy").get_batch()
+    for position, ordinal, number in zip(*(batch.metadata[n] for n in ("position", "ordinal", "answer")), strict=True):
+        told = json.loads(penstock("rollouts", "show", str(log), "--position", str(position), "--json").out)
+        assert (told["ordinal"], told["response"]) == (ordinal, number)
+        assert told["answer"] == {"prompt": str(ordinal), "responses": ["a", "b"], "rewards": [1.0, 0.0]}
+    assert "  b    at position 3" in penstock("rollouts", "show", str(log), "--position", "3").out
+
+
+def test_show_tells_what_happened_though_the_content_is_gone(log, penstock):
+    for file in (log / "groups").iterdir():
+        file.unlink()
+    ran = penstock("rollouts", "show", str(log), "1")
+    assert ran.code == 0
+    assert "a file of groups is gone" in ran.out
+    assert "taken" in ran.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["show", "--position", "4"], "no row was taken at position 4"),
+        (["show", "1", "--position", "3"], "which prompt?"),
         (["show"], "which prompt?"),
         (["show", "7"], "prompt 7 was never issued"),
         (["status", "7"], "status is of all prompts"),

@@ -3,12 +3,14 @@
 `status` counts from the journal: what is in flight and who has it, what waits for the trainer, what it took, what was
 stale, dropped or came late; and that no prompt is lost and none used twice. Exit code 1 says that one is. --position
 has the position of a checkpoint, in rows: what the run that it restores has used, and what it gets again.
-`show` tells of one prompt, by its ordinal, all that happened to it, in order. Neither locks or changes anything.
+`show` tells of one prompt all that happened to it, in order, and what was answered: by its ordinal, or by the position
+of a row that a trainer used (`batch.metadata["position"]`). Neither locks or changes anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from typing import Any
 
@@ -24,6 +26,7 @@ examples:
   penstock rollouts status run/rollouts
   penstock rollouts status run/rollouts --position 4096
   penstock rollouts show run/rollouts 17
+  penstock rollouts show run/rollouts --position 4099
 """
 
 _SHOWN = 5
@@ -34,20 +37,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", choices=("status", "show"), help="status, or show")
     parser.add_argument("folder", metavar="FOLDER", help="a rollout log")
     parser.add_argument("ordinal", metavar="ORDINAL", nargs="?", type=whole_number, help="of show: which prompt")
-    parser.add_argument("--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's position")
+    parser.add_argument(
+        "--position", type=whole_number, metavar="ROWS", help="of status: a checkpoint's; of show: a row's"
+    )
     parser.add_argument("--all", action="store_true", help="of status: list all leases")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.rollout_log.status import history, status
+    from penstock.rollout_log.status import history, ordinal_at, status
 
     if arguments.what == "show":
-        if arguments.ordinal is None:
+        if (arguments.ordinal is None) == (arguments.position is None):
             raise SpecError(
-                "which prompt?", parameter="ORDINAL", remedy=f"penstock rollouts show {arguments.folder} 17"
+                "which prompt?",
+                parameter="ORDINAL",
+                remedy=f"penstock rollouts show {arguments.folder} 17, or --position",
             )
-        told = {"folder": arguments.folder, **history(arguments.folder, arguments.ordinal)}
+        ordinal, response = arguments.ordinal, None
+        if arguments.position is not None:
+            ordinal, response = ordinal_at(arguments.folder, arguments.position)
+        told = {"folder": arguments.folder, **history(arguments.folder, ordinal)}
+        if response is not None:
+            told |= {"position": arguments.position, "response": response}
         if arguments.json:
             print_json(told)
         else:
@@ -123,12 +135,25 @@ def _ordinals(ordinals: list[int], shown: int = 10) -> str:
 
 def _render_history(told: dict[str, Any]) -> str:
     lines = [f"prompt {told['ordinal']}: row {told['row']:,} in epoch {told['epoch']}"]
+    answer = told["answer"] or {}
+    lines += [f"  {answer['damaged']}"] if "damaged" in answer else []
+    lines += [f"  {_shortened(answer['prompt'])}"] if "prompt" in answer else []
+    for number, (response, reward) in enumerate(
+        zip(answer.get("responses", ()), answer.get("rewards", ()), strict=True)
+    ):
+        mark = f"    at position {told['position']:,}" if told.get("response") == number else ""
+        lines.append(f"  {number:>3}  {reward:>8.4g}  {_shortened(response)}{mark}")
     for event in told["events"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
         facts = {name: value for name, value in event.items() if name not in ("record", "at", "event")}
         said = ", ".join(_in_words(name, value) for name, value in facts.items() if value not in (None, ""))
         lines.append(f"  {when}  {event['event']}" + (f": {printable(said)}" if said else ""))
     return "\n".join(lines)
+
+
+def _shortened(value: Any, most: int = 80) -> str:
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _in_words(name: str, value: Any) -> str:

@@ -91,8 +91,8 @@ class LogRows:
                 "others yet",
                 folder=self.log.path,
                 waited=f"{self.timeout:g} seconds",
-                remedy="add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); generators "
-                "with ahead= must be allowed as many groups as a batch has",
+                remedy="add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
+                "generators with ahead= must be allowed as many groups as a batch has",
             )
         count = min(have * size - position, num_rows)
         if count <= 0:

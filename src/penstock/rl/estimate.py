@@ -178,9 +178,12 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float3
 
 def last_trained(rollouts: Rollouts) -> NDArray[np.int64]:
     """Where each row's last learned token is; its last token where none is learned."""
-    places = np.where(rollouts.trained, np.arange(len(rollouts.tokens)), -1)
-    last = np.maximum.reduceat(places, rollouts.starts[:-1])
-    return np.where(last < 0, rollouts.starts[1:] - 1, last)
+    ends = rollouts.starts[1:] - 1
+    if rollouts.trained[ends].all():  # as rows mostly are, and found without looking at every token
+        return ends
+    places = np.flatnonzero(rollouts.trained)
+    last = np.append(places, -1)[np.searchsorted(places, rollouts.starts[1:]) - 1]
+    return np.where(last < rollouts.starts[:-1], ends, last)
 
 
 def _over_time(

@@ -57,7 +57,9 @@ class RolloutRows:
         self._shift = int(alignment == "next")
         trained = rollouts.trained.copy()
         trained[rollouts.starts[:-1]] = False  # nothing comes before it that could predict it
-        self.trained_tokens = np.add.reduceat(trained, rollouts.starts[:-1], dtype=np.int64)
+        # As numbers of 32 bits: of flags, NumPy sums 64 bits three times as slowly.
+        counts = np.add.reduceat(trained.view(np.uint8), rollouts.starts[:-1], dtype=np.int32)
+        self.trained_tokens = counts.astype(np.int64)
         """Learned tokens of each row."""
         self._is_learned = self._aligned(trained, trained, np.zeros(len(trained), bool))
         self._labels = self._aligned(rollouts.tokens, trained, np.full(len(trained), IGNORED, np.int32))

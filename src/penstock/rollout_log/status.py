@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import SpecError, StoreError
 from penstock.journal import read_records
 from penstock.rl.audit import Audit, audit
+from penstock.rl.groups import decode_content
 from penstock.rl.ledger import (
     Add,
     Begin,
@@ -31,7 +34,7 @@ from penstock.rollout_log.prompts import rows_of
 from penstock.rollout_log.uses import Uses
 from penstock.spec import at_least
 
-__all__ = ["history", "status"]
+__all__ = ["history", "ordinal_at", "status"]
 
 Facts = dict[str, Any]
 
@@ -144,7 +147,54 @@ def _history(folder: LogFolder, ordinal: int) -> Facts:
             remedy=f"an ordinal from 0 to {ledger.cursor - 1:,}" if ledger.cursor else "next_prompts issues the first",
         )
     (epoch,), (row,) = rows_of([ordinal], num_prompts=begin.num_prompts, seed=begin.seed, shuffle=begin.shuffle)
-    return {"ordinal": ordinal, "epoch": epoch, "row": row, "events": told}
+    answer = next((e for _, e in reversed(events) if isinstance(e, Add) and e.ordinal == ordinal), None)
+    return {"ordinal": ordinal, "epoch": epoch, "row": row, "events": told, "answer": _answer(folder, begin, answer)}
+
+
+def _answer(folder: LogFolder, begin: Begin, answer: Add | None) -> Facts | None:
+    """What was asked, answered last, and what that was worth."""
+    if answer is None:
+        return None
+    where = {"folder": folder.path, "writer": answer.writer, "ordinal": answer.ordinal}
+    try:
+        payload = folder.read_group(answer.writer, Place(answer.offset, answer.num_bytes, answer.checksum))
+        content = decode_content(payload, begin.group_size, **where)
+    except StoreError as error:  # what happened is known all the same
+        return {"damaged": error.headline}
+    rewards = [float(np.sum(reward)) for reward in content.rewards]
+    return {"prompt": _plain(content.prompt), "responses": _plain(content.responses), "rewards": rewards}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a word for."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
+    """(prompt, number of its response) of the row at a position of the trainer's stream."""
+    folder = _opened(path)
+    try:
+        ledger = _replayed(folder, list(_events(folder)))
+    finally:
+        folder.close()
+    begin = ledger.begin
+    assert begin is not None
+    use, response = divmod(position, begin.group_size)
+    uses = Uses(begin.samples_per_insert, begin.round_groups or 1, begin.seed)
+    num_uses = uses.known(len(ledger.taken), is_over(ledger))
+    if not 0 <= use < num_uses:
+        raise SpecError(
+            f"no row was taken at position {position:,}",
+            parameter="position",
+            folder=path,
+            remedy=f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first",
+        )
+    last_group = len(ledger.taken) if is_over(ledger) else None
+    return ledger.taken[int(uses.at(np.array([use]), last_group)[0])].ordinal, response
 
 
 def _lines(event: Event, ordinal: int, ledger: Ledger) -> Iterator[Facts]:
