@@ -187,6 +187,8 @@ def main() -> None:
     print(f"\nresumed from step {min(after) - 1}", flush=True)
     check_log(run)
 
+    if min(after) - 1 < middle:
+        sys.exit("the trainer did not go on at its last checkpoint")
     again = before.keys() & after.keys()
     if any(before[step] != after[step] for step in again):
         sys.exit("steps that were trained again had other batches or losses")

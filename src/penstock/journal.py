@@ -16,7 +16,7 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -210,11 +210,11 @@ class Journal:
             with out_of_space_at(self.path.parent, then="open the folder again"):
                 raise
 
-    def close(self) -> None:
+    def close(self, _close: Callable[[int], None] = os.close) -> None:  # bound here: at exit, modules may be gone
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             self._refusal = self._refusal or "it was closed"
-            os.close(descriptor)
+            _close(descriptor)
 
     def let_go(self) -> None:
         """In a child process: the file belongs to the parent."""

@@ -455,7 +455,7 @@ class Plan:
         return "\n".join(lines)
 
     def _rows_in_words(self, source: PlanSource) -> str:
-        if not source.rows:
+        if "row_tokens" not in dict(source.rows):  # of text, of rollouts
             return ""
         rows = dict(source.rows)
         fill = 100 * source.num_tokens / (source.num_rows * rows["row_tokens"] * (1 + bool(rows.get("pairs"))))

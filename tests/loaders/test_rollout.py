@@ -160,6 +160,15 @@ def test_discounted_rewards_to_come_are_the_returns():
     assert batch.metadata["reward"].tolist() == [5.0, 5.0]
 
 
+def test_a_huge_reward_of_one_row_leaves_the_returns_of_others_alone():
+    data = [
+        {"prompt": [1], "response": [2, 3, 4], "reward": [1e30, 0.0, 0.0], "group": 0},
+        {"prompt": [1], "response": [2, 3, 4], "reward": [0.5, 0.25, 0.125], "group": 1},
+    ]
+    batch = opened(data, batch_size=2, shuffle=False).get_batch()
+    assert batch.metadata["returns"][1].tolist() == [0.875, 0.375, 0.125, 0.0]
+
+
 def test_what_a_reference_model_would_not_have_said_costs_reward():
     data = [
         {"prompt": [1], "response": [2, 3], "reward": 1.0, "old_log_probs": [-1.0, -2.0], "ref_log_probs": [-1.5, -2.0]}
@@ -278,12 +287,12 @@ def test_the_batch_is_the_same_in_every_framework_and_moves_whole():
     torch = pytest.importorskip("torch")
     plain, tensors = opened().get_batch(), opened(framework="torch").get_batch()
     moved = tensors.to("cpu")
-    for name in ("advantages", "returns", "rewards", "old_log_probs", "reward", "weight", "group"):
+    for name in ("advantages", "returns", "rewards", "old_log_probs", "reward", "weight", "group", "row"):
         assert torch.equal(tensors.metadata[name], torch.from_numpy(plain.metadata[name]))
         assert torch.equal(moved.metadata[name], tensors.metadata[name])
     assert tensors.metadata["advantages"].is_contiguous()
     meta = tensors.to("meta")
-    assert {meta.metadata[name].device.type for name in ("advantages", "reward")} == {"meta"}
+    assert {meta.metadata[name].device.type for name in ("advantages", "reward", "row")} == {"meta"}
 
 
 @pytest.mark.parametrize("framework", ["jax", "mlx"])
@@ -292,6 +301,14 @@ def test_other_frameworks_get_their_own_arrays(framework):
     assert type(other.metadata["advantages"]).__module__.startswith(framework)
     np.testing.assert_allclose(np.array(other.metadata["advantages"]), plain.metadata["advantages"])
     np.testing.assert_array_equal(np.array(other.labels), plain.labels)
+
+
+def test_a_column_that_jax_cannot_hold_is_named():
+    pytest.importorskip("jax")
+    data = [{"prompt": [1], "response": [2], "reward": 1.0, "policy_version": 1 << 40}]
+    with pytest.raises(ps.SpecError, match="column 'policy_version'") as error:
+        opened(data, batch_size=1, framework="jax").get_batch()
+    assert error.value.where["parameter"] == "policy_version"
 
 
 def test_batches_that_are_kept_do_not_change():
@@ -336,6 +353,16 @@ def test_rows_can_be_padded_on_the_left():
         assert left.attention_mask[row].tolist() == [0] * (width - length) + [1] * length
 
 
+@pytest.mark.parametrize(
+    ("pad_to", "width"), [(64, 64), (3, 6), ([8, 64], 8), ([4, 64], 64), ([4], 5), ("max_length", 5), ("longest", 5)]
+)
+def test_widths_are_those_asked_for_however_short_the_rollouts_are(pad_to, width):
+    data = [{"prompt": [1, 2], "response": [3, 4, 5], "reward": 1.0}] * 2
+    assert opened(data, batch_size=2, pad_to=pad_to).get_batch().input_ids.shape == (2, width)
+    budget = opened(data, batch_tokens=2 * width, pad_to=pad_to).get_batch()
+    assert budget.input_ids.shape == (2, width)
+
+
 def test_rows_that_fill_up_the_last_batch_teach_nothing():
     *_, last = opened(rollouts(10, values=False))
     filled = last.metadata["weight"] == 0
@@ -360,6 +387,10 @@ def test_a_batch_can_be_looked_at(tmp_path):
     assert "4" in str(ps.look(batch))
 
 
+def test_the_plan_of_rollouts_can_be_printed():
+    assert "rollouts (train)  100.0 %  20 rows" in repr(opened().plan)
+
+
 def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
     loader = opened()
     state = opened(rollouts(24, values=False)).state_dict()
@@ -380,7 +411,10 @@ def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
         ({"compute": "gae"}, "compute_advantages", "'values' in each row"),
         ({"gamma": 1.5}, "gamma", "gamma=1.0"),
         ({"lam": -0.1}, "lam", "lam=1.0"),
+        ({"gamma": "high"}, "gamma", "gamma=1.0"),
         ({"kl_coef": math.nan}, "kl_coef", "kl_coef=0"),
+        ({"kl_coef": "low"}, "kl_coef", "kl_coef=0"),
+        ({"whiten": "yes"}, "whiten", "whiten=True"),
         ({"compute": False, "whiten": True}, "whiten", "compute_advantages=True"),
         ({"max_staleness": 2}, "max_staleness", "RolloutDataLoader(log, ...)"),
         ({"timeout": 5}, "timeout", "leave out timeout="),
@@ -397,6 +431,16 @@ def test_settings_that_cannot_work(settings, parameter, remedy):
     assert remedy in error.value.remedy
 
 
+@pytest.mark.parametrize("reward", [1e39, -1e300, [3e38, 3e38]])
+def test_a_reward_that_would_be_infinite_in_a_batch_is_refused(reward):
+    good = {"prompt": [1], "response": [2, 3], "reward": 1.0 if isinstance(reward, float) else [1.0, 1.0]}
+    with pytest.raises(ps.SampleError, match="too large for 32 bits") as error:
+        opened([good, {**good, "reward": reward}])
+    assert error.value.where["row"] == 1
+    assert error.value.where["column"] == "reward"
+    assert error.value.remedy == "rewards of a smaller scale"
+
+
 def test_groups_need_names_and_advantages_need_rewards():
     data = [{"prompt": [1], "response": [2]}] * 8
     with pytest.raises(ps.SpecError, match="advantages need rewards") as error:
@@ -406,3 +450,18 @@ def test_groups_need_names_and_advantages_need_rewards():
     with pytest.raises(ps.SpecError, match="compare the rows of a group") as error:
         opened([{**row, "reward": 1.0} for row in data], "group_relative")
     assert error.value.where["column"] == "group"
+
+
+def test_a_plan_says_the_order_again_and_only_for_the_same_rollouts(tmp_path):
+    loader = opened(seed=5, epoch_end="drop")
+    loader.plan.save(tmp_path / "plan.json")
+    again = opened(plan=tmp_path / "plan.json")
+    assert again.plan.fingerprint == loader.plan.fingerprint
+    assert again.get_batch().input_ids.tobytes() == loader.get_batch().input_ids.tobytes()
+    assert opened(plan=loader).plan == loader.plan
+    with pytest.raises(ps.PlanError, match="of other rollouts") as error:
+        opened(rollouts(24, values=False), plan=loader.plan)
+    assert error.value.where["parameter"] == "plan"
+    with pytest.raises(ps.SpecError) as error:
+        opened(plan=loader.plan, seed=6)
+    assert error.value.where["parameter"] == "seed"

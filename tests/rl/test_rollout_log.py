@@ -126,6 +126,19 @@ def test_prompts_are_known_by_their_content_wherever_they_lie(path, sources, kin
     RolloutLog(path, sources[kind]).close()
 
 
+def test_the_tools_of_a_prompt_of_messages_go_to_the_trainer_with_it(path):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    prompts = [{"prompt": [{"role": "user", "content": "2 + 2"}], "tools": tools}, {"prompt": "text", "tools": tools}]
+    with RolloutLog(path, prompts, group_size=2, shuffle=False) as log:
+        for job in log.next_prompts(2):
+            answer(log, job)
+        log.take(2)
+    with RolloutLog(path) as log:  # as a trainer opens it, without the prompts
+        messages, text = log.groups(0, 2)
+        assert [row["tools"] for row in messages.rows()] == [tools, tools]
+        assert not any("tools" in row for row in text.rows()), "no template writes them"
+
+
 def test_prompts_may_be_token_ids_or_messages(path):
     prompts = [{"prompt": [1, 2, 3]}, {"prompt": [{"role": "user", "content": "hello"}]}]
     with RolloutLog(path, prompts, group_size=1, shuffle=False) as log:

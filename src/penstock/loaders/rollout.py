@@ -77,6 +77,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         seed: int = 0,
         shuffle: bool | str | None = None,
         epochs: int | None = 1,
+        plan: Any = None,
         epoch_end: str | None = None,
         max_staleness: int | None = None,
         timeout: float = 0.0,
@@ -111,11 +112,12 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         self._log_budget: Budget | None = None
         self._policy = Policy(max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness))
         if self._log is not None:
-            given = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "group_size": group_size, "columns": columns}
+            given = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "plan": plan}
+            given |= {"group_size": group_size, "columns": columns}
             _refuse_for_log(given, pad_to)
             self._source = LogRows(self._log, read, self._estimator, self.alignment, self._policy, timeout)
             self._longest = _WIDEST
-            plan = plan_of_log(self._log, epoch_end)
+            made = plan_of_log(self._log, epoch_end)
             self._log_budget = _budget_of_log(sizes, ranks, uneven or not equal_counts)
             if self._log_budget is not None:  # positions count rows: how many of them a batch has is found on the way
                 sizes, uneven = {"batch_size": 1}, True
@@ -125,10 +127,11 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
             rollouts = read(rollout_data, group_size=group_size, columns=columns)
             self._rows = RolloutRows(rollouts, self._estimator, alignment=self.alignment)
             self._longest = int(self._rows.lengths.max())
-            plan = plan_of_data(rollouts, seed=seed, shuffle=shuffle, epoch_end=epoch_end or "pad")
-        self._padding = padding_of(pad_to, padding_side, self._longest)
+            made = plan_of_data(rollouts, seed=seed, shuffle=shuffle, epoch_end=epoch_end, plan=plan)
+        self._widest = _widest(pad_to, self._longest)
+        self._padding = padding_of(pad_to, padding_side, self._widest)
         super().__init__(
-            plan,
+            made,
             **sizes,
             balance=balance,
             equal_counts=equal_counts,
@@ -201,7 +204,8 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         return lengths
 
     def _widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.maximum(self._padding.widths(longest, self._longest), longest)
+        widths = np.maximum(self._padding.widths(longest, self._widest), longest)
+        return np.where(widths < _WIDEST, widths, longest)  # of a log: a row over the largest of the widths given
 
     def _longest_row(self) -> tuple[int, dict[str, Any]] | None:
         if self._log is not None:
@@ -328,13 +332,17 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
 
 def _refuse_for_log(given: dict[str, Any], pad_to: Any) -> None:
-    plain = {"seed": 0, "shuffle": None, "epochs": 1, "group_size": None, "columns": None}
+    plain = {"seed": 0, "epochs": 1}
     for name, value in given.items():
-        if value not in (plain[name], None) and not (name == "shuffle" and value in (False, "none")):
+        if value not in (plain.get(name), None) and not (name == "shuffle" and value in (False, "none")):
             raise SpecError(
                 f"{name}={value!r} is not for a log: what comes when is in its journal",
                 parameter=name,
-                remedy=f"leave out {name}=" + (f", or say it to the log: RolloutLog({name}=...)" * (name != "columns")),
+                remedy=f"leave out {name}="
+                + (
+                    f", or say it to the log: RolloutLog({name}=...)"
+                    * (name in ("seed", "shuffle", "epochs", "group_size"))
+                ),
             )
     if pad_to == "max_length":
         raise SpecError(
@@ -363,6 +371,15 @@ def _budget_of_log(sizes: dict[str, Any], ranks: Ranks, is_uneven: bool) -> Budg
         world=ranks.world_size,
         uneven=is_uneven,
     )
+
+
+def _widest(pad_to: Any, longest: int) -> int:
+    """Tokens of the widest batch. No length was set for rollouts: `pad_to` is kept, however short they are."""
+    if isinstance(pad_to, int) and pad_to > 0:
+        return -(-longest // pad_to) * pad_to
+    if isinstance(pad_to, list | tuple):
+        return max([longest, *(width for width in pad_to if isinstance(width, int))])
+    return longest
 
 
 def _pad_of(tokenizer: Any, asked: int | None) -> int:

@@ -19,6 +19,8 @@ __all__ = ["GlobalBatch", "Maker", "told_of"]
 
 _ARRAYS = 12
 """Of a batch, at most."""
+_ALSO_MOVE = ("row", "ordinal", "attempt", "answer")
+"""What is told of rows that goes with the batch: everything but positions, which are the loader's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,15 @@ class Maker:
             laid.loss_mask[filled] = 0
             for column in laid.columns.values():
                 column[filled] = 0
-        fields = {
+        fields: dict[str, Any] = {
             "input_ids": laid.input_ids,
             "labels": laid.labels,
             "loss_mask": laid.loss_mask,
             "attention_mask": laid.attention_mask,
         }
-        columns = {**laid.columns, **_of_rows(rows, mine, weight)}
-        if self.framework != "numpy":
-            made = import_module(f"penstock.adapters.{self.framework}").numbers(
-                {("field", name): array for name, array in fields.items()}
-                | {("column", name): array for name, array in columns.items()}
-            )
-            fields = {name: made["field", name] for name in fields}
-            columns = {name: made["column", name] for name in columns}
+        columns: dict[str, Any] = {**laid.columns, **_of_rows(rows, mine, weight)}
+        made = self._converted(fields | columns)
+        fields, columns = ({name: made[name] for name in names} for names in (fields, columns))
         return TrainingBatch(**fields, metadata=(self._metadata, columns, rows, batch, facts))
 
     def _metadata(
@@ -84,6 +81,8 @@ class Maker:
     ) -> dict[str, Any]:
         real = batch.real
         groups = rows.num_groups(real)
+        told = facts()
+        moving = {name: told[name] for name in _ALSO_MOVE if name in told}
         return {
             **columns,
             "global_rows": len(real),
@@ -92,8 +91,16 @@ class Maker:
             **({} if groups is None else {"global_groups": groups}),
             "alignment": self.alignment,
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
-            **facts(),
+            **told,
+            **self._converted(moving),
         }
+
+    def _converted(self, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Arrays of the loader's framework."""
+        if self.framework == "numpy":
+            return arrays
+        made: dict[str, Any] = import_module(f"penstock.adapters.{self.framework}").numbers(arrays)
+        return made
 
     def _allocate(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
         """Memory that was used before and is free again, in which pages need not be made anew."""

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import PlanError
+from penstock.loaders.planning import refuse_other_settings
 from penstock.loaders.rollout_batches import GlobalBatch, Maker, told_of
 from penstock.loaders.steps import AnyCut, Step, Steps
 from penstock.order.schedule import ORDER_VERSION
 from penstock.plan import Plan, PlanSource
+from penstock.plans import find_plan
 from penstock.rl.columns import Rollouts
 from penstock.rl.rows import RolloutRows
 from penstock.spec import one_of, whole_number
@@ -24,10 +27,28 @@ __all__ = ["DataStream", "plan_of_data"]
 Record = list[list[int]]
 
 
-def plan_of_data(rollouts: Rollouts, *, seed: int, shuffle: bool | str | None, epoch_end: str) -> Plan:
-    """What fixes row p of a stream of rollouts."""
-    if shuffle is None or isinstance(shuffle, bool):
-        shuffle = "none" if shuffle is False else "global"
+def plan_of_data(
+    rollouts: Rollouts, *, seed: int, shuffle: bool | str | None, epoch_end: str | None, plan: Any = None
+) -> Plan:
+    """What fixes row p of a stream of rollouts: as asked for, or as a plan says that was made of the same rollouts."""
+    if isinstance(shuffle, bool):
+        shuffle = "global" if shuffle else "none"
+    if plan is not None:
+        made = find_plan((), plan)
+        if made.sources[0].fingerprint != rollouts.fingerprint():
+            raise PlanError(
+                f"plan {made.fingerprint} is of other rollouts",
+                parameter="plan",
+                differs=f"{rollouts.fingerprint()[:7]} here, {made.sources[0].fingerprint[:7]} there",
+                remedy="the rollouts that it was made with, or no plan=",
+            )
+        refuse_other_settings(
+            made,
+            seed=(seed, 0, made.seed),
+            shuffle=(shuffle, None, made.shuffle),
+            epoch_end=(epoch_end, None, made.epoch_end),
+        )
+        return made
     source = PlanSource(
         name="rollouts",
         split="train",
@@ -39,8 +60,8 @@ def plan_of_data(rollouts: Rollouts, *, seed: int, shuffle: bool | str | None, e
     return Plan(
         row_tokens=int(rollouts.lengths().max()),
         seed=whole_number(seed=seed),
-        shuffle=one_of(("global", "none"), shuffle=shuffle),
-        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end),
+        shuffle=one_of(("global", "none"), shuffle=shuffle or "global"),
+        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or "pad"),
         sources=(source,),
         order_version=ORDER_VERSION,
     )

@@ -202,7 +202,7 @@ class LogStream:
         except SpecError as error:
             number = fetched.first + int(str(error.where["row"]))
             error.where |= {name: int(fetched.facts[name][number]) for name in ("row", "ordinal", "answer")}
-            error.remedy = f"{str(error.remedy).partition(',')[0]}, or shorter answers; log.drop(...) is for prompts"
+            error.remedy = f"{str(error.remedy).partition(',')[0]}: the group is in the stream, and stays there"
             raise
         counts, multiple = np.arange(1, len(widths) + 1), budget.row_multiple
         does_fit = -(-counts // multiple) * multiple * widths <= budget.batch_tokens

@@ -95,7 +95,7 @@ def refuse_wide_rows(widths: Numbers, batch_tokens: int, row_multiple: int, posi
         row=row,
         position=None if positions is None else int(positions[row]),
         tokens=tokens,
-        remedy=f"batch_tokens={needed} or more, or a shorter max_length",
+        remedy=f"batch_tokens={needed} or more, or shorter rows",
     )
 
 

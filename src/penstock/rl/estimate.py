@@ -23,6 +23,8 @@ from penstock.spec import one_of
 __all__ = ["METHODS", "Estimate", "Estimator", "last_trained", "token_rewards"]
 
 METHODS = ("gae", "group_relative", "leave_one_out", "reinforce")
+_ALSO_CALLED = {"ppo": "gae", "grpo": "group_relative", "rloo": "leave_one_out"}
+"""The losses that use them: offered, not taken."""
 _AT_ONCE = 1 << 21
 """Tokens, padding included, that are laid out for a recursion over time."""
 
@@ -53,13 +55,22 @@ class Estimator:
 
     def __post_init__(self) -> None:
         if not isinstance(self.asked, bool):
-            one_of(METHODS, compute_advantages=self.asked)
+            try:
+                one_of(METHODS, compute_advantages=self.asked)
+            except SpecError as error:
+                meant = _ALSO_CALLED.get(str(self.asked).lower())
+                error.remedy = f"compute_advantages={meant!r}" if meant else error.remedy
+                raise
         for name in ("gamma", "lam"):
             number = getattr(self, name)
-            if number is not None and not 0 <= number <= 1:
+            if number is not None and not (_is_number(number) and 0 <= number <= 1):
                 raise SpecError(f"{name} must be between 0 and 1, got {number!r}", parameter=name, remedy=f"{name}=1.0")
-        if not math.isfinite(self.kl_coef):
+        if not (_is_number(self.kl_coef) and math.isfinite(self.kl_coef)):
             raise SpecError(f"kl_coef must be a number, got {self.kl_coef!r}", parameter="kl_coef", remedy="kl_coef=0")
+        if self.whiten not in (None, True, False):
+            raise SpecError(
+                f"whiten must be true or false, got {self.whiten!r}", parameter="whiten", remedy="whiten=True"
+            )
         if self.whiten and self.asked is False:
             raise SpecError(
                 "whiten=True whitens advantages, and none are computed",
@@ -136,15 +147,14 @@ class Estimator:
         return self.dialect.lam if self.lam is None else self.lam
 
     def _to_come(self, rollouts: Rollouts, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The discounted sum of the rewards from each token on."""
-        if self._gamma == 1:
-            until = np.cumsum(rewards, dtype=np.float64)
-            end = until[rollouts.starts[1:] - 1]
-            to_come = np.repeat(end, rollouts.lengths()) - until + rewards
-            return (to_come * rollouts.trained).astype(np.float32)
+        """The discounted sum of the rewards from each token on: row by row, so that no row sees the size of another's."""
         function = partial(self.dialect.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (function(r, mask),), rewards)
         return returns
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def _refuse_missing(column: str, values: Any, what: str, otherwise: str) -> None:

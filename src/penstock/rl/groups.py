@@ -37,6 +37,7 @@ class Content(msgspec.Struct, array_like=True, gc=False):
     ref_log_probs: list[Any] | None
     values: list[Any] | None
     response_mask: list[Any] | None
+    tools: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Group:
     ref_log_probs: list[NDArray[np.float32]] | None = None
     values: list[NDArray[np.float32]] | None = None
     response_mask: list[NDArray[np.uint8]] | None = None
+    tools: Any = None
+    """For the chat template, where the prompt is messages."""
 
     def rows(self, name: Any = None) -> list[dict[str, Any]]:
         """One row for each response, as `RolloutDataLoader` reads rows; `name` is that of the group."""
@@ -68,8 +71,8 @@ class Group:
         columns |= {each: getattr(self, each) for each in (*PER_TOKEN, "response_mask")}
         columns = {each: column for each, column in columns.items() if column is not None}
         shared = {"prompt": self.prompt, "group": self.ordinal if name is None else name}
-        if self.policy_version is not None:
-            shared["policy_version"] = self.policy_version
+        shared |= {} if self.policy_version is None else {"policy_version": self.policy_version}
+        shared |= {} if self.tools is None else {"tools": self.tools}
         return [
             shared | {each: column[number] for each, column in columns.items()} for number in range(len(self.responses))
         ]
@@ -88,6 +91,7 @@ def checked_content(
     vocab_size: int | None = None,
     policy_version: Any = None,
     response_mask: Any = None,
+    tools: Any = None,
     **per_token: Any,
 ) -> Content:
     """A group as it is written; a SampleError names the response and the column that cannot be."""
@@ -103,9 +107,10 @@ def checked_content(
         else [check.per_token(name, n, each, lengths[n]) for n, each in enumerate(check.rows(name, column))]
         for name, column in per_token.items()
     }
+    prompt = checked_prompt(prompt)
     return Content(
         _FORMAT,
-        checked_prompt(prompt),
+        prompt,
         found,
         [check.reward(n, each, lengths[n]) for n, each in enumerate(check.rows("rewards", rewards))],
         check.version(policy_version),
@@ -113,6 +118,7 @@ def checked_content(
         columns.get("ref_log_probs"),
         columns.get("values"),
         masks,
+        tools if isinstance(prompt, list | tuple) else None,  # messages: else there is no template to write them
     )
 
 

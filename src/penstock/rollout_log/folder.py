@@ -17,7 +17,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -229,14 +229,14 @@ class LogFolder:
     def _groups_path(self, writer: str) -> Path:
         return inside(self.path / _GROUPS, f"{writer}.journal")
 
-    def close(self) -> None:
+    def close(self, _close: Callable[[int], None] = os.close) -> None:  # bound here: at exit, modules may be gone
         """Let go of all files: leases of this process end, and it may open the folder again."""
         for journal in (self._ledger, self._groups):
             if journal is not None:
                 journal.close()
         for descriptor in (self._alive, self._lock, *self._open_groups.values()):
             if descriptor >= 0:
-                os.close(descriptor)
+                _close(descriptor)
         self._ledger = self._groups = None
         self._alive = self._lock = -1
         self._open_groups.clear()

@@ -348,6 +348,7 @@ class RolloutLog:
             vocab_size=self.vocab_size,
             policy_version=policy_version,
             response_mask=response_mask,
+            tools=job.fields.get("tools"),
             old_log_probs=old_log_probs,
             ref_log_probs=ref_log_probs,
             values=values,
@@ -551,6 +552,7 @@ class RolloutLog:
             content.ref_log_probs,
             content.values,
             content.response_mask,
+            content.tools,
         )
 
     def uses(self, first: int, last: int) -> NDArray[np.int64]:

@@ -116,9 +116,11 @@ class _Reading:
             self._refuse_unearned(token_rewards, is_trained, starts)
             rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
             reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
+            self._refuse_huge(reward)
         elif reward_column is not None:
             reward = self._scalars("reward", reward_column, "numbers")
             self._check_finite("reward", reward)
+            self._refuse_huge(reward)
         elif values is not None:
             raise self._error(
                 "reward",
@@ -251,6 +253,15 @@ class _Reading:
             if key == "reward"
             else "finite numbers; leave the row out if the policy had none",
         )
+
+    def _refuse_huge(self, reward: NDArray[np.float64]) -> None:
+        """Rewards are 32-bit numbers in a batch: what is larger would be infinite there."""
+        is_huge = np.abs(reward) > np.finfo(np.float32).max
+        if is_huge.any():
+            row = int(np.argmax(is_huge))
+            raise self._error(
+                "reward", row, f"a reward of {reward[row]:g} is too large for 32 bits", "rewards of a smaller scale"
+            )
 
     # Tokens
 
