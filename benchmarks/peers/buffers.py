@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["BATCH_ROWS", "CLOCKS", "OBS", "RAW_ROW_BYTES", "Buffer", "copied", "measure_buffer", "rows_of_dicts"]
+__all__ = ["BATCH_ROWS", "CLOCKS", "OBS", "RAW_ROW_BYTES", "Buffer", "copied", "measure_buffer", "memory_bytes",
+           "rows_of_dicts", "touch_free_memory"]  # fmt: skip
 
 OBS = 84
 BATCH_ROWS = 256
@@ -56,15 +57,15 @@ def measure_buffer(open_buffer: Callable[..., Buffer], task: dict[str, Any]) -> 
     _fill(open_buffer(task["how"], 3_000, next(folders)), label[:3_000], obs[:3_000], task)
     buffer = open_buffer(task["how"], task["num_rows"], next(folders))
     call, items, item_rows = _way_in(buffer, label, obs, task)
-    _touch_free_memory(3 * task["num_rows"] * RAW_ROW_BYTES)
-    before, queue = _memory(), _Queue()
+    touch_free_memory(3 * task["num_rows"] * RAW_ROW_BYTES)
+    before, queue = memory_bytes(), _Queue()
     num_rows, seconds = _time_calls(call, items, item_rows, task["limit_seconds"], CLOCKS[task["clock"]])
     waited = queue.share_waited()
-    written = _memory()
+    written = memory_bytes()
     began = time.perf_counter()
     buffer.settle()
     settled = time.perf_counter() - began
-    after = _memory()
+    after = memory_bytes()
     del items
     _compare(buffer, label, obs, num_rows)
     raw = num_rows * RAW_ROW_BYTES
@@ -85,7 +86,7 @@ def _source(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(num_rows), np.random.default_rng(7).random((num_rows, OBS), dtype=np.float32)
 
 
-def _touch_free_memory(num_bytes: int) -> None:
+def touch_free_memory(num_bytes: int) -> None:
     """On a virtual machine the first touch of a page can wait for the host, ten times as long as a page fault does, and
     it is luck who meets it. So free pages are touched right before the clock starts; their page faults stay."""
     with mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
@@ -175,7 +176,7 @@ class _Queue:
         return time.perf_counter(), int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-def _memory() -> dict[str, int]:
+def memory_bytes() -> dict[str, int]:
     """Bytes now ("VmRSS", of which "RssAnon" are no file's), and the most that there were ("VmHWM")."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

@@ -147,7 +147,7 @@ class Estimator:
         return self.dialect.lam if self.lam is None else self.lam
 
     def _to_come(self, rollouts: Rollouts, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The discounted sum of the rewards from each token on: row by row, so that no row sees the size of another's."""
+        """The discounted sum of the rewards from each token on. Row by row: none sees how large those of others are."""
         function = partial(self.dialect.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (function(r, mask),), rewards)
         return returns
