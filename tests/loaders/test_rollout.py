@@ -408,6 +408,7 @@ def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
     [
         ({"dialect": "verle"}, "dialect", "verl"),
         ({"compute": "gaee"}, "compute_advantages", "gae"),
+        ({"compute": "GRPO"}, "compute_advantages", "'group_relative'"),
         ({"compute": "gae"}, "compute_advantages", "'values' in each row"),
         ({"gamma": 1.5}, "gamma", "gamma=1.0"),
         ({"lam": -0.1}, "lam", "lam=1.0"),

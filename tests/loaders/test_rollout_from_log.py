@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def test_a_budget_waits_until_it_is_known_that_no_more_rows_fit(log):
 
 def test_a_row_of_a_log_that_is_longer_than_the_budget_is_named(log):
     (job,) = log.next_prompts(1)
-    log.add(job, responses=[[1] * 3] * 3 + [[1] * 90], rewards=[0.0] * 4)
+    log.add(job, responses=[[1] * 90] + [[1] * 3] * 3, rewards=[0.0] * 4)
     with pytest.raises(ps.SpecError, match="batch_tokens=60") as error:
         opened(log, batch_tokens=60).get_batch()
     assert error.value.where["ordinal"] == job.ordinal
@@ -236,6 +237,89 @@ def test_a_state_of_another_log_or_of_a_list_is_refused(log, tmp_path):
     state = ps.RolloutDataLoader(rows, framework="numpy").state_dict()
     with pytest.raises(ps.PlanError, match="set of rollouts"):
         opened(log).load_state_dict(state)
+
+
+def test_a_state_that_used_more_than_the_log_has_is_refused(log, tmp_path):
+    answer(log, 6)
+    shutil.copytree(log.path, tmp_path / "copy")
+    loader = opened(log)
+    loader.get_batch()
+    with ps.RolloutLog(tmp_path / "copy") as copy:
+        older = opened(copy)
+        with pytest.raises(ps.PlanError, match="has used 8 rows, and the log has given out 0") as error:
+            older.load_state_dict(loader.state_dict())
+        assert older.position == 0
+    assert error.value.remedy
+
+
+def test_a_group_that_the_trainer_cannot_read_is_named_and_can_be_passed_by(log):
+    for job in log.next_prompts(5):
+        log.add(job, [[65], [65], [900 if job.ordinal == 1 else 65], [65]], [1.0, 0.0, 0.0, 0.0])
+    loader = opened(log)
+    with pytest.raises(ps.SampleError, match="outside a vocabulary") as error:
+        loader.get_batch()
+    assert (error.value.where["ordinal"], error.value.where["answer"]) == (1, 2)
+    assert "loader.seek(position=8)" in error.value.remedy
+    assert loader.position == 0
+    loader.seek(position=8)
+    assert ordinals(loader.get_batch()) == [2] * 4 + [3] * 4
+
+
+def test_a_log_whose_groups_have_one_row_has_no_groups_to_compare(tmp_path):
+    with ps.RolloutLog(tmp_path / "log", [str(n) for n in range(4)], group_size=1) as log:
+        for job in log.next_prompts(4):
+            log.add(job, [[65]], [float(job.ordinal)])
+        batch = opened(log, batch_size=4).get_batch()
+        np.testing.assert_allclose(batch.metadata["advantages"].sum(1), [-1.5, -0.5, 0.5, 1.5])
+        asked = ps.RolloutDataLoader(log, "bytes", "group_relative", batch_size=4, framework="numpy")
+        assert not asked.get_batch().metadata["advantages"].any()
+
+
+def test_a_trainer_that_starts_again_says_its_version_anew(log):
+    answer(log, 4)
+    loader = opened(log)
+    loader.get_batch(policy_version=3)
+    loader.reset()
+    loader.policy_version = 0
+    assert loader.get_batch().metadata["position"].tolist() == list(range(8))
+
+
+def test_what_comes_before_a_row_that_is_too_long_is_handed_over_first(log):
+    for job in log.next_prompts(4):
+        log.add(job, [[65] * (90 if job.ordinal == 1 and n == 2 else 2) for n in range(4)], [1.0, 0.0, 0.0, 0.0])
+    loader = opened(log, batch_tokens=64, row_multiple=2)
+    assert [ordinals(loader.get_batch()) for _ in range(2)] == [[0] * 4, [1] * 2]
+    with pytest.raises(ps.SpecError, match="more than batch_tokens=64") as error:
+        loader.get_batch()
+    assert (error.value.where["ordinal"], error.value.where["answer"]) == (1, 2)
+    assert "seek(position=8)" in error.value.remedy
+
+
+def test_a_budget_that_finds_its_rows_on_record_decides_nothing(log, tmp_path):
+    answer(log, 20, version=9)
+    shutil.copytree(log.path, tmp_path / "copy")
+    expected = opened(log, batch_tokens=160).get_batch()
+    with ps.RolloutLog(tmp_path / "copy") as copy:
+        num_groups = copy.take(len(expected) // 4 + 1, policy_version=3)  # up to the row that does not fit any more
+        found = opened(copy, batch_tokens=160).get_batch(policy_version=2)  # it looks further, to find what fits
+        assert found.input_ids.tolist() == expected.input_ids.tolist()
+        assert copy.num_taken == num_groups
+
+
+def test_a_budget_is_cut_alike_where_another_rank_takes_the_last_groups_meanwhile(log, monkeypatch):
+    answer(log, 20)
+    with ps.RolloutLog(log.path) as other:
+        alone = opened(other, batch_tokens=160)
+        take_uses = log.take_uses
+
+        def and_meanwhile(last_use, **settings):
+            have = 0 if other.num_taken == 0 else take_uses(last_use, **settings)
+            other.take(20)
+            return have
+
+        monkeypatch.setattr(log, "take_uses", and_meanwhile)
+        found = opened(log, batch_tokens=160).get_batch()
+        assert found.input_ids.tolist() == alone.get_batch().input_ids.tolist()
 
 
 def test_worker_processes_are_refused(log):
@@ -313,3 +397,11 @@ def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path
     assert sorted(map(tuple, uses.values())) == [(p, a) for p in range(len(PROMPTS)) for a in range(GROUP_SIZE)]
     found = status(folder)
     assert (found["lost"], found["used_twice"]) == ([], [])
+
+
+def test_the_folder_of_a_log_is_no_file_of_rollouts(tmp_path):
+    ps.RolloutLog(tmp_path / "log", prompts=["a"], group_size=2).close()
+    with pytest.raises(ps.SpecError, match="folder of a rollout log") as error:
+        ps.RolloutDataLoader(tmp_path / "log", "bytes", True, max_staleness=2)
+    assert error.value.where["parameter"] == "rollout_data"
+    assert "RolloutDataLoader(RolloutLog(" in error.value.remedy

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import penstock as ps
-from penstock.rl.columns import Rollouts, concat
+from penstock.rl.columns import Rollouts
 from penstock.rollouts import read_rollouts
 
 ROWS: list[dict[str, Any]] = [
@@ -75,10 +75,6 @@ class SlottedSample:
     response: Any
     reward: float
     group: Any = None
-
-
-def rows_without(*names: str) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in names} for row in ROWS]
 
 
 def parts(rollouts: Rollouts, column: str = "tokens") -> list[list[Any]]:
@@ -534,14 +530,3 @@ def test_take_of_long_rows_is_the_same_as_reading_them() -> None:
     rows = [{"prompt": [n] * 60, "response": [n] * (n + 50), "reward": n} for n in range(5)]
 
     assert read_rollouts(rows).take([4, 2]).fingerprint() == read_rollouts([rows[4], rows[2]]).fingerprint()
-
-
-def test_concat_joins_what_was_read_at_different_times() -> None:
-    joined = concat([read_rollouts(ROWS[:1]), read_rollouts(ROWS[1:])])
-
-    assert joined.fingerprint() == read_rollouts(ROWS).fingerprint()
-
-
-def test_concat_refuses_parts_with_other_columns() -> None:
-    with pytest.raises(ps.SpecError, match="1 of 2 parts have 'values'"):
-        concat([read_rollouts(ROWS), read_rollouts(rows_without("values"))])

@@ -523,7 +523,7 @@ def test_a_group_comes_back_as_it_was_given(path):
         assert log.add(
             job,
             [[5, 6, 7], np.array([8, 9], np.int64)],
-            [0.1, [0.0, 2.5]],
+            [[0.5, 0.25], [0.0, 2.5]],
             policy_version=np.int64(3),
             old_log_probs=[[-1.0, -2.0], np.array([-0.5, -0.25])],
             values=np.zeros((2, 2)),
@@ -534,7 +534,7 @@ def test_a_group_comes_back_as_it_was_given(path):
     assert (group.ordinal, group.attempt, group.epoch, group.row, group.prompt) == (0, 1, 0, 0, "0 + 1 = ")
     assert [ids.tolist() for ids in group.responses] == [[5, 6, 7], [8, 9]]
     assert group.responses[0].dtype == np.int32
-    assert group.rewards[0] == 0.1
+    assert group.rewards[0].tolist() == [0.5, 0.25]
     assert group.rewards[1].tolist() == [0.0, 2.5]
     assert group.policy_version == 3
     assert [column.tolist() for column in group.old_log_probs] == [[-1.0, -2.0], [-0.5, -0.25]]
@@ -636,7 +636,104 @@ def test_generators_may_be_threads(path):
         assert all(group.responses == [group.prompt] for group in groups)
 
 
+OTHER_COLUMNS = {
+    "log-probs": ({"old_log_probs": [[-1.0]] * 2, "values": [[0.5]] * 2}, "this group of the log has old log probs"),
+    "no values": ({"values": None}, "the first group of the log has values"),
+    "a mask": ({"values": [[0.5]] * 2, "response_mask": [[1]] * 2}, "this group of the log has response mask"),
+    "a version": ({"values": [[0.5]] * 2, "policy_version": 3}, "this group of the log has policy version"),
+    "token rewards": ({"values": [[0.5]] * 2, "rewards": [[1.0]] * 2}, "this group of the log has rewards for each"),
+}
+
+
+@pytest.mark.parametrize(("columns", "match"), OTHER_COLUMNS.values(), ids=OTHER_COLUMNS)
+def test_a_group_with_other_columns_than_the_first_is_refused(log, columns, match):
+    first, second = log.next_prompts(2)
+    log.add(first, [[1], [2]], [1.0, 0.0], values=[[0.5]] * 2)
+    before = log.state()
+    with pytest.raises(SampleError, match=match) as error:
+        log.add(second, [[1], [2]], **{"rewards": [1.0, 0.0], **columns})
+    assert error.value.where["ordinal"] == second.ordinal
+    assert "in all groups" in error.value.remedy
+    assert log.state() == before
+    log.drop(first.ordinal, "it is the wrong one")
+    assert log.add(second, [[1], [2]], **{"rewards": [1.0, 0.0], **columns})
+
+
+def test_a_group_that_becomes_the_first_while_this_one_writes_says_what_columns_there_are(log, path, monkeypatch):
+    first, second = log.next_prompts(2)
+    with RolloutLog(path) as other:
+        write_group = log._folder.write_group
+
+        def and_meanwhile(payload: bytes) -> Any:
+            assert answer(other, first, version=3)
+            return write_group(payload)
+
+        monkeypatch.setattr(log._folder, "write_group", and_meanwhile)
+        with pytest.raises(SampleError, match="has policy version, and this one has none"):
+            answer(log, second)
+    assert log.state()["in_flight"] == [second.ordinal]
+
+
+# Folders that go away
+
+
+def asked_of_a_folder_that_went_away(log: RolloutLog, jobs: list[Any]) -> dict[str, Any]:
+    return {
+        "add": lambda: answer(log, jobs[0]),
+        "next_prompts": lambda: log.next_prompts(1),
+        "give_back": lambda: log.give_back(jobs[0]),
+        "drop": lambda: log.drop(0),
+        "take": lambda: log.take(1),
+        "state": log.state,
+    }
+
+
+def test_where_the_folder_was_deleted_nothing_is_said_to_have_been_written(log, path):
+    jobs = log.next_prompts(2)
+    shutil.rmtree(path)
+    for call in asked_of_a_folder_that_went_away(log, jobs).values():
+        with pytest.raises(StoreError, match="the journal of this log is gone"):
+            call()
+
+
+def test_a_log_that_another_was_put_in_the_place_of_is_not_written_to(log, path):
+    jobs = log.next_prompts(2)
+    shutil.rmtree(path)
+    with RolloutLog(path, PROMPTS, group_size=2, seed=0) as other:
+        other.next_prompts(2)  # its journal is as long as the other was
+        before = other.state()
+        for call in asked_of_a_folder_that_went_away(log, jobs).values():
+            with pytest.raises(StoreError, match="another journal is in the place"):
+                call()
+        assert other.state() == before
+
+
+@pytest.mark.parametrize("call", ["next_prompts", "take"])
+def test_a_log_that_may_not_be_written_to_says_so(path, monkeypatch, call):
+    with RolloutLog(path, PROMPTS, group_size=2) as log:
+        answer(log, log.next_prompts(1)[0])
+    with RolloutLog(path, PROMPTS) as log:
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)  # a real folder would not refuse root
+        before = log.state()
+        with pytest.raises(StoreError, match="cannot be written to") as error:
+            getattr(log, call)(1)
+        assert "read_only=True" in error.value.remedy
+        assert log.state() == before
+
+
+def test_a_reason_may_hold_what_no_text_can(log, path):
+    first, second = log.next_prompts(2)
+    log.give_back(first, "an error said \ud800")
+    log.drop(second.ordinal, "an error said \ud800")
+    assert status(path)["dropped"] == {second.ordinal: "an error said \\ud800"}
+
+
 BAD = {
+    "rewards of two kinds": ({"responses": [[1], [2]], "rewards": [1.0, [1.0]]}, "some rewards are num", "rewards", 1),
     "three responses": ({"responses": ["a", "b", "c"]}, "3 responses for a group of 2", "responses", None),
     "one reward": ({"rewards": [1.0]}, "1 rewards for a group of 2", "rewards", None),
     "a text for responses": ({"responses": "ab"}, "must be a list", "responses", None),

@@ -176,6 +176,10 @@ class CursorLoader(ABC, Generic[B]):
         """(tokens of the longest row there is, which one it is), where that is known without going through all."""
         return None
 
+    def _settings_of_batches(self) -> dict[str, Any]:
+        """What else must be the same on all ranks, by name."""
+        return {}
+
     def _pad_to(self) -> Any:
         """How widths follow from lengths, as JSON: a state goes on only where it is the same."""
         return None
@@ -588,6 +592,7 @@ class CursorLoader(ABC, Generic[B]):
             "world_size": self.world_size,
             "sharding": self._sharding.describe(self.batch_size or self.world_size, self.world_size),
             "balance": None if self._cost is None else [str(self._cost), self._equal_counts],
+            **self._settings_of_batches(),
         }
         if self._is_planned:  # what a step is made of, or who gets what of it, depends on it
             settings["pad_to"] = self._pad_to()

@@ -77,7 +77,7 @@ class PlannedStream(BlockBatches):
         return self._batch(self._fields(block, rows), 0, rows, (self._metadata, block, step, record))
 
     def _metadata(self, block: Block, step: Step, record: Record) -> dict[str, Any]:
-        facts = self._facts(block, 0, len(step.mine)) | {"global_rows": step.global_rows}
+        facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(step.positions)}
         facts |= self._totals(step.real_positions)
         if step.imbalance is not None:
             facts["imbalance"] = dict(zip(("measured", "bound"), step.imbalance, strict=True))

@@ -24,12 +24,14 @@ from penstock.rl.dialects import dialect as dialect_of
 from penstock.rl.estimate import Estimator
 from penstock.rl.rows import RolloutRows
 from penstock.rollout_log import RolloutLog
+from penstock.rollout_log.folder import LEDGER_NAME
 from penstock.rollouts import read_rollouts
 from penstock.spec import at_least, one_of, whole_number
 from penstock.types import TrainingBatch
 
 __all__ = ["RolloutDataLoader"]
 
+_LOCATED_ROWS = 4096
 _WIDEST = 1 << 31
 """Tokens of the longest row of a log, of which nobody knows."""
 
@@ -50,6 +52,8 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
     them so that all ranks have about the same work. `batch.metadata` has "rewards", "advantages", "returns",
     "old_log_probs", ... aligned with labels, and "global_tokens", "global_sequences", "global_groups" to divide by.
     """
+
+    _located: tuple[int, NDArray[np.int64]] | None = None
 
     def __init__(
         self,
@@ -123,6 +127,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
                 sizes, uneven = {"batch_size": 1}, True
             epochs = None
         else:
+            _refuse_path_of_log(rollout_data)
             _refuse_without_log(max_staleness=max_staleness, timeout=timeout)
             rollouts = read(rollout_data, group_size=group_size, columns=columns)
             self._rows = RolloutRows(rollouts, self._estimator, alignment=self.alignment)
@@ -189,7 +194,8 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     def _batches(self, rows: int) -> Stream[TrainingBatch]:
         if self._log is None:
-            return DataStream(self._rows, self._plan, self._steps_of(rows), self._maker, self._settings())
+            steps, plan = self._steps_of(rows), self._plan.fingerprint
+            return DataStream(self._rows, self._rows_at, plan, steps, self._maker, self._settings())
         return LogStream(
             source=self._source,
             maker=self._maker,
@@ -199,8 +205,18 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
             epoch_end=self._plan.epoch_end,
         )
 
+    def _rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows lie at some positions. Looked up for thousands at once, of which those of a step are mostly."""
+        first = int(positions.min()) // _LOCATED_ROWS * _LOCATED_ROWS
+        if int(positions.max()) >= first + 2 * _LOCATED_ROWS:
+            return self._plan.order.at(positions).index
+        if self._located is None or self._located[0] != first:
+            self._located = first, self._plan.order.at(np.arange(first, first + 2 * _LOCATED_ROWS)).index
+        rows: NDArray[np.int64] = self._located[1][positions - first]
+        return rows
+
     def _lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self._rows.lengths[self._plan.order.at(positions).index]
+        lengths: NDArray[np.int64] = self._rows.lengths[self._rows_at(positions)]
         return lengths
 
     def _widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -215,6 +231,9 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     def _pad_to(self) -> Any:
         return self._padding.to
+
+    def _settings_of_batches(self) -> dict[str, Any]:
+        return {"advantages": str(self._estimator), "pad_to": self._padding.to, "alignment": self.alignment}
 
     # Logs have no epochs, no end that is known, and may have budgets that no position tells
 
@@ -259,7 +278,26 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         theirs = state.get("rollouts") if isinstance(state, Mapping) else None
         if isinstance(theirs, Mapping) and state.get("plan") != self._plan.fingerprint:
             self._refuse(theirs)
+        self._refuse_beyond_log(state)
         super().load_state_dict(state)
+        self._policy.version = None
+
+    def _refuse_beyond_log(self, state: Mapping[str, Any]) -> None:
+        """A state that used rows which the log does not have: other rows would come to stand there, never used."""
+        position = state.get("position") if isinstance(state, Mapping) else None
+        if self._log is None or not isinstance(position, int):
+            return
+        num_rows = self._log.num_uses * self._log.group_size
+        if position > num_rows:
+            raise PlanError(
+                f"this state has used {position:,} rows, and the log has given out {num_rows:,}: it is an older copy",
+                folder=self._log.path,
+                remedy="the folder as it was when the state was made, or a state from before the copy",
+            )
+
+    def reset(self) -> None:
+        """Back to position 0. The trainer's version is asked anew."""
+        super().reset()
         self._policy.version = None
 
     def state_dict(self) -> State:
@@ -349,6 +387,15 @@ def _refuse_for_log(given: dict[str, Any], pad_to: Any) -> None:
             "nobody knows the longest row of a log that grows",
             parameter="pad_to",
             remedy="pad_to='longest', a number that widths are multiples of, or a list of widths",
+        )
+
+
+def _refuse_path_of_log(rollout_data: Any) -> None:
+    if isinstance(rollout_data, str | os.PathLike) and os.path.isfile(os.path.join(rollout_data, LEDGER_NAME)):
+        raise SpecError(
+            f"{os.fspath(rollout_data)!r} is the folder of a rollout log, which must be opened",
+            parameter="rollout_data",
+            remedy=f"RolloutDataLoader(RolloutLog({os.fspath(rollout_data)!r}), ...)",
         )
 
 

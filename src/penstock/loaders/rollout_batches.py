@@ -85,7 +85,7 @@ class Maker:
         moving = {name: told[name] for name in _ALSO_MOVE if name in told}
         return {
             **columns,
-            "global_rows": len(real),
+            "global_rows": len(batch.rows),
             "global_sequences": len(real),
             "global_tokens": int(rows.trained_tokens[real].sum()),
             **({} if groups is None else {"global_groups": groups}),

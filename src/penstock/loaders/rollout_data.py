@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,7 +72,10 @@ class DataStream:
     """One rank's batches of a run that is cut one way."""
 
     rows: RolloutRows
-    plan: Plan
+    rows_at: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Which rows lie at some positions."""
+    plan: str
+    """Fingerprint, for the states in batches' metadata."""
     steps: Steps
     maker: Maker
     settings: dict[str, Any]
@@ -96,7 +99,7 @@ class DataStream:
             yield self._batch(step, record)
 
     def _batch(self, step: Step, record: Record) -> TrainingBatch:
-        rows = self.plan.order.at(step.positions).index
+        rows = self.rows_at(step.positions)
         batch = GlobalBatch(rows, step.weight, step.mine, step.width)
         return self.maker.make(self.rows, batch, partial(self._facts, step, rows[step.mine], record))
 
@@ -105,5 +108,5 @@ class DataStream:
             "row": rows,
             "position": step.positions[step.mine],
             **told_of(step.imbalance),
-            "state": {**self.steps.state(step, self.plan.fingerprint, record), "rollouts": dict(self.settings)},
+            "state": {**self.steps.state(step, self.plan, record), "rollouts": dict(self.settings)},
         }

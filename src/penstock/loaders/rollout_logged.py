@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import NotReadyError, SpecError
+from penstock.errors import NotReadyError, SampleError, SpecError
 from penstock.loaders.budget import Budget
 from penstock.loaders.rollout_batches import GlobalBatch, Maker, told_of
 from penstock.loaders.steps import AnyCut, Steps
@@ -24,6 +24,7 @@ from penstock.order.split import Cut
 from penstock.plan import Plan, PlanSource
 from penstock.rl.columns import Rollouts
 from penstock.rl.estimate import Estimator
+from penstock.rl.groups import Group
 from penstock.rl.rows import RolloutRows
 from penstock.rollout_log import RolloutLog
 from penstock.spec import one_of
@@ -76,12 +77,17 @@ class LogRows:
         """
         size = self.log.group_size
         first_use, last_use = position // size, -(-(position + num_rows) // size)
-        have = self.log.take_uses(
-            last_use,
-            policy_version=self.policy.version,
-            max_staleness=self.policy.max_staleness,
-            timeout=self.timeout if needed else 0.0,
-        )
+        try:
+            have = self.log.take_uses(
+                last_use,
+                policy_version=self.policy.version,
+                max_staleness=self.policy.max_staleness,
+                timeout=self.timeout if needed else 0.0,
+            )
+        except SpecError:  # this trainer may not decide: what is on record may be enough for it
+            if needed:
+                raise
+            have = self.log.num_uses
         is_over = have < last_use and self.log.is_over
         if is_over:
             have = self.log.num_uses  # another rank may have taken the last ones meanwhile
@@ -100,7 +106,7 @@ class LogRows:
         uses = np.arange(first_use, min(last_use, have))
         groups = self.log.groups_at(uses)
         rows = [row for use, group in zip(uses.tolist(), groups, strict=True) for row in group.rows(use)]
-        rollouts = self.read(rows)
+        rollouts = self._read(rows, groups, first_use)
         facts = {
             "ordinal": np.repeat([group.ordinal for group in groups], size),
             "attempt": np.repeat([group.attempt for group in groups], size),
@@ -108,12 +114,30 @@ class LogRows:
             "answer": np.tile(np.arange(size), len(groups)),
         }
         first = position - first_use * size
+        is_last = is_over and position + count == have * size  # others may have taken more than was asked for here
         self.method = self.estimator.method(rollouts)
         if self.method == "reinforce":  # the mean is that of the global batch
             chosen = np.arange(first, first + count)
             rollouts, first = rollouts.take(chosen), 0
             facts = {name: values[chosen] for name, values in facts.items()}
-        return Fetched(RolloutRows(rollouts, self.estimator, alignment=self.alignment), first, count, is_over, facts)
+        return Fetched(RolloutRows(rollouts, self.estimator, alignment=self.alignment), first, count, is_last, facts)
+
+    def _read(self, rows: list[dict[str, Any]], groups: list[Group], first_use: int) -> Rollouts:
+        size = len(groups[0].responses)
+        try:
+            return self.read(rows)
+        except SampleError as error:
+            number = error.where.get("row")
+            if isinstance(number, int):
+                which, answer = divmod(number, size)
+                found = groups[which]
+                error.where |= {"row": found.row, "ordinal": found.ordinal, "answer": answer}
+                error.where.pop("group", None)
+                after = (first_use + which + 1) * size
+                error.remedy = (
+                    f"{error.remedy}; to go on behind this group: loader.seek(position={after}), on all ranks"
+                )
+            raise
 
 
 @dataclass(slots=True)
@@ -182,7 +206,7 @@ class LogStream:
         most = self._guess
         while True:
             fetched = self.source.fetch(position, most, needed=False)
-            count, fits = (0, 0) if fetched is None else (fetched.count, self._rows_that_fit(fetched, budget))
+            count, fits = (0, 0) if fetched is None else (fetched.count, self._rows_that_fit(fetched, position, budget))
             if fetched is not None and (fits < count or fetched.is_last):
                 self._guess = fits + self.source.log.group_size
                 if self.source.method == "reinforce":  # a mean over these rows, and no others
@@ -193,16 +217,22 @@ class LogStream:
             elif self.source.fetch(position, count + 1) is None:  # waits for what may still fit
                 return None
 
-    def _rows_that_fit(self, fetched: Fetched, budget: Budget) -> int:
+    def _rows_that_fit(self, fetched: Fetched, position: int, budget: Budget) -> int:
         """How many of the rows are a batch, from the first on: a multiple of row_multiple, if so many are there."""
         rows = slice(fetched.first, fetched.first + fetched.count)
         widths = self.steps.widths_of(np.maximum.accumulate(fetched.rows.lengths[rows]))
         try:
-            refuse_wide_rows(widths, budget.batch_tokens, budget.row_multiple)
+            # Only where no batch can be made without such a row: what comes before it is a batch first.
+            refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)
         except SpecError as error:
-            number = fetched.first + int(str(error.where["row"]))
+            place, size = int(str(error.where["row"])), self.source.log.group_size
+            number = fetched.first + place
+            after = ((position + place) // size + 1) * size
             error.where |= {name: int(fetched.facts[name][number]) for name in ("row", "ordinal", "answer")}
-            error.remedy = f"{str(error.remedy).partition(',')[0]}: the group is in the stream, and stays there"
+            error.remedy = (
+                f"{str(error.remedy).partition(',')[0]}: the group is in the stream, and stays there; to go on behind "
+                f"it: loader.seek(position={after}), on all ranks"
+            )
             raise
         counts, multiple = np.arange(1, len(widths) + 1), budget.row_multiple
         does_fit = -(-counts // multiple) * multiple * widths <= budget.batch_tokens

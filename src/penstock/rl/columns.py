@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,10 +9,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.errors import SpecError
 from penstock.fingerprint import fingerprint
 
-__all__ = ["Rollouts", "concat", "cut_rows", "offsets"]
+__all__ = ["Rollouts", "cut_rows", "offsets"]
 
 _LONG_ROW = 48
 """Tokens from which on a row is copied as a slice; shorter ones are gathered by index, all at once."""
@@ -89,38 +87,6 @@ class Rollouts:
             found["group"], old = _numbered(self.group[index])
             found["group_names"] = tuple(self.group_names[number] for number in old)
         return replace(self, **found)
-
-
-def concat(parts: Sequence[Rollouts]) -> Rollouts:
-    """Rollouts that were read at different times as one: all rows of the first, then of the second, and so on.
-
-    Groups of one name are one group. All parts must have the same columns.
-    """
-    if not parts:
-        raise SpecError("there are no rollouts to join", parameter="parts", remedy="at least one")
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    found: dict[str, Any] = {"starts": offsets(np.concatenate([part.lengths() for part in parts]))}
-    for name in (*OF_TOKENS, *OF_ROWS, "group"):
-        columns = [getattr(part, name) for part in parts]
-        if any((column is None) != (columns[0] is None) for column in columns):
-            has = [number for number, column in enumerate(columns) if column is not None]
-            raise SpecError(
-                f"{len(has)} of {len(parts)} parts have {name!r}: all of them must, or none",
-                column=name,
-                remedy=f"{name!r} for every rollout, or for none",
-            )
-        found[name] = None if columns[0] is None else np.concatenate(columns)
-    if first.group is not None:
-        numbers: dict[Any, int] = {}
-        for part in parts:
-            for group_name in part.group_names:
-                numbers.setdefault(group_name, len(numbers))
-        renumber = [np.array([numbers[name] for name in part.group_names], np.int64) for part in parts]
-        found["group"] = np.concatenate([new[part.group] for new, part in zip(renumber, parts, strict=True)])
-        found["group_names"] = tuple(numbers)
-    return replace(first, **found)
 
 
 def offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

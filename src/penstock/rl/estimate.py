@@ -84,13 +84,21 @@ class Estimator:
             return None
         _refuse_missing("reward", rollouts.reward, "advantages need rewards", "compute_advantages=False")
         if self.asked is True:
-            return "gae" if rollouts.values is not None else "reinforce" if rollouts.group is None else "group_relative"
+            if rollouts.values is not None:
+                return "gae"
+            return "group_relative" if self._compares(rollouts) else "reinforce"
         if self.asked == "gae":
             _refuse_missing("values", rollouts.values, "GAE needs values", "compute_advantages='reinforce'")
         elif self.asked != "reinforce":
             what = f"{self.asked} advantages compare the rows of a group"
             _refuse_missing("group", rollouts.group, what, "compute_advantages='reinforce'")
         return str(self.asked)
+
+    def _compares(self, rollouts: Rollouts) -> bool:
+        """Whether any row has another in its group: else all would be worth 0, in silence."""
+        if rollouts.group is None:
+            return False
+        return self.dialect.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
 
     def whitens(self, method: str | None) -> bool:
         """Whether advantages are whitened over the global batch."""

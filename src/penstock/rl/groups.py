@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SampleError, StoreError
 
-__all__ = ["Content", "Group", "checked_content", "checked_prompt", "decode_content", "encode_content"]
+__all__ = ["Content", "Group", "checked_content", "checked_prompt", "columns_of", "decode_content", "encode_content"]
 
 _FORMAT = 1
 _MOST_IDS = 1 << 31
@@ -78,6 +78,12 @@ class Group:
         ]
 
 
+def columns_of(group: Group | Content) -> frozenset[str]:
+    """What a group has beside prompt, responses and rewards: rows of one batch must have the same."""
+    found = {each for each in (*PER_TOKEN, "response_mask", "policy_version") if getattr(group, each) is not None}
+    return frozenset(found | {"rewards for each token"} if isinstance(group.rewards[0], np.ndarray) else found)
+
+
 # Checking
 
 
@@ -112,7 +118,7 @@ def checked_content(
         _FORMAT,
         prompt,
         found,
-        [check.reward(n, each, lengths[n]) for n, each in enumerate(check.rows("rewards", rewards))],
+        check.rewards(rewards, lengths),
         check.version(policy_version),
         columns.get("old_log_probs"),
         columns.get("ref_log_probs"),
@@ -261,6 +267,15 @@ class _Check:
                 f"{column} has {len(array)} numbers for a response of {of}", column, number, "one for each token"
             )
         return array
+
+    def rewards(self, rewards: Any, lengths: list[tuple[int, int] | None]) -> list[float | NDArray[np.float32]]:
+        found = [self.reward(n, each, lengths[n]) for n, each in enumerate(self.rows("rewards", rewards))]
+        for number, reward in enumerate(found):
+            if isinstance(reward, float) != isinstance(found[0], float):
+                raise self.fault(
+                    "some rewards are numbers, and some have one for each token", "rewards", number, "all of one kind"
+                )
+        return found
 
     def reward(self, number: int, reward: Any, lengths: tuple[int, int] | None) -> float | NDArray[np.float32]:
         if reward is None:

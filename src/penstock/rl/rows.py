@@ -44,8 +44,7 @@ class Laid:
 
 
 class RolloutRows:
-    """Rows of rollouts. Columns of tokens are shifted once, here, so that a batch only copies: place t of a row has
-    what belongs to the token that place t predicts."""
+    """Rows of rollouts, and batches of them: place t of a row has what belongs to the token that place t predicts."""
 
     def __init__(self, rollouts: Rollouts, estimator: Estimator, *, alignment: str = "next") -> None:
         self.rollouts = rollouts
@@ -55,14 +54,16 @@ class RolloutRows:
         estimate = estimator(rollouts)
         self.lengths = rollouts.lengths()
         self._shift = int(alignment == "next")
-        trained = rollouts.trained.copy()
-        trained[rollouts.starts[:-1]] = False  # nothing comes before it that could predict it
+        self._trained = rollouts.trained
+        begins = rollouts.starts[:-1]
+        if self._trained[begins].any():
+            self._trained = self._trained.copy()
+            self._trained[begins] = False  # nothing comes before it that could predict it
         # As numbers of 32 bits: of flags, NumPy sums 64 bits three times as slowly.
-        counts = np.add.reduceat(trained.view(np.uint8), rollouts.starts[:-1], dtype=np.int32)
+        counts = np.add.reduceat(self._trained.view(np.uint8), begins, dtype=np.int32)
         self.trained_tokens = counts.astype(np.int64)
         """Learned tokens of each row."""
-        self._is_learned = self._aligned(trained, trained, np.zeros(len(trained), bool))
-        self._labels = self._aligned(rollouts.tokens, trained, np.full(len(trained), IGNORED, np.int32))
+        self._last_place = last_trained(rollouts) - begins - self._shift
         columns = {
             "rewards": estimate.rewards,
             "advantages": estimate.advantages,
@@ -71,62 +72,54 @@ class RolloutRows:
             "old_log_probs": rollouts.old_log_probs,
             "ref_log_probs": rollouts.ref_log_probs,
         }
-        given = {name: column for name, column in columns.items() if column is not None}
-        self._of_rows = {name: column for name, column in given.items() if len(column) == len(self.lengths)}
-        """What is the same for all learned tokens of a row; of rewards, what stands at the last of them."""
-        self._of_tokens = {
-            name: self._aligned(column, trained, np.zeros(len(trained), np.float32))
-            for name, column in given.items()
-            if name not in self._of_rows
-        }
-        self._names = tuple(given)
-        self._last_place = last_trained(rollouts) - rollouts.starts[:-1] - self._shift
-
-    def _aligned(self, column: NDArray[Any], trained: NDArray[np.bool_], out: NDArray[Any]) -> NDArray[Any]:
-        """What belongs to the token that each place predicts, where that is learned; else what `out` has."""
-        # No row's first token is learned, so nothing moves over the border of a row.
-        np.copyto(out[: len(out) - self._shift], column[self._shift :], where=trained[self._shift :])
-        return out
+        self._columns = {name: column for name, column in columns.items() if column is not None}
+        """Of tokens; or of rows, as an Estimate may have them."""
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def _is_of_rows(self, name: str) -> bool:
+        return len(self._columns[name]) == len(self.lengths)
 
     def lay(self, rows: NDArray[np.int64], width: int, *, pad: int, left: bool, allocate: Allocate) -> Laid:
         """Some rows as [rows, width]: one copy for each row and column."""
         starts, lengths = self.rollouts.starts[rows], self.lengths[rows]
         offsets = width - lengths if left else np.zeros(len(rows), np.int64)
         shape = (len(rows), width)
-        spans = list(zip(starts.tolist(), lengths.tolist(), offsets.tolist(), strict=True))
+        spans = list(zip(starts.tolist(), (starts + lengths).tolist(), offsets.tolist(), strict=True))
 
-        def laid(flat: NDArray[Any], dtype: Any, fill: Any) -> NDArray[Any]:
-            out = allocate(shape, dtype)
-            out[:] = fill
-            for row, (start, length, offset) in enumerate(spans):
-                out[row, offset : offset + length] = flat[start : start + length]
+        def copied(flat: NDArray[Any], out: NDArray[Any], shift: int = self._shift) -> NDArray[Any]:
+            """What place t predicts: the token that comes after it. Nothing is written elsewhere."""
+            for row, (start, stop, offset) in enumerate(spans):
+                out[row, offset : offset + stop - start - shift] = flat[start + shift : stop]
             return out
 
-        attention = allocate(shape, np.int64)
+        tokens, loss, attention = (allocate(shape, dtype) for dtype in (np.int64, np.float32, np.int64))
+        tokens[:] = pad
+        copied(self.rollouts.tokens, tokens, shift=0)
+        loss[:] = 0
+        copied(self._trained, loss)
         place = np.arange(width)
         np.less(place, (offsets + lengths)[:, None], out=attention, casting="unsafe")
         if left:
             attention *= place >= offsets[:, None]
-        loss = laid(self._is_learned, np.float32, 0)
+        is_ignored = loss == 0
+        labels = copied(self.rollouts.tokens, allocate(shape, np.int64))
+        np.copyto(labels, IGNORED, where=is_ignored)
         columns = {}
-        for name in self._names:
-            if name in self._of_tokens:
-                columns[name] = laid(self._of_tokens[name], np.float32, 0)
-                continue
-            columns[name] = allocate(shape, np.float32)
-            values = self._of_rows[name][rows]
-            if name == "rewards":
-                columns[name][:] = 0
+        for name, column in self._columns.items():
+            out = columns[name] = allocate(shape, np.float32)
+            if not self._is_of_rows(name):
+                copied(column, out)
+                np.copyto(out, 0, where=is_ignored)
+            elif name == "rewards":
+                out[:] = 0
                 learned = np.flatnonzero(self.trained_tokens[rows])
-                columns[name][learned, (offsets + self._last_place[rows])[learned]] = values[learned]
+                out[learned, (offsets + self._last_place[rows])[learned]] = column[rows][learned]
             else:
-                np.multiply(loss, values[:, None], out=columns[name])
-        return Laid(
-            laid(self.rollouts.tokens, np.int64, pad), laid(self._labels, np.int64, IGNORED), loss, attention, columns
-        )
+                out[:] = column[rows][:, None]
+                np.copyto(out, 0, where=is_ignored)
+        return Laid(tokens, labels, loss, attention, columns)
 
     def num_groups(self, rows: NDArray[np.int64]) -> int | None:
         """How many groups some rows are of."""
@@ -149,9 +142,9 @@ class RolloutRows:
     def _row_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """(count, mean, squared distances) of each row's advantages, over its learned tokens."""
         starts, counts = self.rollouts.starts[:-1], self.trained_tokens.astype(np.float64)
-        if "advantages" in self._of_rows:
-            return counts, self._of_rows["advantages"].astype(np.float64), np.zeros(len(counts))
-        advantages = self._of_tokens["advantages"].astype(np.float64)
+        advantages = self._columns["advantages"].astype(np.float64)
+        if self._is_of_rows("advantages"):
+            return counts, advantages, np.zeros(len(counts))
         means = np.add.reduceat(advantages, starts) / np.maximum(counts, 1)
-        apart = np.where(self._is_learned, advantages - np.repeat(means, self.lengths), 0)
+        apart = np.where(self._trained, advantages - np.repeat(means, self.lengths), 0)
         return counts, means, np.add.reduceat(apart * apart, starts)

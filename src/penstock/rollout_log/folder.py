@@ -11,6 +11,7 @@ died, and nobody sees it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -37,9 +38,9 @@ from penstock.journal import (
     read_records,
 )
 
-__all__ = ["LogFolder", "Place", "host_of"]
+__all__ = ["LEDGER_NAME", "LogFolder", "Place", "host_of"]
 
-_LEDGER = "ledger.journal"
+LEDGER_NAME = "ledger.journal"
 _LOCK = "ledger.lock"
 _GROUPS = "groups"
 _MAX_OPEN = 64
@@ -60,10 +61,12 @@ class LogFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ledger_path = path / _LEDGER
+        self.ledger_path = path / LEDGER_NAME
         self.writer: str | None = None
         """The name of this process in the ledger, once it has one."""
         self._ledger: Journal | None = None
+        self._which: tuple[int, int] | None = None
+        """The ledger's file: device and inode."""
         self._groups: Journal | None = None
         self._alive = -1
         self._lock = -1
@@ -99,9 +102,29 @@ class LogFolder:
 
     def new_events(self) -> Iterator[Record]:
         """What was written since; call `applied` after each. Nothing is locked."""
-        if os.stat(self.ledger_path).st_size == self.end_offset:
+        if self._size_bytes() == self.end_offset:
             return iter(())
         return read_records(self.ledger_path, self.end_offset, after=self.number)
+
+    def _size_bytes(self) -> int:
+        """Of the ledger. Where that is gone, or another is in its place, what this process would write to the one that
+        it has open would be lost: a StoreError."""
+        try:
+            found = os.stat(self.ledger_path)
+        except FileNotFoundError:
+            raise StoreError(
+                "the journal of this log is gone", file=self.ledger_path, remedy="restore the folder from a copy"
+            ) from None
+        which = (found.st_dev, found.st_ino)
+        if self._which is None:
+            self._which = which
+        if which != self._which:
+            raise StoreError(
+                "another journal is in the place of the one that was opened",
+                file=self.ledger_path,
+                remedy="open the log again: RolloutLog(path, ...)",
+            )
+        return found.st_size
 
     def applied(self, record: Record) -> None:
         self.end_offset, self.number = record.end_offset, record.number
@@ -110,7 +133,7 @@ class LogFolder:
     def locked(self) -> Iterator[None]:
         """Wait until no other process is in such a block. The lock ends with the process, however it ends."""
         if self._lock < 0:
-            with out_of_space_at(self.path, then="try again"):
+            with _writable(self.path), out_of_space_at(self.path, then="try again"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -136,6 +159,7 @@ class LogFolder:
 
     def catch_up(self) -> list[Record]:
         """What others wrote since; what a killed one left of a record is removed. Only inside `locked`."""
+        self._size_bytes()
         if self._ledger is None:
             self._ledger = Journal.open_shared(self.ledger_path)
         self._ledger.num_bytes, self._ledger.last_number = self.end_offset, self.number
@@ -161,7 +185,7 @@ class LogFolder:
             if self.writer is None:
                 name = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
                 path = self._groups_path(name)
-                with out_of_space_at(self.path, then="try again"):
+                with _writable(self.path), out_of_space_at(self.path, then="try again"):
                     path.parent.mkdir(exist_ok=True)
                     self._groups = Journal.create(path, 1, self.id)
                 self._alive = shared(path)
@@ -248,6 +272,22 @@ class LogFolder:
     def __del__(self) -> None:
         if hasattr(self, "_open_groups"):
             self.close()
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Turn 'not allowed to write' inside the block into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise StoreError(
+            "this log cannot be written to",
+            folder=folder,
+            reason=error.strerror,
+            remedy="the right to write there; RolloutLog(path, read_only=True) to read what is there",
+        ) from None
 
 
 def host_of(writer: str) -> str:

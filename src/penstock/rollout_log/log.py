@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock.errors import BusyError, PlanError, RowIndexError, SampleError, SpecError, StoreError
 from penstock.journal import Record
 from penstock.rl import ledger as rules
-from penstock.rl.groups import Group, checked_content, decode_content, encode_content
+from penstock.rl.groups import Content, Group, checked_content, columns_of, decode_content, encode_content
 from penstock.rl.ledger import Add, Begin, Contradiction, Drop, Event, GiveBack, Late, Lease, Ledger, Renew
 from penstock.rollout_log.folder import LogFolder, Place
 from penstock.rollout_log.prompts import Job, Prompts, read_prompts, rows_of
@@ -89,6 +89,8 @@ class RolloutLog:
         self._lock = threading.RLock()
         self._held: dict[int, Job] = {}
         """Jobs of this object that were neither answered nor given back."""
+        self._first_columns: tuple[Add | None, frozenset[str]] = (None, frozenset())
+        """The first group that counts, as far as it was looked at, and what it has."""
         self._folder = LogFolder(self.path)
         self._ledger = Ledger()
         self._is_torn = False
@@ -358,6 +360,8 @@ class RolloutLog:
             writer = self._writer()
             self._refresh()
             counts = rules.accepts(self._ledger, job.ordinal, job.attempt)
+            if counts:
+                self._check_columns(content, job.ordinal)
         if counts:
             # Before the event that names it, and outside of the lock: others go on while the disk works.
             place = self._folder.write_group(payload)
@@ -366,12 +370,35 @@ class RolloutLog:
                 counts = rules.accepts(self._ledger, job.ordinal, job.attempt)
                 now, version = time.time(), content.policy_version
                 if counts:
+                    self._check_columns(content, job.ordinal)  # another may have been the first, meanwhile
                     self._write(Add(now, writer, job.ordinal, job.attempt, version, *place))
                 else:
                     self._write(Late(now, writer, job.ordinal, job.attempt, version))
             self._forget(job)
         self._folder.sync()
         return counts
+
+    def _check_columns(self, content: Content, ordinal: int) -> None:
+        """All groups of a log have what its first one has: a trainer could not put others into a batch with it."""
+        waiting = iter(self._ledger.waiting.values())
+        first = self._ledger.taken[0] if self._ledger.taken else next(waiting, None)
+        if first is None:
+            return
+        if self._first_columns[0] != first:
+            try:
+                self._first_columns = (first, columns_of(self._group(first, 0, 0)))
+            except StoreError:  # whoever reads it will be told
+                return
+        mine, theirs = columns_of(content), self._first_columns[1]
+        for column in sorted(mine ^ theirs):
+            has, lacks = ("this group", "the first one") if column in mine else ("the first group", "this one")
+            raise SampleError(
+                f"{has} of the log has {column.replace('_', ' ')}, and {lacks} has none",
+                ordinal=ordinal,
+                column=column,
+                first=f"prompt {first.ordinal}",
+                remedy=f"{column} in all groups of a log, or in none: rows of a batch have the same columns",
+            )
 
     def heartbeat(self, jobs: Iterable[Job] | None = None) -> list[Job]:
         """Renew leases: of these jobs, or of all that this object has. Returns those that are still wanted.
@@ -417,7 +444,7 @@ class RolloutLog:
             with self._writing():
                 held = self._ledger.in_flight.get(job.ordinal)
                 if held is not None and held.attempt == job.attempt:
-                    self._write(GiveBack(time.time(), writer, job.ordinal, job.attempt, str(reason)))
+                    self._write(GiveBack(time.time(), writer, job.ordinal, job.attempt, _text(reason)))
             self._forget(job)
 
     def drop(self, ordinal: int, reason: str = "") -> None:
@@ -436,7 +463,7 @@ class RolloutLog:
                         parameter="ordinal",
                         remedy="the ordinal of a prompt that is in flight, to be issued again, or waiting",
                     )
-                self._write(Drop(time.time(), writer, [number], str(reason)))
+                self._write(Drop(time.time(), writer, [number], _text(reason)))
             self._held.pop(number, None)
             self._folder.sync()
 
@@ -690,6 +717,11 @@ class RolloutLog:
 
 def _reopened(path: str, settings: dict[str, Any]) -> RolloutLog:
     return RolloutLog(path, **settings)
+
+
+def _text(reason: Any) -> str:
+    """A reason as it can be written: an error's message may hold anything."""
+    return str(reason).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _looks(timeout: float) -> Iterator[None]:
