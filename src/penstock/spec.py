@@ -59,10 +59,14 @@ def one_of(choices: Iterable[T], **parameter: T) -> T:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to a wrong one, if any is near.
+    """The known name nearest to a wrong one, if any is near; capitals count only between names that else are one.
 
     >>> suggest("contnet", ["content", "url"])
     'content'
+    >>> suggest("TRL", ["penstock", "trl"])
+    'trl'
     """
-    near = difflib.get_close_matches(wrong, list(known), n=1)
-    return near[0] if near else None
+    names = list(known)
+    near = difflib.get_close_matches(wrong.casefold(), [name.casefold() for name in names], n=1)
+    alike = [name for name in names if near and name.casefold() == near[0]]
+    return max(alike, key=lambda name: difflib.SequenceMatcher(None, name, wrong).ratio(), default=None)

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,7 @@ def test_the_reward_to_come_is_its_sum(given_arrays):
 
 
 def slow_group_relative(rewards, group, *, std, unbiased, eps, singles, baseline):
+    """By fractions, as `statistics` does inside: rounded once, at the end."""
     out = []
     for i, (reward, name) in enumerate(zip(rewards, group, strict=True)):
         mates = [r for j, (r, n) in enumerate(zip(rewards, group, strict=True)) if n == name]
@@ -232,7 +234,7 @@ def slow_group_relative(rewards, group, *, std, unbiased, eps, singles, baseline
             out.append(0.0 if singles == "zero" else reward / (1 + eps) if std else reward)
             continue
         compared = mates if baseline == "mean" else others
-        apart = reward - statistics.fmean(compared)
+        apart = float(Fraction(reward) - statistics.mean(map(Fraction, compared)))
         if len(compared) > 1:
             spread = statistics.stdev(compared) if unbiased else statistics.pstdev(compared)
         else:
@@ -262,6 +264,39 @@ def test_group_relative_is_its_definition(rows, options):
     rewards, group = zip(*rows, strict=True)
     expected = slow_group_relative(rewards, group, **options)
     np.testing.assert_allclose(group_relative(rewards, group, **options), expected, rtol=1e-9, atol=1e-12)
+
+
+FAR_APART = {
+    "high up": [2.0**40, 2.0**40 + 1, 2.0**40 + 3, 2.0**40 + 4],
+    "one far off, the first": [1e16, 0.1, 0.25, 0.7, 0.3],
+    "one far off, between": [0.1, 0.25, -1e16, 0.7, 0.3],
+    "one far off, the last": [0.1, 0.25, 0.7, 1e16],
+    "one of three far off": [1e10, 1e-3, 2e-3],
+    "two heaps": [1e-3, 2e-3, 5e-3, 1e10, 1e10 + 1e-3],
+    "every magnitude": [1e-12, -3e-7, 2e-2, 5.0, -4e5, 7e11],
+}
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("rewards", FAR_APART.values(), ids=FAR_APART)
+def test_the_others_are_measured_as_well_where_rewards_lie_far_apart(rewards, unbiased):
+    options = {"std": True, "unbiased": unbiased, "eps": 0.0, "singles": "zero", "baseline": "others"}
+    for count in range(2, len(rewards) + 1):
+        some = rewards[:count]
+        expected = slow_group_relative(some, ["a"] * count, **options)
+        np.testing.assert_allclose(group_relative(some, ["a"] * count, **options), expected, rtol=1e-13)
+
+
+def test_the_others_are_measured_in_groups_of_every_size():
+    group = np.repeat(np.arange(34), np.arange(34))  # of 1 row, of 2, ... of 33
+    order = np.random.default_rng(0).permutation(len(group))
+    rewards, group = np.random.default_rng(1).standard_normal(len(group)), group[order]
+    options = {"std": True, "unbiased": True, "eps": 0.0, "singles": "zero", "baseline": "others"}
+    for number in range(1, 34):
+        is_mine = group == number
+        expected = slow_group_relative(rewards[is_mine], group[is_mine], **options)
+        found = group_relative(rewards, group, **options)[is_mine]
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 @given(rewards_and_groups, st.sampled_from(["zero", "reward"]))
@@ -299,10 +334,15 @@ def test_advantages_do_not_depend_on_the_height_of_rewards(baseline):
     np.testing.assert_allclose(low, high, rtol=1e-12)
 
 
-def test_others_that_are_equal_do_not_divide_by_noise():
-    found = group_relative([0.1, 0.1, 0.1, 1e6], [1, 1, 1, 1], baseline="others", eps=0.0)
-    assert found[3] == pytest.approx(1e6 - 0.1)
-    assert np.isfinite(found).all()
+@pytest.mark.parametrize("far", [1e6, -1e16, 0.1 + 2**-50])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 100])
+def test_where_the_others_are_equal_nothing_is_divided_and_nothing_is_rounded_twice(size, far):
+    for place in (0, size // 2, size - 1):
+        rewards = [0.1] * size
+        rewards[place] = far
+        found = group_relative(rewards, [1] * size, baseline="others", eps=0.0)
+        assert found[place] == far - 0.1
+        assert np.isfinite(found).all()
 
 
 def test_no_rows_have_no_advantages():

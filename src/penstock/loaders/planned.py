@@ -79,9 +79,7 @@ class PlannedStream(BlockBatches):
     def _metadata(self, block: Block, step: Step, record: Record) -> dict[str, Any]:
         facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(step.positions)}
         facts |= self._totals(step.real_positions)
-        if step.imbalance is not None:
-            facts["imbalance"] = dict(zip(("measured", "bound"), step.imbalance, strict=True))
-        return facts | {"state": self.steps.state(step, self.plan, record)}
+        return facts | step.told() | {"state": self.steps.state(step, self.plan, record)}
 
 
 def _picked(step: Step) -> Picked:

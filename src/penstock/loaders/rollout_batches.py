@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -12,38 +12,23 @@ from numpy.typing import NDArray
 
 from penstock.assemble.batch import Padding
 from penstock.deliver.memory import BlockPool
+from penstock.loaders.steps import Step
+from penstock.plan import State
 from penstock.rl.rows import Laid, RolloutRows
 from penstock.types import TrainingBatch
 
-__all__ = ["GlobalBatch", "Maker", "told_of"]
+__all__ = ["Maker"]
 
 _ARRAYS = 12
 """Of a batch, at most."""
-_ALSO_MOVE = ("row", "ordinal", "attempt", "answer")
-"""What is told of rows that goes with the batch: everything but positions, which are the loader's."""
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalBatch:
-    """The rows of one step, on all ranks together."""
-
-    rows: NDArray[np.int64]
-    """Row numbers, in the order in which ranks share them; those that fill the batch up repeat one."""
-    weight: NDArray[np.float32] | None
-    """0 for rows that only fill up; None: every row counts."""
-    mine: NDArray[np.int64]
-    """Which of these rows are this rank's."""
-    width: int
-
-    @property
-    def real(self) -> NDArray[np.int64]:
-        """The rows that count."""
-        return self.rows if self.weight is None else self.rows[self.weight > 0]
 
 
 @dataclass(slots=True)
 class Maker:
-    """What is the same for all batches of a loader, and the memory that they are made in."""
+    """What is the same for all batches of a loader, and the memory that they are made in.
+
+    Of metadata only positions stay NumPy's: they are the loader's, not the model's.
+    """
 
     padding: Padding
     pad: int
@@ -52,13 +37,22 @@ class Maker:
     tokenizer: str | None = None
     pool: BlockPool = field(default_factory=lambda: BlockPool(_ARRAYS))
 
-    def make(self, rows: RolloutRows, batch: GlobalBatch, facts: Callable[[], dict[str, Any]]) -> TrainingBatch:
-        """This rank's rows. `facts` is what else the metadata has, made when somebody looks."""
-        mine = batch.rows[batch.mine]
-        laid = rows.lay(mine, batch.width, pad=self.pad, left=self.padding.left, allocate=self._allocate)
+    def make(
+        self,
+        rows: RolloutRows,
+        index: NDArray[np.int64],
+        step: Step,
+        facts: Mapping[str, NDArray[np.int64]],
+        state: State,
+    ) -> TrainingBatch:
+        """This rank's part of a step. `index` has the row of each of its positions, on all ranks; `facts` are arrays
+        with what else is known of each of `rows`."""
+        mine = index[step.mine]
+        laid = rows.lay(mine, step.width, pad=self.pad, left=self.padding.left, allocate=self._allocate)
+        real = index if step.weight is None else index[step.weight > 0]
         if rows.whitening is not None:
-            _whiten(rows, batch, laid)
-        weight = None if batch.weight is None else batch.weight[batch.mine]
+            _whiten(rows, real, laid)
+        weight = None if step.weight is None else step.weight[step.mine]
         if weight is not None and not weight.all():
             filled = weight == 0
             laid.labels[filled] = -100
@@ -72,27 +66,26 @@ class Maker:
             "attention_mask": laid.attention_mask,
         }
         columns: dict[str, Any] = {**laid.columns, **_of_rows(rows, mine, weight)}
+        columns |= {name: values[mine] for name, values in facts.items()}
         made = self._converted(fields | columns)
         fields, columns = ({name: made[name] for name in names} for names in (fields, columns))
-        return TrainingBatch(**fields, metadata=(self._metadata, columns, rows, batch, facts))
+        return TrainingBatch(**fields, metadata=(self._metadata, columns, rows, real, step, state))
 
     def _metadata(
-        self, columns: dict[str, Any], rows: RolloutRows, batch: GlobalBatch, facts: Callable[[], dict[str, Any]]
+        self, columns: dict[str, Any], rows: RolloutRows, real: NDArray[np.int64], step: Step, state: State
     ) -> dict[str, Any]:
-        real = batch.real
         groups = rows.num_groups(real)
-        told = facts()
-        moving = {name: told[name] for name in _ALSO_MOVE if name in told}
         return {
             **columns,
-            "global_rows": len(batch.rows),
+            "position": step.positions[step.mine],
+            "global_rows": len(step.positions),
             "global_sequences": len(real),
             "global_tokens": int(rows.trained_tokens[real].sum()),
             **({} if groups is None else {"global_groups": groups}),
+            **step.told(),
             "alignment": self.alignment,
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
-            **told,
-            **self._converted(moving),
+            "state": state,
         }
 
     def _converted(self, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -114,13 +107,13 @@ class Maker:
         return Maker, (self.padding, self.pad, self.alignment, self.framework, self.tokenizer)
 
 
-def _whiten(rows: RolloutRows, batch: GlobalBatch, laid: Laid) -> None:
-    """Over the learned tokens of the global batch, of which only moments are needed."""
+def _whiten(rows: RolloutRows, real: NDArray[np.int64], laid: Laid) -> None:
+    """Over the learned tokens of the global batch, whose `real` rows are these: only moments of them are needed."""
     assert rows.whitening is not None
-    moments, advantages = rows.moments(batch.real), laid.columns["advantages"]
+    moments, advantages = rows.moments(real), laid.columns["advantages"]
     advantages -= np.float32(moments.mean)
     advantages *= np.float32(1 / rows.whitening.whitening_divisor(moments.count, moments.squares))
-    advantages *= laid.loss_mask
+    np.copyto(advantages, 0, where=laid.loss_mask == 0)
 
 
 def _of_rows(rows: RolloutRows, mine: NDArray[np.int64], weight: NDArray[np.float32] | None) -> dict[str, Any]:
@@ -133,8 +126,3 @@ def _of_rows(rows: RolloutRows, mine: NDArray[np.int64], weight: NDArray[np.floa
     if rollouts.policy_version is not None:
         found["policy_version"] = rollouts.policy_version[mine]
     return found
-
-
-def told_of(imbalance: tuple[float, float] | None) -> dict[str, Any]:
-    """What metadata says of how well a batch is balanced."""
-    return {} if imbalance is None else {"imbalance": {"measured": imbalance[0], "bound": imbalance[1]}}

@@ -48,14 +48,16 @@ class Step:
     """Of a balanced step: (measured, lower bound), each the costliest rank's cost over the mean, less 1."""
 
     @property
-    def global_rows(self) -> int:
-        """Rows of the global batch that are data."""
-        return len(self.positions) if self.weight is None else int(np.count_nonzero(self.weight))
-
-    @property
     def real_positions(self) -> Numbers:
         """Of all rows of the global batch that are data."""
         return self.positions if self.weight is None else self.positions[self.weight > 0]
+
+    def told(self) -> dict[str, Any]:
+        """What metadata says of how well it is balanced."""
+        if self.imbalance is None:
+            return {}
+        measured, bound = self.imbalance
+        return {"imbalance": {"measured": measured, "bound": bound}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +100,27 @@ class Steps:
         else:
             positions, num_rows = cut.positions(position, cut.real_rows(position)), cut.rows_per_step
             after, lengths = cut.settle(cut.after(position, 1)), self.lengths_at(positions)
-        width = int(self.widths_of(lengths.max(keepdims=True))[0])
+        return self.of(positions, lengths, num_rows, after, after_in_block)
+
+    def of(
+        self, positions: Numbers, lengths: Numbers, num_rows: int, after: int, after_in_block: int | None = None
+    ) -> Step:
+        """The step of these rows, filled up to `num_rows`, and who shares it."""
         row = np.minimum(np.arange(num_rows), len(positions) - 1)  # what fills up repeats the last one
         weight = (np.arange(num_rows) < len(positions)).astype(np.float32) if num_rows > len(positions) else None
-        order, borders, imbalanced = self.shared(lengths[row], weight)
+        order, borders, imbalanced = self._shared(lengths[row], weight)
         return Step(
             positions=positions[row[order]],
             weight=None if weight is None else weight[order],
             borders=borders,
             mine=np.arange(borders[self.rank], borders[self.rank + 1]),
-            width=width,
+            width=int(self.widths_of(lengths.max(keepdims=True))[0]),
             after=after,
             after_in_block=after_in_block,
             imbalance=imbalanced,
         )
 
-    def shared(
+    def _shared(
         self, lengths: Numbers, weight: NDArray[np.float32] | None
     ) -> tuple[Numbers, Numbers, tuple[float, float] | None]:
         """(rows of the batch in the order in which ranks share them, borders of the ranks, imbalance)."""

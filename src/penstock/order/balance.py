@@ -75,7 +75,7 @@ class Cost:
 
     def costs(self, lengths: ArrayLike) -> NDArray[np.int64] | NDArray[np.float64]:
         """The cost of each row: int64 where both coefficients are whole numbers and the costs fit, else float64."""
-        tokens = _numbers(lengths, "lengths")
+        tokens = _amounts(lengths, "lengths")
         longest = int(tokens.max(initial=0))
         if float(self.linear).is_integer() and float(self.quadratic).is_integer() and tokens.dtype.kind in "iub":
             linear, quadratic = int(self.linear), int(self.quadratic)
@@ -134,7 +134,7 @@ def balance(costs: ArrayLike, world: int, *, equal_counts: bool = False) -> Bala
     >>> [balanced.rows(rank).tolist() for rank in range(2)]
     [[0, 1, 2], [3, 4, 5]]
     """
-    work = _whole(_numbers(costs, "costs"))
+    work = _whole(_amounts(costs, "costs"))
     world = at_least(1, world=world)
     borders = np.arange(world + 1, dtype=np.int64) * len(work) // world
     as_it_is = _most(work, borders)
@@ -160,7 +160,7 @@ def imbalance(costs: ArrayLike, balanced: Balanced) -> Imbalance:
     >>> imbalance([7, 1, 1, 1, 1, 3], balance([7, 1, 1, 1, 1, 3], world=2, equal_counts=True))
     Imbalance(measured=0.2857142857142857, lower_bound=0.2857142857142857)
     """
-    work = _whole(_numbers(costs, "costs"))
+    work = _whole(_amounts(costs, "costs"))
     if len(work) != len(balanced.order):
         raise SpecError(
             f"{len(work)} costs for a division of {len(balanced.order)} rows",
@@ -178,7 +178,7 @@ def imbalance(costs: ArrayLike, balanced: Balanced) -> Imbalance:
 # Costs as integers
 
 
-def _numbers(given: ArrayLike, parameter: str) -> NDArray:
+def _amounts(given: ArrayLike, parameter: str) -> NDArray:
     """One number for each row, each finite and not negative."""
     numbers = np.asarray(given)
     if not numbers.size and numbers.ndim == 1:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -80,7 +80,7 @@ def gae(
 
     With numba the rows are walked one by one, else NumPy walks all rows step by step; the bits are the same.
     """
-    rewards, values = _over_time("rewards", rewards), np.asarray(values)
+    rewards, values = _rows_by_time("rewards", rewards), np.asarray(values)
     _same_shape("values", values, rewards, "one value for each reward")
     is_mine = _flags("mask", mask, rewards)
     is_done = _flags("dones", dones, rewards)
@@ -88,9 +88,10 @@ def gae(
     one_of(GAPS, gaps=gaps)
     dtype = _result_dtype(rewards, values)
     _refuse_not_finite("rewards", rewards, is_mine)
-    _refuse_not_finite("values", _numbers("values", values), is_mine)
+    _refuse_not_finite("values", _numeric("values", values), is_mine)
     after = np.zeros(len(rewards)) if bootstrap is None else _rows("bootstrap", bootstrap, len(rewards))
-    return _recursion(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry", dtype)
+    rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
+    return _advantages_of(_Steps(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry"))
 
 
 def discounted(
@@ -106,7 +107,7 @@ def discounted(
     >>> discounted([[1.0, 0.0, 4.0]], gamma=0.5)
     array([[2., 2., 4.]])
     """
-    rewards = _over_time("rewards", rewards)
+    rewards = _rows_by_time("rewards", rewards)
     nothing = np.broadcast_to(np.zeros((), _result_dtype(rewards)), rewards.shape)
     return gae(rewards, nothing, gamma=gamma, lam=1.0, mask=mask, dones=dones, gaps=gaps)[0]
 
@@ -148,8 +149,7 @@ def group_relative(
         squares = _sums(apart * apart, number)
     else:
         count = size - 1
-        mean, squares = _of_the_others(shifted, number)
-        apart = shifted - mean
+        apart, squares = _against_the_others(raw.astype(np.float64), number)
     if std:
         spread = np.sqrt(squares / np.maximum(count - unbiased, 1))
         apart = apart / np.where(spread > 0, spread + eps, 1.0)
@@ -209,7 +209,7 @@ def whiten(
     >>> whiten([1.0, 2.0, 3.0, 99.0], mask=[1, 1, 1, 0], unbiased=True, eps=0)
     array([-1.,  0.,  1.,  0.])
     """
-    given = _numbers("values", np.asarray(values))
+    given = _numeric("values", np.asarray(values))
     is_in = _flags("mask", mask, given, of="values")
     _refuse_not_finite("values", given, is_in)
     chosen = (given if is_in is None else given[is_in]).astype(np.float64)
@@ -259,52 +259,47 @@ def whitening_divisor(
 # The recursion, twice
 
 
-def _recursion(
-    rewards: NDArray[Any],
-    values: NDArray[Any],
-    after: NDArray[np.float64],
-    mask: NDArray[np.bool_] | None,
-    dones: NDArray[np.bool_] | None,
-    gamma: float,
-    decay: float,
-    carry: bool,
-    dtype: np.dtype[Any],
-) -> tuple[Floats, Floats]:
-    rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
-    advantages, returns = np.empty(rewards.shape, dtype), np.empty(rewards.shape, dtype)
-    walk = _compiled_walk(dtype.name) if rewards.size >= _WORTH_COMPILING and numba_or_none() is not None else None
-    if walk is None:
-        _step_all_rows(rewards, values, after, mask, dones, gamma, decay, carry, advantages, returns)
-    else:
+class _Steps(NamedTuple):
+    """What the recursion goes over, checked: [rows, time] of one floating type, and how it goes."""
+
+    rewards: NDArray[Any]
+    values: NDArray[Any]
+    after: NDArray[np.float64]
+    """Of each row: the value after its last step."""
+    mask: NDArray[np.bool_] | None
+    dones: NDArray[np.bool_] | None
+    gamma: float
+    decay: float
+    """gamma * lam"""
+    carry: bool
+    """Whether masked steps are stepped over."""
+
+
+def _advantages_of(steps: _Steps) -> tuple[Floats, Floats]:
+    shape, dtype = steps.rewards.shape, steps.rewards.dtype
+    advantages, returns = np.empty(shape, dtype), np.empty(shape, dtype)
+    if steps.rewards.size >= _WORTH_COMPILING and numba_or_none() is not None:
         unused = np.empty((0, 0), np.bool_)
-        walk(
-            np.ascontiguousarray(rewards),
-            np.ascontiguousarray(values),
-            after,
-            unused if mask is None else np.ascontiguousarray(mask),
-            unused if dones is None else np.ascontiguousarray(dones),
-            gamma,
-            decay,
-            carry,
+        _compiled_walk(dtype.name)(
+            np.ascontiguousarray(steps.rewards),
+            np.ascontiguousarray(steps.values),
+            steps.after,
+            unused if steps.mask is None else np.ascontiguousarray(steps.mask),
+            unused if steps.dones is None else np.ascontiguousarray(steps.dones),
+            steps.gamma,
+            steps.decay,
+            steps.carry,
             advantages,
             returns,
         )
+    else:
+        _step_all_rows(steps, advantages, returns)
     return advantages, returns
 
 
-def _step_all_rows(
-    rewards: NDArray[Any],
-    values: NDArray[Any],
-    after: NDArray[np.float64],
-    mask: NDArray[np.bool_] | None,
-    dones: NDArray[np.bool_] | None,
-    gamma: float,
-    decay: float,
-    carry: bool,
-    advantages: Floats,
-    returns: Floats,
-) -> None:
+def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
     """All rows at once, step by step from the end: blocks of steps are turned time-major, nothing whole is copied."""
+    rewards, values, after, mask, dones, gamma, decay, carry = given
     next_value, running = after.copy(), np.zeros(len(rewards))
     for end in range(rewards.shape[1], 0, -_BLOCK_STEPS):
         steps = slice(max(end - _BLOCK_STEPS, 0), end)
@@ -436,38 +431,53 @@ def _sums(numbers: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np
     return totals[number]
 
 
-def _of_the_others(
-    numbers: NDArray[np.float64], number: NDArray[np.int64]
+def _against_the_others(
+    rewards: NDArray[np.float64], number: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mean, sum of squared distances from it) of the other rows in each row's group.
-
-    What comes before a row and what comes after it are merged: taking the row out of the whole group's sum instead
-    would cancel, and leave noise where the others are equal.
-    """
-    means, squares = np.zeros(len(numbers)), np.zeros(len(numbers))
+    """(reward less the mean of the others in its group, the sum of their squared distances from it) of each row."""
+    apart, squares = np.zeros(len(rewards)), np.zeros(len(rewards))
     by_group = np.argsort(number, kind="stable")
     sizes = np.bincount(number)
     starts = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 1]).tolist():
         rows = by_group[starts[sizes == size][:, None] + np.arange(size)]  # [groups of this size, size]
-        table = numbers[rows]
-        before_mean, before_squares = _running_moments(table)
-        after_mean, after_squares = (moment[:, ::-1] for moment in _running_moments(table[:, ::-1]))
-        before, after = np.arange(size), np.arange(size)[::-1]
-        apart = after_mean - before_mean
-        means[rows] = before_mean + apart * (after / (size - 1))
-        squares[rows] = before_squares + after_squares + apart * apart * (before * after / (size - 1))
-    return means, squares
+        table = rewards[rows]
+        # Less a reward in the middle: whichever row is left out, those that are near each other keep all their bits.
+        table -= np.partition(table, size // 2, axis=1)[:, size // 2, None]
+        means, squares[rows] = _of_the_others(table)
+        apart[rows] = table - means
+    return apart, squares
 
 
-def _running_moments(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mean, sum of squared distances from it) of what lies left of each place, row by row; 0 where nothing does."""
-    means, squares = np.zeros_like(table), np.zeros_like(table)
-    for place in range(1, table.shape[1]):
-        apart = table[:, place - 1] - means[:, place - 1]
-        means[:, place] = means[:, place - 1] + apart / place
-        squares[:, place] = squares[:, place - 1] + apart * (table[:, place - 1] - means[:, place])
-    return means, squares
+def _of_the_others(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(mean, sum of squared distances from it) of all numbers in a row of the table but the one at each place.
+
+    Numbers are merged by two, by four, and so on; and what is outside a half is what is outside the whole, and the
+    other half. Nothing is ever taken out of a sum: that would cancel, and leave noise where the others are equal.
+
+    >>> means, squares = _of_the_others(np.array([[1.0, 3.0, 100.0]]))
+    >>> means, squares[0, 2]
+    (array([[51.5, 50.5,  2. ]]), np.float64(2.0))
+    """
+    num_rows, width = table.shape
+    moments = np.zeros((3, num_rows, 1 << (width - 1).bit_length()))
+    moments[0, :, :width], moments[1, :, :width] = 1, table
+    levels = [moments]
+    while levels[-1].shape[-1] > 2:
+        levels.append(_merged(levels[-1][..., ::2], levels[-1][..., 1::2]))
+    outside = np.zeros((3, num_rows, 1))
+    for level in reversed(levels):
+        other_half = level.reshape(3, num_rows, -1, 2)[..., ::-1].reshape(level.shape)
+        outside = _merged(np.repeat(outside, 2, axis=-1), other_half)
+    return outside[1, :, :width], outside[2, :, :width]
+
+
+def _merged(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(count, mean, sum of squared distances from it) of two sets of numbers together; either may be empty."""
+    count = one[0] + other[0]
+    share = other[0] / np.maximum(count, 1)
+    apart = other[1] - one[1]
+    return np.stack([count, one[1] + apart * share, one[2] + other[2] + apart * apart * (one[0] * share)])
 
 
 # Checks
@@ -480,7 +490,7 @@ def _result_dtype(*arrays: NDArray[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize < 4 else np.dtype(np.float64) if dtype.itemsize > 8 else dtype
 
 
-def _numbers(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _numeric(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "fiub":
         raise SpecError(
             f"{name} must be numbers, got {array.dtype}", parameter=name, remedy="an array of one floating type"
@@ -488,8 +498,8 @@ def _numbers(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _over_time(name: str, given: ArrayLike) -> NDArray[Any]:
-    array = _numbers(name, np.asarray(given))
+def _rows_by_time(name: str, given: ArrayLike) -> NDArray[Any]:
+    array = _numeric(name, np.asarray(given))
     if array.ndim != 2:
         raise SpecError(
             f"{name} must be [rows, time], got shape {array.shape}",
@@ -500,7 +510,7 @@ def _over_time(name: str, given: ArrayLike) -> NDArray[Any]:
 
 
 def _row_rewards(given: ArrayLike) -> NDArray[Any]:
-    array = _numbers("rewards", np.asarray(given))
+    array = _numeric("rewards", np.asarray(given))
     if array.ndim != 1:
         raise SpecError(
             f"rewards must be one number for each row, got shape {array.shape}",
@@ -512,7 +522,7 @@ def _row_rewards(given: ArrayLike) -> NDArray[Any]:
 
 
 def _rows(name: str, given: ArrayLike, num_rows: int) -> NDArray[np.float64]:
-    array = _numbers(name, np.asarray(given))
+    array = _numeric(name, np.asarray(given))
     if array.shape != (num_rows,):
         raise SpecError(
             f"{name} has shape {array.shape}, and there are {num_rows} rows",
@@ -536,7 +546,7 @@ def _flags(name: str, given: ArrayLike | None, like: NDArray[Any], of: str = "re
         return None
     array = np.asarray(given)
     _same_shape(name, array, like, "true or false for each number", of)
-    return array if array.dtype == np.bool_ else _numbers(name, array) != 0
+    return array if array.dtype == np.bool_ else _numeric(name, array) != 0
 
 
 def _fraction(**parameter: float) -> float:

@@ -93,6 +93,7 @@ class RolloutLog:
         """The first group that counts, as far as it was looked at, and what it has."""
         self._folder = LogFolder(self.path)
         self._ledger = Ledger()
+        self._said_lower = False
         self._is_torn = False
         """Whether something went wrong between an event that happened here and its record: then all are read again."""
         try:
@@ -514,13 +515,9 @@ class RolloutLog:
 
     def _decide(self, wanted: int, version: int | None, staleness: int | None) -> None:
         before = self._ledger.decided_version
-        if version is not None and before is not None and version < before:
-            raise SpecError(
-                f"policy_version={version} goes backwards: groups were decided on at version {before}",
-                parameter="policy_version",
-                folder=self.path,
-                remedy=f"policy_version={before} until the trainer is there again, or a newer checkpoint",
-            )
+        if version is not None and before is not None and version < before and not self._said_lower:
+            self._said_lower = True  # legal: restored weights are older. But it may be a trainer that lost count
+            log.warning("%s: policy_version=%d, and groups were decided on at %d before", self.path, version, before)
         if not self._ledger.waiting:
             return
         writer = self._folder.writer or ""

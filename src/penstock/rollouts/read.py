@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.errors import SampleError, SpecError
 from penstock.rl.columns import Rollouts
 from penstock.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
-from penstock.rollouts.sequences import Encoder, interleave, sequences_of
+from penstock.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
 from penstock.rollouts.table import Table, table_of
 from penstock.spec import at_least, suggest
 
@@ -65,90 +65,69 @@ def read_rollouts(
     return _Reading(table_of(rollout_data), columns).rollouts(encoder, vocab_size or encoder.limit, group_size)
 
 
+class _Laid(NamedTuple):
+    """The tokens of all rows end to end, and which of them a number may be given for."""
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    is_response: NDArray[np.bool_]
+    is_trained: NDArray[np.bool_]
+    num_response: NDArray[np.int64]
+    """Tokens of each row's response."""
+    num_trained: NDArray[np.int64]
+
+    def placed(self, numbers: Ragged) -> NDArray[np.float32]:
+        """Numbers of all responses' tokens, or of all trained ones, at these; 0 elsewhere."""
+        is_of_all = len(numbers.flat) == int(self.num_response.sum())
+        return spread(numbers.flat, self.is_response if is_of_all else self.is_trained, np.float32)
+
+
+def _laid_out(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | None) -> _Laid:
+    tokens, starts, is_response = interleave(prompt, response)
+    if trained is None:
+        return _Laid(tokens, starts, is_response, is_response, response.lengths, response.lengths)
+    is_trained = spread(trained, is_response, bool)
+    num_trained = np.diff(np.append(0, np.cumsum(trained, dtype=np.int64))[response.starts])
+    return _Laid(tokens, starts, is_response, is_trained, response.lengths, num_trained)
+
+
 class _Reading:
     """One table that is being read. Remembers it, and how it calls its columns, for what an error says."""
 
     def __init__(self, table: Table, columns: Mapping[str, str] | None) -> None:
         self.table, self.names = table, _checked_names(columns, table)
+        self.names["reward"] = self._reward_name()
 
     def rollouts(self, encoder: Encoder, limit: int | None, group_size: int | None) -> Rollouts:
-        prompts, responses = self._needed("prompt"), self._needed("response")
-        tools = self.table.column(self.names["tools"])  # a row may do without
-        reward_column, reward_name = self._reward()
-        self.names["reward"] = reward_name
-        try:
-            prompt, response, trained = sequences_of(prompts, responses, tools, encoder)
-        except BadValue as bad:
-            raise self._unusable(bad.key or "response", bad) from None
-        if encoder.unused_template:
-            raise SpecError(
-                "chat_template= is for prompts that are messages, and none is",
-                parameter="chat_template",
-                remedy="[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template",
-            )
-        self._check_ids("prompt", prompt, limit)
-        self._check_ids("response", response, limit)
-        self._refuse_empty(
-            "prompt", prompt, "nothing could predict the first token of the response", "begin it with a BOS token"
-        )
-        self._refuse_empty("response", response, "it has no token", "leave the row out, or end it with an EOS token")
-        masked = self._mask(response, trained)
-        tokens, starts, is_response = interleave(prompt, response)
-        if masked is None:
-            is_trained, num_trained = is_response, response.lengths
-        else:
-            is_trained = spread(masked, is_response, bool)
-            num_trained = np.diff(np.append(0, np.cumsum(masked, dtype=np.int64))[response.starts])
-
-        def of_tokens(numbers: Ragged) -> NDArray[np.float32]:
-            placed = is_response if len(numbers.flat) == len(response.flat) else is_trained
-            return spread(numbers.flat, placed, np.float32)
-
-        def found(key: str) -> NDArray[np.float32] | None:
-            column = self._column(key)
-            return None if column is None else of_tokens(self._numbers(key, column, response.lengths, num_trained))
-
-        values, old, ref = found("values"), found("old_log_probs"), found("ref_log_probs")
-        reward = token_rewards = None
-        if reward_column is not None and _is_per_token(reward_column):
-            numbers = self._numbers("reward", reward_column, response.lengths, num_trained)
-            token_rewards = of_tokens(numbers)
-            self._refuse_unearned(token_rewards, is_trained, starts)
-            rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
-            reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
-            self._refuse_huge(reward)
-        elif reward_column is not None:
-            reward = self._scalars("reward", reward_column, "numbers")
-            self._check_finite("reward", reward)
-            self._refuse_huge(reward)
-        elif values is not None:
-            raise self._error(
-                "reward",
-                0,
-                f"{self.names['values']!r} are there, and no {self.names['reward']!r}: a value predicts rewards",
-                self._offered("reward") or f"{self.names['reward']!r} in every row, or no {self.names['values']!r}",
-            )
+        # What must be there, before anything is encoded, which may take long.
+        prompts, responses, rewards = self._needed("prompt"), self._needed("response"), self._column("reward")
+        prompt, response, trained = self._sequences(prompts, responses, encoder)
+        self._check_sequences(prompt, response, limit)
+        laid = _laid_out(prompt, response, self._mask(response, trained))
+        values, old, ref = (self._of_tokens(key, laid) for key in ("values", "old_log_probs", "ref_log_probs"))
+        reward, token_rewards = self._rewards(rewards, laid)
+        if values is not None and reward is None:
+            raise self._values_alone()
         group, group_names = self._groups(group_size)
-        version = self._column("policy_version")
         return Rollouts(
-            tokens,
-            starts,
-            is_trained,
-            reward,
-            token_rewards,
-            group,
-            group_names,
-            values,
-            old,
-            ref,
-            None if version is None else self._scalars("policy_version", version, "whole"),
+            tokens=laid.tokens,
+            starts=laid.starts,
+            trained=laid.is_trained,
+            reward=reward,
+            token_rewards=token_rewards,
+            group=group,
+            group_names=group_names,
+            values=values,
+            old_log_probs=old,
+            ref_log_probs=ref,
+            policy_version=self._versions(),
         )
 
     # Columns
 
-    def _column(self, key: str) -> Any:
+    def _column(self, key: str, name: str | None = None) -> Any:
         """A column without gaps; None where no row has it."""
-        name = self.names[key]
+        name = name or self.names[key]
         column = self.table.column(name)
         if column is None:
             return None
@@ -166,6 +145,7 @@ class _Reading:
                 first,
                 f"this row has no {name!r}, and {len(self.table) - missing:,} of {len(self.table):,} have one",
                 f"{name!r} in every row" + ("" if key in ("prompt", "response", "reward") else ", or in none"),
+                column=name,
             )
         return column
 
@@ -182,20 +162,17 @@ class _Reading:
             )
         return column
 
-    def _reward(self) -> tuple[Any, str]:
-        """(the column of rewards or None, what it is called): it may be called "rewards" as well."""
+    def _reward_name(self) -> str:
+        """What rewards are called: "reward" or "rewards", unless columns= says it."""
         name = self.names["reward"]
-        column = self._column("reward")
         if name != "reward" or "rewards" not in self.table.names:
-            return column, name
-        self.names["reward"] = "rewards"
-        other = self._column("reward")
-        self.names["reward"] = "reward"
-        if other is not None and column is not None:
+            return name
+        one, many = self._column("reward"), self._column("reward", "rewards")
+        if one is not None and many is not None:
             raise self._error(
                 "reward", 0, "rows have both 'reward' and 'rewards'", "columns={'reward': 'rewards'}, or 'reward'"
             )
-        return (other, "rewards") if column is None and other is not None else (column, name)
+        return "reward" if many is None else "rewards"
 
     def _offered(self, key: str) -> str | None:
         """What may have been meant by a column that no row has."""
@@ -206,9 +183,44 @@ class _Reading:
 
     # Numbers
 
-    def _numbers(self, key: str, column: Any, of_response: Any, of_trained: Any) -> Ragged:
+    def _of_tokens(self, key: str, laid: _Laid) -> NDArray[np.float32] | None:
+        """A column of one number for each token, beside the tokens; None where no row has it."""
+        column = self._column(key)
+        return None if column is None else laid.placed(self._for_each_token(key, column, laid))
+
+    def _rewards(self, column: Any, laid: _Laid) -> tuple[NDArray[np.float64] | None, NDArray[np.float32] | None]:
+        """(the reward of each row, that of each token where rewards came so)."""
+        if column is None:
+            return None, None
+        token_rewards = None
+        if _is_per_token(column):
+            numbers = self._for_each_token("reward", column, laid)
+            token_rewards = laid.placed(numbers)
+            self._refuse_unearned(token_rewards, laid)
+            rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
+            reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
+        else:
+            reward = self._scalars("reward", column, "numbers")
+            self._check_finite("reward", reward)
+        self._refuse_huge(reward)
+        return reward, token_rewards
+
+    def _values_alone(self) -> SampleError:
+        values, reward = self.names["values"], self.names["reward"]
+        return self._error(
+            "reward",
+            0,
+            f"{values!r} are there, and no {reward!r}: a value predicts rewards",
+            self._offered("reward") or f"{reward!r} in every row, or no {values!r}",
+        )
+
+    def _versions(self) -> NDArray[np.int64] | None:
+        column = self._column("policy_version")
+        return None if column is None else self._scalars("policy_version", column, "whole")
+
+    def _for_each_token(self, key: str, column: Any, laid: _Laid) -> Ragged:
         """A number for each token of a response, or for each that is trained."""
-        name = self.names[key]
+        name, of_response, of_trained = self.names[key], laid.num_response, laid.num_trained
         try:
             numbers = joined(column, "numbers" if key == "reward" else "floats")  # rewards are added up
         except BadValue as bad:
@@ -265,6 +277,32 @@ class _Reading:
 
     # Tokens
 
+    def _sequences(self, prompts: Any, responses: Any, encoder: Encoder) -> Sequences:
+        """Prompts and responses as tokens, and which of these the policy wrote."""
+        tools = self.table.column(self.names["tools"])  # a row may do without
+        try:
+            found = sequences_of(prompts, responses, tools, encoder)
+        except NeedsTokenizer as bad:
+            where = self.table.where(bad.row) | {"column": self.names[bad.key or "response"]}
+            raise SpecError(bad.what, parameter="tokenizer", **where, remedy=bad.remedy) from None
+        except BadValue as bad:
+            raise self._unusable(bad.key or "response", bad) from None
+        if encoder.unused_template:
+            raise SpecError(
+                "chat_template= is for prompts that are messages, and none is",
+                parameter="chat_template",
+                remedy="[{'role': 'user', 'content': prompt}] as the prompt, or no chat_template",
+            )
+        return found
+
+    def _check_sequences(self, prompt: Ragged, response: Ragged, limit: int | None) -> None:
+        self._check_ids("prompt", prompt, limit)
+        self._check_ids("response", response, limit)
+        self._refuse_empty(
+            "prompt", prompt, "nothing could predict the first token of the response", "begin it with a BOS token"
+        )
+        self._refuse_empty("response", response, "it has no token", "leave the row out, or end it with an EOS token")
+
     def _check_ids(self, key: str, ids: Ragged, limit: int | None) -> None:
         limit = _MOST if limit is None else min(limit, _MOST)
         flat = ids.flat
@@ -286,13 +324,11 @@ class _Reading:
         if not ids.lengths.all():
             raise self._error(key, int(np.argmin(ids.lengths)), f"an empty {key}: {why}", remedy)
 
-    def _refuse_unearned(
-        self, rewards: NDArray[np.float32], is_trained: NDArray[np.bool_], starts: NDArray[np.int64]
-    ) -> None:
+    def _refuse_unearned(self, rewards: NDArray[np.float32], laid: _Laid) -> None:
         """A reward at a token that the policy did not write would be of no use to anybody, in silence."""
-        places = np.flatnonzero((rewards != 0) & ~is_trained)
+        places = np.flatnonzero((rewards != 0) & ~laid.is_trained)
         if len(places):
-            row = int(np.searchsorted(starts, places[0], side="right")) - 1
+            row = int(np.searchsorted(laid.starts, places[0], side="right")) - 1
             raise self._error(
                 "reward",
                 row,
@@ -384,11 +420,13 @@ class _Reading:
     def _unusable(self, key: str, bad: BadValue) -> SampleError:
         return self._error(key, bad.row, f"{self.names[key]!r} cannot be used: {bad.what}", bad.remedy)
 
-    def _error(self, key: str, row: int, what: str, remedy: str = "", **more: Any) -> SampleError:
+    def _error(
+        self, key: str, row: int, what: str, remedy: str = "", *, column: str | None = None, **more: Any
+    ) -> SampleError:
         where = self.table.where(row)
         if "group" not in more and key not in ("group", "prompt", "response"):
             more["group"] = self._group_of(row)
-        column = self.names.get(key, key)
+        column = column or self.names[key]
         return SampleError(what, **where, column=column, **more, remedy=remedy or f"another {column!r} for this row")
 
     def _group_of(self, row: int) -> Any:

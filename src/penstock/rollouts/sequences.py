@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import SpecError, TokenizerError
+from penstock.errors import TokenizerError
 from penstock.prepare.chat.messages import LIKELY_ROLES, MESSAGES_ROLES
 from penstock.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from penstock.rl.columns import offsets
@@ -37,7 +37,7 @@ from penstock.spec import suggest
 if TYPE_CHECKING:
     from penstock.rollouts.conversations import Conversations
 
-__all__ = ["Encoder", "Sequences", "interleave", "sequences_of"]
+__all__ = ["Encoder", "NeedsTokenizer", "Sequences", "interleave", "sequences_of"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,10 @@ class Sequences(NamedTuple):
     response: Ragged
     trained: NDArray[np.bool_] | None
     """Of each token of the responses; None: all."""
+
+
+class NeedsTokenizer(BadValue):
+    """Nothing is wrong with the row: it is text, and there is no tokenizer."""
 
 
 class Encoder:
@@ -77,14 +81,9 @@ class Encoder:
         """Whether a template was given, and no row had messages."""
         return self.chat_template is not None and self._chat is None
 
-    def texts(self, texts: Sequence[str], key: str) -> Ragged:
+    def texts(self, texts: Sequence[str]) -> Ragged:
         """The ids of texts, each encoded as it is."""
-        if self.tokenizer is None:
-            raise SpecError(
-                f"a {key} is text, and text needs a tokenizer",
-                parameter="tokenizer",
-                remedy="tokenizer='tokenizer.json' or 'bytes', or token ids in place of text",
-            )
+        assert self.tokenizer is not None, "_refuse_text comes before"
         distinct = list(dict.fromkeys(texts))
         try:
             known = dict(zip(distinct, map(np.asarray, self.tokenizer.encode_batch(distinct)), strict=True))
@@ -112,12 +111,7 @@ class Encoder:
         if self._chat is None:
             from penstock.rollouts.conversations import conversations_of
 
-            if self.tokenizer is None:
-                raise SpecError(
-                    "a prompt is messages, and they need a tokenizer",
-                    parameter="tokenizer",
-                    remedy="tokenizer='tokenizer.json', or token ids in place of messages",
-                )
+            assert self.tokenizer is not None, "_refuse_text comes before"
             self._chat = conversations_of(self.tokenizer, self.chat_template)
         return self._chat
 
@@ -127,6 +121,8 @@ def sequences_of(prompts: Any, responses: Any, tools: Any, encoder: Encoder) -> 
     prompts, asked = _sorted_out(prompts, "prompt")
     responses, answered = _sorted_out(responses, "response")
     tools = _as_list(tools)
+    if encoder.tokenizer is None:
+        _refuse_text(prompts, asked, responses, answered)
     if isinstance(asked, str) and isinstance(answered, str):
         return _one_kind(prompts, responses, tools, asked, answered, encoder)
     pairs = list(zip(_for_each(asked, prompts), _for_each(answered, responses), strict=True))
@@ -235,6 +231,34 @@ def _kind_of_turns(turns: list[Any], number: int, key: str) -> str:
     return "marked" if any(turn.get("token_ids") is not None for turn in turns) else "turns"
 
 
+# Without a tokenizer
+
+
+def _refuse_text(prompts: Any, asked: str | list[str], responses: Any, answered: str | list[str]) -> None:
+    """NeedsTokenizer names the first row with anything to encode, if there is one."""
+    found = [_first_text(prompts, asked, "prompt"), _first_text(responses, answered, "response")]
+    needy = [bad for bad in found if bad is not None]
+    if needy:
+        raise min(needy, key=lambda bad: bad.row)
+
+
+def _first_text(column: Any, kinds: str | list[str], key: str) -> NeedsTokenizer | None:
+    if kinds == "list":  # mostly, and nothing to look at
+        return None
+    for number, (value, kind) in enumerate(zip(column, _for_each(kinds, column), strict=True)):
+        if kind == "turns" and key == "prompt":
+            remedy = "tokenizer='tokenizer.json', or token ids in place of messages"
+            return NeedsTokenizer(number, "a prompt is messages, and they need a tokenizer", remedy, key=key)
+        if kind == "text" or (kind in ("turns", "marked") and any(map(_is_text, value))):
+            remedy = "tokenizer='tokenizer.json' or 'bytes', or token ids in place of text"
+            return NeedsTokenizer(number, f"a {key} is text, and text needs a tokenizer", remedy, key=key)
+    return None
+
+
+def _is_text(turn: Mapping[str, Any]) -> bool:
+    return turn.get("token_ids") is None and isinstance(turn.get("content"), str)
+
+
 # Each kind
 
 
@@ -246,7 +270,7 @@ def _one_kind(prompts: Any, responses: Any, tools: Any, asked: str, answered: st
     if answered in ("turns", "marked"):
         return Sequences(prompt, *_blaming("response", lambda: _said(responses, encoder)))
     if answered == "text":
-        return Sequences(prompt, _blaming("response", lambda: encoder.texts(responses, "response")), None)
+        return Sequences(prompt, _blaming("response", lambda: encoder.texts(responses)), None)
     return Sequences(prompt, _blaming("response", lambda: joined(responses, "ids")), None)
 
 
@@ -261,7 +285,7 @@ def _blaming(key: str, read: Callable[[], T]) -> T:
 
 def _prompt(prompts: Any, tools: Any, kind: str, encoder: Encoder) -> Ragged:
     if kind == "text":
-        return encoder.texts(prompts, "prompt")
+        return encoder.texts(prompts)
     if kind == "list":
         return joined(prompts, "ids")
     return _said(prompts, encoder)[0] if kind == "marked" else encoder.chat.prompts(prompts, tools)
@@ -286,7 +310,7 @@ def _said(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, NDArray[np.boo
     lists = [n for n, value in enumerate(given) if not isinstance(value, str)]
     try:
         numbers = texts
-        of_texts = encoder.texts([given[n] for n in texts], "response") if texts else ragged_of([])
+        of_texts = encoder.texts([given[n] for n in texts]) if texts else ragged_of([])
         numbers = lists
         of_lists = joined([given[n] for n in lists], "ids") if lists else ragged_of([])
     except BadValue as bad:  # by its number among texts or lists
