@@ -135,7 +135,12 @@ def train(run: str) -> None:
         step = loader.policy_version = loader.step  # the version of weights is the number of updates
         save(weights, policy=policy.state_dict(), version=step)
         prompts = facts["ordinal"][::GROUP_SIZE].tolist()
-        told = {"step": step, "reward": facts["reward"].mean().item(), "loss": loss.item(), "prompts": prompts}
+        told = {
+            "step": step,
+            "reward": (facts["reward"] * facts["weight"]).sum().item() / facts["global_sequences"],
+            "loss": loss.item(),
+            "prompts": prompts,
+        }
         print(json.dumps(told), flush=True)
         if step % CHECKPOINT_STEPS == 0 or step == NUM_STEPS:
             state = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}

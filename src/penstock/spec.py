@@ -59,7 +59,7 @@ def one_of(choices: Iterable[T], **parameter: T) -> T:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to a wrong one, if any is near; capitals count only between names that else are one.
+    """The known name nearest to a wrong one, if any is near; one that differs in capitals only is.
 
     >>> suggest("contnet", ["content", "url"])
     'content'

@@ -466,3 +466,19 @@ def test_a_plan_says_the_order_again_and_only_for_the_same_rollouts(tmp_path):
     with pytest.raises(ps.SpecError) as error:
         opened(plan=loader.plan, seed=6)
     assert error.value.where["parameter"] == "seed"
+
+
+def test_groups_of_one_are_compared_with_the_mean_of_all():
+    data = rollouts(8, group=1, values=False)
+    loader = opened(data, shuffle=False)
+    assert "advantages by reinforce" in repr(loader)
+    advantages = loader.get_batch().metadata["advantages"]
+    rewards = np.array([row["reward"] for row in data])
+    np.testing.assert_allclose(advantages.max(axis=1) + advantages.min(axis=1), rewards - rewards.mean(), atol=1e-6)
+    assert "advantages by group_relative" in repr(opened(data, dialect="verl"))  # there a group of one keeps its reward
+
+
+def test_ranks_that_compute_other_advantages_are_not_in_step():
+    one, other = opened(gamma=0.9), opened(gamma=0.8)
+    assert one._settings_of_batches() != other._settings_of_batches()
+    assert one._settings_of_batches() == opened(gamma=0.9)._settings_of_batches()

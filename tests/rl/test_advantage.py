@@ -574,6 +574,12 @@ def test_bad_input_is_named_with_a_remedy(call, kind, where, text):
     assert caught.value.remedy
 
 
+def test_a_dialect_in_capitals_is_recognised_in_the_remedy():
+    with pytest.raises(SpecError, match="dialect='TRL' is not one of") as caught:
+        dialect("TRL")
+    assert caught.value.remedy == "dialect='trl'"
+
+
 def test_numba_is_not_imported_before_it_is_needed():
     code = "import numpy as np, sys; from penstock.rl.advantage import gae; gae(np.ones((2, 3)), np.ones((2, 3)))"
     script = f"{code}; print('numba' in sys.modules)"

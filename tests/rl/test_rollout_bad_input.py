@@ -65,6 +65,12 @@ CASES = {
     "missing reward": Case(
         rows(reward=None), {"row": 1, "column": "reward"}, "this row has no 'reward', and 2 of 3 have one", "every row"
     ),
+    "missing rewards, by their other name": Case(
+        [{"prompt": [1], "response": [2], "rewards": reward} for reward in (1.0, None)],
+        {"row": 1, "column": "rewards"},
+        "this row has no 'rewards', and 1 of 2 have one",
+        "'rewards' in every row",
+    ),
     "reward is text": Case(
         rows(reward="high"), {"row": 1, "column": "reward"}, "it is 'high', not a number", "a number", only_rows=True
     ),
