@@ -1165,3 +1165,13 @@ def test_an_interrupt_in_the_middle_of_a_write_leaves_a_log_that_agrees_with_its
 
 def test_the_public_name_is_the_class():
     assert ps.RolloutLog is RolloutLog
+
+
+def test_an_engine_that_writes_into_the_messages_it_was_given_does_not_change_what_was_asked(path):
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    with RolloutLog(path, [{"prompt": asked}], group_size=1) as log:
+        (job,) = log.next_prompts(1)
+        job.prompt.append({"role": "assistant", "content": "4"})
+        log.add(job, ["4"], [1.0])
+        log.take(1)
+        assert log.groups(0, 1)[0].prompt == asked

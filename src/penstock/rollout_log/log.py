@@ -342,8 +342,13 @@ class RolloutLog:
         False where the prompt was answered meanwhile: the first answer counts, and this one is only counted as late.
         """
         self._check_job(job)
+        # As it was issued: an engine may have gone on writing into the messages that it was given.
+        asked = job.fields | {"prompt": job.prompt}
+        if self._prompts is not None:
+            asked = self._prompts.row(job.row)
+            asked["prompt"] = asked[self._prompts.column]
         content = checked_content(
-            job.prompt,
+            asked["prompt"],
             responses,
             rewards,
             group_size=self._of.group_size,
@@ -351,7 +356,7 @@ class RolloutLog:
             vocab_size=self.vocab_size,
             policy_version=policy_version,
             response_mask=response_mask,
-            tools=job.fields.get("tools"),
+            tools=asked.get("tools"),
             old_log_probs=old_log_probs,
             ref_log_probs=ref_log_probs,
             values=values,
