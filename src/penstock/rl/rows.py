@@ -99,12 +99,14 @@ class RolloutRows:
         copied(self.rollouts.tokens, tokens, shift=0)
         loss[:] = 0
         copied(self._trained, loss)
-        place = np.arange(width)
-        np.less(place, (offsets + lengths)[:, None], out=attention, casting="unsafe")
+        place = np.arange(width, dtype=np.int32)
+        is_real = place < (offsets + lengths).astype(np.int32)[:, None]
         if left:
-            attention *= place >= offsets[:, None]
+            is_real &= place >= offsets.astype(np.int32)[:, None]
+        attention[:] = is_real
         is_ignored = loss == 0
-        labels = copied(self.rollouts.tokens, allocate(shape, np.int64))
+        labels = allocate(shape, np.int64)
+        labels[:, : width - self._shift] = tokens[:, self._shift :]
         np.copyto(labels, IGNORED, where=is_ignored)
         columns = {}
         for name, column in self._columns.items():
@@ -117,8 +119,8 @@ class RolloutRows:
                 learned = np.flatnonzero(self.trained_tokens[rows])
                 out[learned, (offsets + self._last_place[rows])[learned]] = column[rows][learned]
             else:
-                out[:] = column[rows][:, None]
-                np.copyto(out, 0, where=is_ignored)
+                np.multiply(loss, column[rows][:, None], out=out)
+                out += 0  # of what is negative, the others are -0
         return Laid(tokens, labels, loss, attention, columns)
 
     def num_groups(self, rows: NDArray[np.int64]) -> int | None:
