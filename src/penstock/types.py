@@ -126,6 +126,18 @@ class TrainingBatch:
         """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
         return self._moved(self._adapter().pinned)
 
+    def parts(self, max_tokens: int) -> list[TrainingBatch]:
+        """This batch in smaller ones of at most so many tokens, padding included, for gradient accumulation.
+
+        Every row is in one of them, beside rows of like length, and each is as wide as its longest row. What metadata
+        says of the global batch stays as it is: losses that divide by `global_tokens` add up to that of the whole.
+        Call it before `to(device)`: lengths are looked at here.
+        """
+        from penstock.parts import parts_of
+
+        adapter = _adapter_of(self.input_ids)
+        return parts_of(self, max_tokens, (lambda array, rows: array[rows]) if adapter is None else adapter.picked)
+
     def _adapter(self) -> Any:
         adapter = _adapter_of(self.input_ids)
         if adapter is None:

@@ -22,7 +22,7 @@ except ImportError:
         "penstock.adapters.jax needs jax, which is not installed", remedy="pip install 'penstock[jax]'"
     ) from None
 
-__all__ = ["JaxBlocks", "copied", "is_shared", "numbers", "pinned"]
+__all__ = ["JaxBlocks", "copied", "is_shared", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -73,6 +73,11 @@ def _check_range(name: Any, array: NDArray[Any]) -> None:
                 parameter=str(name),
                 remedy="jax.config.update('jax_enable_x64', True), or a column of smaller numbers",
             )
+
+
+def picked(array: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of an array."""
+    return array[rows]
 
 
 def copied(array: Any, device: Any, non_blocking: bool) -> Any:

@@ -18,7 +18,7 @@ except ImportError:
         "penstock.adapters.mlx needs mlx, which is not installed", remedy="pip install 'penstock[mlx]'"
     ) from None
 
-__all__ = ["MlxBlocks", "copied", "is_shared", "numbers", "pinned"]
+__all__ = ["MlxBlocks", "copied", "is_shared", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -39,6 +39,11 @@ class MlxBlocks(ConvertedBlocks):
 def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
     """Arrays as MLX has them, copied: float64 is float32, all others are what they were."""
     return {name: mx.array(array) for name, array in arrays.items()}
+
+
+def picked(array: Any, rows: NDArray[Any]) -> Any:
+    """Some rows of an array."""
+    return array[mx.array(rows)]
 
 
 def copied(array: Any, device: Any, non_blocking: bool) -> Any:

@@ -37,6 +37,7 @@ __all__ = [
     "copied",
     "is_shared",
     "numbers",
+    "picked",
     "pinned",
     "shared_ones",
 ]
@@ -144,6 +145,11 @@ def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
         return array
     is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file kills
     return np.asarray(_SameMemory(array)) if share and is_memory else array.copy()
+
+
+def picked(tensor: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of a tensor."""
+    return tensor[torch.from_numpy(rows).to(tensor.device)]
 
 
 class _SameMemory:
