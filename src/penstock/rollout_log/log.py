@@ -72,6 +72,19 @@ class RolloutLog:
         vocab_size: int | None = None,
         read_only: bool = False,
     ) -> None:
+        """What fixes the stream, of a new log:
+
+        `prompts`, any source, of which `prompt_column` is asked; `group_size` responses to each; `seed` and `shuffle`
+        for their order; `epochs` over them (1; None never ends); `samples_per_insert`, how often the trainer uses each
+        group, in passes over rounds of `round_groups`.
+
+        What this process does:
+
+        `lease_seconds` until a prompt that it leased is issued again, without a heartbeat; `max_attempts` to answer a
+        prompt, and `on_stuck` ("raise" or "drop") what happens then; `ahead`, groups that may be asked for and not
+        taken; `stale` ("reissue" or "drop"), what becomes of groups that are too old; `vocab_size`, which ids must be
+        below; `read_only` for looking.
+        """
         asked = _asked(group_size, seed, shuffle, epochs, samples_per_insert, round_groups)
         self.lease_seconds = _seconds(lease_seconds=lease_seconds)
         self.max_attempts = at_least(1, max_attempts=max_attempts)
