@@ -482,3 +482,28 @@ def test_ranks_that_compute_other_advantages_are_not_in_step():
     one, other = opened(gamma=0.9), opened(gamma=0.8)
     assert one._settings_of_batches() != other._settings_of_batches()
     assert one._settings_of_batches() == opened(gamma=0.9)._settings_of_batches()
+
+
+def test_what_the_reference_says_counts_in_the_comparison_too():
+    same = {"prompt": [1], "response": [2, 3], "reward": 1.0, "group": 0, "ref_log_probs": [-1.0, -1.0]}
+    data = [{**same, "old_log_probs": [-1.0, -1.0]}, {**same, "old_log_probs": [-1.0, -3.0]}]
+    batch = opened(data, "leave_one_out", batch_size=2, kl_coef=0.5, shuffle=False).get_batch()
+    assert batch.metadata["advantages"][:, 0].tolist() == [-1.0, 1.0]  # rewards of 1 and 2
+
+
+def test_a_batch_may_have_more_rows_than_are_looked_up_at_once():
+    data = [{"prompt": [n % 100], "response": [n % 77], "reward": 0.0} for n in range(9000)]
+    batch = opened(data, False, batch_size=9000).get_batch()
+    assert sorted(batch.metadata["row"].tolist()) == list(range(9000))
+
+
+def test_moments_do_not_depend_on_the_order_of_rows():
+    from penstock.rl.estimate import Estimator
+    from penstock.rl.rows import RolloutRows
+    from penstock.rollouts import read_rollouts
+
+    rows = RolloutRows(read_rollouts(rollouts(2000)), Estimator(whiten=True))
+    order = np.arange(2000)
+    expected = rows.moments(order)
+    for seed in range(5):
+        assert rows.moments(np.random.default_rng(seed).permutation(order)) == expected

@@ -155,15 +155,26 @@ def test_each_group_is_used_as_often_as_the_log_says(tmp_path):
 
 def test_a_budget_takes_as_many_rows_as_fit(log):
     answered = answer(log, 20)
-    loader = opened(log, batch_tokens=60, row_multiple=2)
-    found = []
+    loader = opened(log, batch_tokens=100, row_multiple=4)
+    found, filled = [], []
     for step, batch in enumerate(loader):
-        assert batch.input_ids.size <= 60
-        assert len(batch) % 2 == 0
+        assert batch.input_ids.size <= 100
+        assert len(batch) % 4 == 0
         assert loader.step == step + 1
         found += ordinals(batch)
+        filled = [*filled, bool((batch.metadata["weight"] == 0).any())]
     assert found == [ordinal for ordinal in answered for _ in range(4)]
-    assert loader.batch_tokens == 60
+    assert loader.batch_tokens == 100
+    assert not any(filled[:-1])  # only where rows run out
+
+
+def test_a_budget_keeps_its_multiple_where_a_long_row_comes_in_between(tmp_path):
+    with ps.RolloutLog(tmp_path / "log", prompts=["ten bytes.", "ten bytes!"], group_size=4) as log:
+        for job, lengths in zip(log.next_prompts(2), ([1, 1, 1, 1], [1, 1, 30, 1]), strict=True):
+            log.add(job, responses=[[7] * length for length in lengths], rewards=[0.0] * 4)
+        batches = list(opened(log, batch_tokens=170, row_multiple=4))  # 6 rows fit, and 8 do not
+    assert [batch.input_ids.shape for batch in batches] == [(4, 11), (4, 40)]
+    assert all(batch.metadata["weight"].all() for batch in batches)
 
 
 def test_a_budget_goes_on_from_any_step(log):
