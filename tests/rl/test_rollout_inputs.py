@@ -101,7 +101,7 @@ def test_rows_of_token_ids_become_columns() -> None:
     assert rollouts.policy_version is not None
     assert rollouts.policy_version.tolist() == [3, 3, 4]
     assert len(rollouts) == 3
-    assert rollouts.has_reward
+    assert rollouts.reward is not None
 
 
 def test_columns_have_the_types_that_are_promised() -> None:
@@ -122,7 +122,7 @@ def test_columns_have_the_types_that_are_promised() -> None:
 def test_what_no_row_has_is_none() -> None:
     rollouts = read_rollouts([{"prompt": [1], "response": [2], "group": None}])
 
-    assert not rollouts.has_reward
+    assert rollouts.reward is None
     assert [rollouts.reward, rollouts.group, rollouts.values, rollouts.policy_version] == [None] * 4
 
 

@@ -56,10 +56,6 @@ class Rollouts:
         """Tokens of each row."""
         return np.diff(self.starts)
 
-    @property
-    def has_reward(self) -> bool:
-        return self.reward is not None
-
     def fingerprint(self) -> str:
         """A name for the content: the same for the same rollouts, whether a list, a file or a table held them."""
         digest = xxhash.xxh3_128()
