@@ -120,6 +120,28 @@ def test_a_reward_rises_while_generator_and_trainer_are_killed_and_no_prompt_is_
     assert float(after.split()[-1]) > float(before.split()[0]) + 0.3
 
 
+def test_the_pool_takes_the_wave_out_of_the_loss_and_a_board_game_network_is_better_for_it(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / "train_board_game.py"],
+        cwd=tmp_path,
+        env={**os.environ, **ONE_THREAD, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = re.findall(r"^ *\d+-\d+  (\w+) +(\S+) #+ +(\S+) +(\S+) #+ +(\S+)$", ran.stdout, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["beginners", "improving", "strong"] * 6
+    ordered, ordered_held_out, mixed, mixed_held_out = ([float(row[n]) for row in rows] for n in range(1, 5))
+    late = range(6, len(rows) - 1)  # when the steep beginning is over
+    jump, mixed_jump = (max(abs(loss[n + 1] - loss[n]) for n in late) for loss in (ordered, mixed))
+    assert mixed_jump < jump / 5
+    assert sum(mixed_held_out[-3:]) < sum(ordered_held_out[-3:])
+    assert "resumed after step 500 of 1152: the next batch is the same" in ran.stdout
+    assert re.search(r"^sequential +0\.99", ran.stdout, re.MULTILINE)
+
+
 def test_every_example_is_run_by_a_test():
     tested = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in tested] == []

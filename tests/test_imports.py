@@ -21,8 +21,8 @@ GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
     *("plan", "processes", "addresses", "journal", "kernels", "parts"),
 )
-STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl")
-ONLINE = ("documents", "rollouts", "rollout_log", "flow", "plans", "loaders", "tracing", "digest", "drill")
+STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards")
+ONLINE = ("documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders", "tracing", "digest", "drill")
 EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -33,9 +33,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "documents": (*GROUND, "sources", "prepare"),  # rows of raw files as documents
     "rollouts": (*GROUND, "sources", "prepare", "buffer", "rl", "documents", "rollouts"),  # as columns
     "rollout_log": (*GROUND, "sources", "order", "rl", "documents", "rollout_log"),  # prompts of files, in an order
+    "pool": (*GROUND, "order", "deliver", "shards", "pool"),  # shards in memory, drawn in an order
     "flow": (*GROUND, *STAGES),
     "plans": (*GROUND, *STAGES),
-    "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "flow", "plans", "loaders"),
+    "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders"),
     "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
     "digest": (*GROUND, *STAGES, *ONLINE),
     "drill": (*GROUND, *STAGES, *ONLINE),
@@ -63,11 +64,13 @@ EXCEPTIONS = {
     ("plan.py", "penstock.loaders.amending"): "plan.amend()",
     ("loaders/base.py", "penstock.adapters.jax"): "batches of JAX arrays",
     ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
+    ("loaders/mixed_shards.py", "penstock.adapters.torch_pool"): "ds.loader()",
     ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
     ("buffer/batch.py", "penstock.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
     ("loaders/rollout_batches.py", "penstock.adapters.*"): "columns of rollouts as tensors",
     ("types.py", "penstock.looking"): "a notebook shows a batch",
     ("buffer/reads.py", "penstock.loaders.rows"): "buffer.loader()",
+    ("shards/find.py", "penstock.order.draw"): "directories are mixed as sources are",
     ("__init__.py", "penstock.*"): "public names, each from its home",
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
@@ -81,6 +84,7 @@ PUBLIC = [
     "DatasetBuffer",
     "DatasetRecipe",
     "EndOfRun",
+    "MemoryLimitError",
     "MissingExtraError",
     "MixedDataLoader",
     "NotReadyError",
@@ -98,6 +102,7 @@ PUBLIC = [
     "SpecError",
     "Store",
     "StoreError",
+    "StreamingMixedShardDataset",
     "SyncError",
     "TokenizerError",
     "TraceRecord",
@@ -108,13 +113,18 @@ PUBLIC = [
     "adopt",
     "bake",
     "chat",
+    "create_datasets",
+    "dihedral8",
+    "discover_and_split_multiple_data",
     "explain",
     "export",
     "find",
+    "hex4",
     "look",
     "open_store",
     "prepare_step",
     "ramp",
+    "register_augmentation",
     "register_format",
     "register_normalizer",
     "register_sharding",

@@ -12,6 +12,7 @@
     ├─ SyncError                     ranks of one run that do not belong together
     ├─ BusyError                     another process is writing here
     ├─ OutOfSpaceError (OSError)     the disk is full; nothing that was finished is lost
+    ├─ MemoryLimitError (MemoryError)   a refill would hold more memory than is allowed; has the state to resume from
     ├─ WorkerError (RuntimeError)    a worker process died, or user code failed inside one
     ├─ EndOfRun                      there are no more batches
     ├─ NotReadyError (TimeoutError)  what is asked for is not there yet; somebody else makes it
@@ -31,6 +32,7 @@ from typing import Any
 __all__ = [
     "BusyError",
     "EndOfRun",
+    "MemoryLimitError",
     "MissingExtraError",
     "NotReadyError",
     "OutOfSpaceError",
@@ -117,6 +119,18 @@ class BusyError(PenstockError):
 
 class OutOfSpaceError(PenstockError, OSError):
     """The disk is full. What was finished is kept, and the same call continues there."""
+
+
+class MemoryLimitError(PenstockError, MemoryError):
+    """A refill would hold more memory than is allowed. Everything before was handed over; nothing is lost."""
+
+    report: Any = None
+    """A MemoryReport: what is held, and what was asked for."""
+    state: dict[str, Any] | None = None
+    """For `load_state_dict`, with more memory or a smaller pool."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (*super().__reduce__(), {"report": self.report, "state": self.state})
 
 
 class WorkerError(PenstockError, RuntimeError):

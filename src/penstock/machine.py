@@ -29,6 +29,7 @@ __all__ = [
     "is_alive",
     "is_cached",
     "is_linux",
+    "limit_memory",
     "read_only_what_is_asked",
     "shared_memory",
     "unmap_pages",
@@ -147,6 +148,15 @@ def _numbers(path: Path) -> dict[str, int]:
     """The first two words of each line, where the second is a number."""
     lines = (line.split()[:2] for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+
+
+def limit_memory(more_bytes: int) -> None:
+    """This process may take so many bytes more than it has; then it gets MemoryError. Nothing where there is no way."""
+    if is_linux():
+        has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = has_bytes + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def is_cached(descriptor: int, offset: int) -> bool | None:

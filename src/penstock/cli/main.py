@@ -23,7 +23,8 @@ OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 1
 
 VERBS = (
     *("bake", "train-tokenizer", "adopt", "export"),
-    *("info", "look", "plan", "amend", "trace", "verify", "digest", "drill", "doctor", "rollouts", "gc", "demo"),
+    *("info", "look", "plan", "amend", "trace", "verify", "digest", "drill", "doctor"),
+    *("rollouts", "shards", "gc", "demo"),
 )
 
 _DESCRIPTION = """\
@@ -36,7 +37,8 @@ the store. Wherever a PLAN is asked for, give its fingerprint (or the first digi
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    a check failed: verify found damage, drill a difference, doctor a fault, rollouts a loss
+  1    a check failed: verify found damage, drill a difference, doctor a fault, rollouts a loss,
+       shards one that cannot be read
   2    not done: bad usage, bad input, somebody else is writing, no space left
   70   a fault in penstock itself
   130  interrupted

@@ -1,0 +1,716 @@
+"""StreamingMixedShardDataset: positions from many shards, mixed in a pool in memory, each once per epoch.
+
+The door: it checks what it was given, says which lanes this process draws from, and hands out rows or batches.
+`order/refills.py` says what is drawn when, and `pool/` draws it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice, repeat
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from penstock.deliver.ranks import Ranks, find_ranks
+from penstock.errors import MemoryLimitError, PlanError, SpecError
+from penstock.order.mixing import MixingReport
+from penstock.order.refills import NoRoom
+from penstock.pool.augment import apply, augmentation_for
+from penstock.pool.draws import Draws
+from penstock.pool.lane import Columns
+from penstock.pool.memory import MachineFull, MemoryReport
+from penstock.pool.plan import PoolPlan, TracedPosition
+from penstock.pool.shards import ShardSet
+from penstock.pool.state import Cursor, ShardNames, State, cursor_of, state_of
+from penstock.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, next_lane, take_turns
+from penstock.shards import Schema
+from penstock.shards.find import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
+from penstock.spec import at_least, one_of, whole_number
+
+__all__ = ["StreamingMixedShardDataset", "create_datasets"]
+
+log = logging.getLogger("penstock")
+
+_ROWS_AT_ONCE = 1024
+"""Rows that are drawn at once where they are handed out one by one."""
+_GB = 10**9
+
+
+class StreamingMixedShardDataset:
+    """Positions from shards in several directories, mixed in a pool: each once per epoch, in bounded memory.
+
+        ds = StreamingMixedShardDataset(["selfplay", "human"], ["0-99", "all"], random_seed=7)
+        for batch in ds.batches(1024):        # dicts of NumPy columns: the fast way
+        for position in ds:                   # dicts, one position each
+        ds.loader(num_workers=2)              # a torch DataLoader that moves the cursor
+
+    A pass goes from the cursor to the end of its epoch, and the next pass reads the next epoch. The stream is a
+    function of (shards, pool, seed, rows drawn): `state_dict()` continues exactly there. For torch, it is an
+    IterableDataset.
+    """
+
+    def __init__(
+        self,
+        data_dirs: Sequence[str | PathLike[str]],
+        shard_ranges: Sequence[str],
+        pool_size: int = 2_000_000,
+        refill_threshold: int = 1_500_000,
+        max_memory_gb: float = 5.0,
+        enable_augmentation: bool = True,
+        max_examples_unaugmented: int | None = None,
+        verbose: bool = False,
+        random_seed: int | None = None,
+        *,
+        allow_pickle: bool = False,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[Columns], Mapping[str, Any]] | None = None,
+        augmentation: Any = None,
+        batch_size: int | None = None,
+        is_validation: bool = False,
+        on_memory_limit: str = "raise",
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """`pool_size` and `refill_threshold` count entries: `factor` for each position, where it is augmented.
+
+        `transform(columns) -> columns` is applied to every batch, after augmentation. `drop_last` leaves out what does
+        not fill a batch on every rank, so that all ranks have equally many.
+        """
+        _register_with_torch()
+        if verbose:
+            _show_log()
+        self.pool_size = at_least(1, pool_size=pool_size)
+        self.batch_size = None if batch_size is None else self._checked_batch(batch_size)
+        self.on_memory_limit = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
+        self.transform = _checked_transform(transform)
+        self.is_validation, self.drop_last = bool(is_validation), bool(drop_last)
+        self.max_examples_unaugmented = most_rows = _checked_most(max_examples_unaugmented)
+        is_augmented = enable_augmentation and not is_validation
+        self._augmentation = augmentation_for(augmentation) if is_augmented else None
+        if is_augmented and self._augmentation is None:
+            log.info("no augmentation is given: each position is one entry")
+        threshold, memory = _checked_threshold(refill_threshold, self.pool_size), _checked_memory(max_memory_gb)
+        found = find_shards(data_dirs, shard_ranges)
+        self.data_dirs = [str(directory) for directory in data_dirs]
+        shards = ShardSet(shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows)
+        self._plan = PoolPlan(
+            shards=shards,
+            seed=_checked_seed(random_seed),
+            factor=self.factor,
+            pool_entries=self.pool_size,
+            threshold=threshold,
+            max_memory_bytes=memory,
+            in_order=self.is_validation,
+            verbose=bool(verbose),
+        )
+        self._is_seed_given = random_seed is not None
+        self._names = ShardNames.of(shards.files, shards.marks, len(found))
+        self._given_ranks = None if rank is None and world_size is None else find_ranks(rank, world_size)
+        self.stopped_early = False
+        """Whether the last pass ended at the memory limit, before its epoch did (on_memory_limit="stop")."""
+        self._cursor = Cursor()
+        self._lanes_are_loaded = False
+        """The number of lanes came with a state: other numbers of processes must divide it."""
+        self._own_lanes: list[int] | None = None
+        """Of a worker in mid-epoch: the lanes that it began with. Its view of the others' lanes is old."""
+        self._base: list[int] = []
+        """What was drawn from each lane when the pass began; since then `_turns_taken` turns of `_turn_rows`."""
+        self._turns_taken, self._turn_rows = 0, 1
+        self._ends: list[int] | None = None
+        """Where each lane ends in this pass, with drop_last."""
+        self._pass = 0
+        """Counts passes: a newer one ends the one before."""
+        self._draws: Draws | None = None
+        self._tells_of_stops = False
+        """In a worker: whether whoever reads from it learns that it stopped early."""
+        for name, share in self.directory_weights.items():
+            log.log(logging.INFO if verbose else logging.DEBUG, "%s: %.1f %% of the shards", name, 100 * share)
+
+    # What there is
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of a position, by name: dtype and shape."""
+        return self._plan.shards.schema
+
+    @property
+    def shards(self) -> list[ShardFile]:
+        """The shards of an epoch, in the order in which they are read."""
+        return list(self._plan.shards.files)
+
+    @property
+    def directory_weights(self) -> dict[str, float]:
+        """The share of each directory, by its number of shards."""
+        counts = [0] * len(self.data_dirs)
+        for file in self._plan.shards.files:
+            counts[file.directory] += 1
+        shares: dict[str, float] = {}
+        for name, count in zip(self.data_dirs, counts, strict=True):
+            shares[name] = shares.get(name, 0.0) + count / len(self._plan.shards.files)
+        return shares
+
+    @property
+    def factor(self) -> int:
+        """Entries that each position gives."""
+        return 1 if self._augmentation is None else self._augmentation.factor
+
+    @property
+    def num_positions(self) -> int:
+        """Entries of an epoch, over all ranks: rows times `factor`. Shards that must be decoded to tell are counted."""
+        return self._plan.shards.num_rows * self.factor
+
+    @property
+    def random_seed(self) -> int:
+        """The seed that was given, or the one that was drawn."""
+        return self._plan.seed
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch
+
+    def __len__(self) -> int:
+        """What a pass over a whole epoch yields on this rank: positions, or batches where there is a batch_size."""
+        if self.batch_size is None:
+            ranks = self._ranks()
+            return self._plan.lane_sizes(ranks.world_size)[ranks.rank]
+        return self.num_batches(self.batch_size)
+
+    def num_batches(self, batch_size: int, *, drop_last: bool | None = None, num_workers: int = 0) -> int:
+        """Batches of a whole epoch on this rank, if so many workers draw them: each lane may end with a short one."""
+        rows, ranks = self._checked_batch(batch_size), self._ranks()
+        processes = ranks.world_size * max(1, num_workers)
+        lanes = processes if self._may_choose_lanes else self._cursor.lanes
+        sizes = self._plan.lane_sizes(lanes)
+        if self.drop_last if drop_last is None else drop_last:
+            return min(sizes) // rows * (lanes // ranks.world_size)
+        return sum(-(-sizes[lane] // rows) for lane in lanes_of_rank(lanes, ranks.rank, ranks.world_size))
+
+    def __repr__(self) -> str:
+        rows = self._plan.shards.known_rows
+        return (
+            f"StreamingMixedShardDataset({len(self._plan.shards.files):,} shards in {len(self.data_dirs)} directories, "
+            f"{'?' if rows is None else f'{rows:,}'} rows, factor {self.factor}, pool {self.pool_size:,}, "
+            f"seed {self._plan.seed}, epoch {self._cursor.epoch}, {sum(self._cursor.drawn):,} drawn)"
+        )
+
+    # Passes
+
+    def __iter__(self) -> Iterator[Any]:
+        """The positions from the cursor to the end of the epoch, or batches of `batch_size`."""
+        return self._positions() if self.batch_size is None else self.batches()
+
+    def batches(self, batch_size: int | None = None, *, drop_last: bool | None = None) -> Iterator[Columns]:
+        """Batches from the cursor to the end of the epoch: dicts of columns whose first axis is rows."""
+        if batch_size is None and self.batch_size is None:
+            raise SpecError("how large shall batches be?", parameter="batch_size", remedy="ds.batches(1024)")
+        rows = self._checked_batch(self.batch_size if batch_size is None else batch_size)
+        is_even = self.drop_last if drop_last is None else bool(drop_last)
+        return (columns for _, columns in self._turns(rows, is_even))
+
+    def loader(
+        self, num_workers: int = 0, *, batch_size: int | None = None, drop_last: bool | None = None, **options: Any
+    ) -> Any:
+        """A torch DataLoader of column batches as tensors, whose `state_dict()` is of what was handed over.
+
+        `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
+        """
+        from penstock.adapters.torch_pool import PoolLoader
+
+        rows = self._checked_batch(batch_size if batch_size is not None else self.batch_size or _ROWS_AT_ONCE)
+        is_even = self.drop_last if drop_last is None else bool(drop_last)
+        return PoolLoader(self, rows, is_even, num_workers=num_workers, **options)
+
+    def reset(self, epoch: int = 0) -> None:
+        """Go to the beginning of an epoch. A pass that is under way ends."""
+        self._go_to(Cursor(at_least(0, epoch=epoch)), lanes_are_loaded=False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """`reset(epoch)`, as trainers call it before each pass; inside that epoch already, the cursor stays."""
+        if epoch != self._cursor.epoch:
+            self.reset(epoch)
+
+    def __getitem__(self, index: object) -> Any:
+        raise SpecError(
+            "a mixed stream has no random access; torch asks for it if it was imported after the dataset was made",
+            parameter="dataset",
+            remedy="import torch before making the dataset, or use ds.loader(...)",
+        )
+
+    def _turns(self, rows: int, is_even: bool) -> Iterator[tuple[int, Columns]]:
+        """(lane, batch) of each turn of this process, until the end of the epoch."""
+        with self._passing(rows, is_even) as (draws, mine):
+            number, drawn = self._pass, self._cursor.drawn
+            ends = (
+                even_ends(drawn, self._plan.lane_sizes(len(drawn)), rows, self._ranks().world_size) if is_even else None
+            )
+            while (lane := next_lane(drawn, ends, mine)) is not None:
+                columns, count = self._finished(draws, lane, rows)
+                if count < rows and not draws.is_at_end(lane):
+                    self._finished(
+                        draws, lane, rows
+                    )  # raises what stopped the reader; a resume begins before this batch
+                if number != self._pass:
+                    raise _ended_by_newer()
+                if not count:
+                    mine.remove(lane)
+                    continue
+                drawn[lane] += count
+                self._turns_taken += 1
+                yield lane, columns
+
+    def _positions(self) -> Iterator[dict[str, Any]]:
+        with self._passing(1, is_even=False) as (draws, mine):
+            number, drawn = self._pass, self._cursor.drawn
+            blocks = {lane: self._blocks_of(draws, lane) for lane in mine}
+            rows: dict[int, Iterator[dict[str, Any]]] = {lane: iter(()) for lane in mine}
+            while (lane := next_lane(drawn, None, mine)) is not None:
+                num_taken = 0
+                for position in rows[lane] if len(mine) == 1 else islice(rows[lane], 1):
+                    if number != self._pass:
+                        raise _ended_by_newer()
+                    drawn[lane] += 1
+                    self._turns_taken += 1
+                    num_taken += 1
+                    yield position
+                if not num_taken or len(mine) == 1:
+                    block = next(blocks[lane], None)
+                    if block is None:
+                        mine.remove(lane)
+                    else:
+                        rows[lane] = block
+
+    def _blocks_of(self, draws: Draws, lane: int) -> Iterator[Iterator[dict[str, Any]]]:
+        """The positions of a lane, some at a time."""
+        while True:
+            columns, count = self._finished(draws, lane, _ROWS_AT_ONCE)
+            if not count:
+                return
+            # dict(zip(names, values)) of each row, without a step of Python for it
+            yield map(dict, map(zip, repeat(list(columns)), zip(*columns.values(), strict=False)))
+
+    def _finished(self, draws: Draws, lane: int, most: int) -> tuple[Columns, int]:
+        """The next entries of a lane, augmented and transformed; and how many they are."""
+        try:
+            columns, which = draws.take(lane, most)
+        except (NoRoom, MachineFull, MemoryError) as refused:
+            raise _OutOfMemory(refused) from None
+        count = len(next(iter(columns.values())))
+        if count and self._augmentation is not None and which is not None:
+            columns = apply(self._augmentation, columns, which)
+        if count and self.transform is not None:
+            columns = _checked_result(self.transform(columns), count)
+        return columns, count
+
+    @contextmanager
+    def _passing(self, rows: int, is_even: bool) -> Iterator[tuple[Draws, list[int]]]:
+        """A pass of this process: its pools, and its lanes that are not at their end. At its end comes the next epoch.
+
+        Where memory ends it, that is raised or logged, and the cursor stays where it is.
+        """
+        worker, workers = _torch_worker()
+        self._begin(rows, workers, is_even)
+        mine = self._lanes_of(worker, workers)
+        self._own_lanes = None if worker is None else list(mine)
+        self._pass += 1
+        number, self.stopped_early = self._pass, False
+        draws = self._draws = self._plan.open(self._cursor, mine, self._lanes_here)
+        try:
+            yield draws, mine
+        except _OutOfMemory as stop:
+            error = self._limit_reached(stop.refused, draws)
+            if self.on_memory_limit == "raise" or (worker is not None and not self._tells_of_stops):
+                raise error from None
+            self.stopped_early = True
+            log.warning("the stream ends before its epoch does: %s", error)
+            return
+        finally:
+            draws.close()
+            if self._draws is draws:
+                self._draws = None
+        if number == self._pass:
+            self._end_epoch()
+
+    def _follow(self, turns: Iterator[tuple[int, int, Any]]) -> Generator[Any, None, bool]:
+        """Hand over batches that workers draw, (lane, rows, columns) each; the cursor moves with them.
+
+        Returns whether this pass came to the end of its epoch.
+        """
+        self._pass += 1
+        number, self.stopped_early = self._pass, False
+        try:
+            for lane, rows, columns in turns:
+                if number != self._pass:
+                    raise _ended_by_newer()
+                if lane < 0:
+                    self.stopped_early = True
+                    return False
+                self._cursor.drawn[lane] += rows
+                self._turns_taken += 1
+                yield columns
+        except Exception as error:  # one name that is still there when an interpreter ends in mid-pass
+            if isinstance(error, MemoryLimitError):
+                error.state = self.state_dict()  # torch makes a worker's error anew, from its text
+            raise
+        if number != self._pass:
+            return False
+        self._end_epoch()
+        return True
+
+    def _end_epoch(self) -> None:
+        self._cursor = self._cursor.next_epoch()
+        self._turns_taken, self._base = 0, list(self._cursor.drawn)
+        self._ends = self._own_lanes = None
+
+    # Lanes
+
+    def _begin(self, rows: int, workers: int, is_even: bool) -> None:
+        """Fix what is open until a pass begins: how many lanes there are, and how large their pools."""
+        ranks = self._ranks()
+        processes = ranks.world_size * max(1, workers)
+        cursor = self._cursor
+        if not self._is_seed_given and ranks.world_size > 1:
+            raise SpecError(
+                f"random_seed=None with {ranks.world_size} ranks: each would draw a seed of its own",
+                parameter="random_seed",
+                remedy="random_seed=0, or another number, the same on all ranks",
+            )
+        if self._may_choose_lanes:
+            cursor.drawn, cursor.sizes = [0] * processes, []
+        elif cursor.lanes % processes:
+            raise PlanError(
+                f"this stream has {cursor.lanes} lanes, which {processes} processes cannot share evenly",
+                parameter="num_workers" if workers else "world_size",
+                lanes=cursor.lanes,
+                processes=f"{ranks.world_size} ranks x {max(1, workers)} workers",
+                remedy=f"ranks x workers that divide {cursor.lanes}: {_divisors(cursor.lanes)}; or reset()",
+            )
+        size = self._plan.size(cursor.drawn, self._lanes_here)
+        if size.entries < rows and not self.is_validation:
+            raise SpecError(
+                f"a pool of {size.entries:,} entries is smaller than a batch of {rows:,}"
+                + (f": pool_size={self.pool_size:,} is shared by {cursor.lanes} lanes" if cursor.lanes > 1 else ""),
+                parameter="pool_size",
+                remedy=f"pool_size={rows * cursor.lanes * 4}, or smaller batches",
+            )
+        if not cursor.sizes or not cursor.sizes[-1].is_like(size):
+            cursor.sizes.append(size)
+        self._turn_rows, self._turns_taken, self._base = rows, 0, list(cursor.drawn)
+        self._ends = None
+        if is_even:
+            sizes = self._plan.lane_sizes(cursor.lanes)
+            self._ends = even_ends(cursor.drawn, sizes, rows, ranks.world_size)
+
+    @property
+    def _may_choose_lanes(self) -> bool:
+        """Whether the next pass decides how many lanes there are: nobody has begun this epoch, and no state says it."""
+        return not self._cursor.lanes or (self._cursor.is_at_start and not self._lanes_are_loaded)
+
+    def _lanes_of(self, worker: int | None, workers: int) -> list[int]:
+        """The lanes that this process draws from."""
+        if worker is None:
+            worker, workers = 0, 1
+        elif self._own_lanes is not None:
+            return list(self._own_lanes)
+        ranks, cursor = self._ranks(), self._cursor
+        of_rank = lanes_of_rank(cursor.lanes, ranks.rank, ranks.world_size)
+        return lanes_of_worker(cursor.drawn, of_rank, worker, workers)
+
+    @property
+    def _lanes_here(self) -> int:
+        """Lanes of this rank."""
+        return max(1, self._cursor.lanes // self._ranks().world_size)
+
+    def _ranks(self) -> Ranks:
+        return self._given_ranks or find_ranks()
+
+    # State
+
+    def state_dict(self) -> State:
+        """Where the stream is: JSON. It is the same on every rank, if all have taken as many batches."""
+        cursor = self._cursor.copy()
+        ranks, (_, workers) = self._ranks(), _torch_worker()
+        mine = self._own_lanes
+        ends = self._ends
+        if ends is None and cursor.lanes and self._plan.shards.known_rows is not None:
+            ends = self._plan.lane_sizes(cursor.lanes)
+        if self._turns_taken:
+            for rank in range(ranks.world_size):
+                others = lanes_of_rank(cursor.lanes, rank, ranks.world_size)
+                after = take_turns(self._base, ends, others, self._turns_taken * max(1, workers), self._turn_rows)
+                for lane in others:
+                    if rank != ranks.rank or (mine is not None and lane not in mine):
+                        cursor.drawn[lane] = after[lane]
+        # A worker that is at its end must not begin the next epoch while others go on with this one.
+        is_whole = mine is None and cursor.lanes > 0 and ends is not None
+        if is_whole and all(at >= end for at, end in zip(cursor.drawn, ends or [], strict=True)):
+            cursor = cursor.next_epoch()  # also before the pass itself has found that it is at its end
+        state = state_of(
+            cursor,
+            self._names,
+            seed=self._plan.seed,
+            **self._settings(),
+        )
+        return state if mine is None else state | {"own_lanes": mine}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where a dataset over the same shards was. Another pool or memory limit is fine from here on;
+        so is another number of ranks and workers that divides the number of lanes."""
+        cursor = cursor_of(state)
+        self._names.refuse_others(state["shards"], self._plan.shards.files)
+        if self._is_seed_given and state["seed"] != self._plan.seed:
+            raise _differs("random_seed", state["seed"], self._plan.seed)
+        for name, now in self._settings().items():
+            if state.get(name) != now:
+                raise _differs(name, state.get(name), now)
+        self._plan, self._is_seed_given = replace(self._plan, seed=int(state["seed"])), True
+        self._go_to(cursor, lanes_are_loaded=bool(cursor.lanes))
+        self._own_lanes = state.get("own_lanes")
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same where a state is loaded, besides shards and seed."""
+        return {
+            "augmentation": None if self._augmentation is None else self._augmentation.name,
+            "factor": self.factor,
+            "max_examples_unaugmented": self.max_examples_unaugmented,
+            "is_validation": self.is_validation,
+        }
+
+    def _go_to(self, cursor: Cursor, *, lanes_are_loaded: bool) -> None:
+        self._cursor, self._lanes_are_loaded, self._own_lanes = cursor, lanes_are_loaded, None
+        self._turns_taken, self._base, self._ends = 0, list(cursor.drawn), None
+        self.stopped_early = False
+        self._pass += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What workers are sent. A script's own function travels by value; ranks are known here, not there.
+        import cloudpickle
+
+        sent = {**self.__dict__, "_draws": None, "_given_ranks": self._ranks()}
+        return sent | {"transform": None if self.transform is None else cloudpickle.dumps(self.transform)}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        import cloudpickle
+
+        self.__dict__.update(sent)
+        if self.transform is not None:
+            self.transform = cloudpickle.loads(sent["transform"])
+        _register_with_torch()
+
+    # Reports
+
+    def memory_report(self, needed: int = 0) -> MemoryReport:
+        """What the pools of this process hold now."""
+        pool = self._draws.num_bytes if self._draws is not None else 0
+        return MemoryReport.now(
+            limit=self._plan.max_memory_bytes, pool=pool, shards=self._plan.shards.decode_bytes, needed=needed
+        )
+
+    def mixing_report(self, block: int = 1024, *, most_draws: int = 8_000_000) -> MixingReport:
+        """How well this epoch is mixed, computed from numbers: directory shares and blockwise correlation of the
+        stream, of sequential reading and of a perfect shuffle. Of a long epoch, the first `most_draws` draws."""
+        return self._plan.mixing(self._planned(), at_least(2, block=block), at_least(1, most_draws=most_draws))
+
+    def trace(self, draw: int, count: int = 1, *, lane: int = 0) -> list[TracedPosition]:
+        """Which rows of which files some draws of a lane are, in the epoch of the cursor. Nothing is read."""
+        cursor = self._planned()
+        if not 0 <= lane < cursor.lanes:
+            raise SpecError(f"there is no lane {lane}", parameter="lane", remedy=f"0 to {cursor.lanes - 1}")
+        return self._plan.trace(cursor, lane, at_least(0, draw=draw), at_least(1, count=count))
+
+    def _planned(self) -> Cursor:
+        """The cursor, as it is or as it will be when a pass begins."""
+        if self._cursor.sizes:
+            return self._cursor.copy()
+        lanes = self._cursor.lanes or self._ranks().world_size
+        size = self._plan.size([0] * lanes, max(1, lanes // self._ranks().world_size))
+        return Cursor(self._cursor.epoch, [0] * lanes, [size])
+
+    def _limit_reached(self, refused: BaseException, draws: Draws) -> MemoryLimitError:
+        """What is said where a refill has no room."""
+        cursor = self._cursor
+        limit = f"max_memory_gb={self._plan.max_memory_bytes / _GB:g}"
+        if isinstance(refused, NoRoom):
+            rows = refused.held_rows + refused.shard_rows
+            total = self._plan.bytes_of(rows, cursor.lanes, self._lanes_here)
+            file = self._plan.shards.files[refused.shard].path if refused.shard is not None else None
+            headline = (
+                f"not one more shard fits under {limit}: {refused.held_rows:,} rows are in the pool, and "
+                f"{refused.shard_rows:,} come with the next"
+            )
+            enough = f"max_memory_gb={math.ceil(total / _GB * 100) / 100:g} or more"
+            remedy = f"{enough}, a smaller refill_threshold and pool_size, or smaller shards"
+        else:
+            total, file = 0, None
+            headline = f"the machine has no memory left for a refill: {refused or 'it could not be allocated'}"
+            remedy = "a smaller pool_size, fewer workers, or a machine with more memory"
+        report = self.memory_report(needed=max(0, total - draws.num_bytes))
+        error = MemoryLimitError(
+            headline,
+            shard=file,
+            drawn=f"{sum(cursor.drawn):,} in epoch {cursor.epoch}",
+            memory=str(report),
+            remedy=f"{remedy}; load_state_dict(error.state) then goes on where this ended",
+        )
+        error.report, error.state = report, self.state_dict()
+        return error
+
+    def _checked_batch(self, batch_size: Any) -> int:
+        rows = at_least(1, batch_size=batch_size)
+        if rows > self.pool_size:
+            raise SpecError(
+                f"a pool of {self.pool_size:,} entries is smaller than a batch of {rows:,}",
+                parameter="pool_size",
+                remedy=f"pool_size={rows * 4}, or smaller batches",
+            )
+        return rows
+
+
+class _OutOfMemory(Exception):
+    """A refill was refused."""
+
+    def __init__(self, refused: BaseException) -> None:
+        self.refused = refused
+
+
+def create_datasets(
+    data_dirs: Sequence[str | PathLike[str]],
+    shard_ranges: Sequence[str],
+    validation_split: float = 0.1,
+    *,
+    random_seed: int | None = None,
+    **settings: Any,
+) -> tuple[StreamingMixedShardDataset, StreamingMixedShardDataset | None]:
+    """A dataset for training and one for validation, which share no shard. `settings` are of both.
+
+    With validation_split=0 the second is None.
+    """
+    split = discover_and_split_multiple_data(
+        data_dirs, shard_ranges, validation_split, 0 if random_seed is None else random_seed
+    )
+    train = StreamingMixedShardDataset(
+        list(split.data_dirs), list(split.train_ranges), random_seed=random_seed, **settings
+    )
+    if not split.validation_shards:
+        return train, None
+    validation = StreamingMixedShardDataset(
+        list(split.data_dirs),
+        list(split.validation_ranges),
+        random_seed=train.random_seed,
+        **settings | {"is_validation": True},
+    )
+    return train, validation
+
+
+def _checked_most(max_examples_unaugmented: Any) -> int | None:
+    if max_examples_unaugmented is None:
+        return None
+    return at_least(1, max_examples_unaugmented=max_examples_unaugmented)
+
+
+def _checked_threshold(refill_threshold: Any, pool_size: int) -> int:
+    threshold = at_least(0, refill_threshold=refill_threshold)
+    if threshold >= pool_size:
+        raise SpecError(
+            f"refill_threshold={threshold:,} is not below pool_size={pool_size:,}: the pool would be refilled for ever",
+            parameter="refill_threshold",
+            remedy=f"refill_threshold={pool_size * 3 // 4}, three quarters of the pool",
+        )
+    return threshold
+
+
+def _checked_memory(max_memory_gb: Any) -> int:
+    is_number = isinstance(max_memory_gb, int | float | np.number) and not isinstance(max_memory_gb, bool)
+    if not is_number or not math.isfinite(max_memory_gb) or max_memory_gb <= 0:
+        raise SpecError(
+            f"max_memory_gb must be a number above 0, got {max_memory_gb!r}",
+            parameter="max_memory_gb",
+            remedy="max_memory_gb=5.0",
+        )
+    return int(max_memory_gb * _GB)
+
+
+def _checked_transform(transform: Any) -> Callable[[Columns], Mapping[str, Any]] | None:
+    if transform is not None and not callable(transform):
+        raise SpecError(
+            f"transform={transform!r} is not a function",
+            parameter="transform",
+            remedy="a function f(columns) -> columns, applied to every batch",
+        )
+    return transform  # type: ignore[no-any-return]
+
+
+def _checked_seed(random_seed: Any) -> int:
+    if random_seed is not None:
+        return whole_number(random_seed=random_seed)
+    seed = secrets.randbits(31)
+    log.info("random_seed=None: drew the seed %d; it is kept in the state", seed)
+    return seed
+
+
+def _checked_result(result: Any, count: int) -> Columns:
+    if not isinstance(result, Mapping) or not result:
+        raise SpecError(
+            f"transform returned {type(result).__name__}, and not a dict of columns",
+            parameter="transform",
+            remedy="return a dict of columns: {**columns, 'planes': planes}",
+        )
+    for name, column in result.items():
+        length = len(column) if hasattr(column, "__len__") else None
+        if length != count:
+            raise SpecError(
+                f"transform gave column {name!r} {length if length is not None else 'no'} rows, for a batch of {count}",
+                parameter="transform",
+                column=name,
+                remedy="one row for each that was given",
+            )
+    return dict(result)
+
+
+def _differs(parameter: str, saved: Any, now: Any) -> PlanError:
+    return PlanError(
+        f"this state was saved with {parameter}={saved!r}, and here it is {now!r}",
+        parameter=parameter,
+        remedy=f"{parameter}={saved!r}, as it was; or begin again, without this state",
+    )
+
+
+def _ended_by_newer() -> PlanError:
+    return PlanError(
+        "this pass was ended: another one was begun over the same dataset, or its cursor was moved",
+        remedy="one pass at a time; make a second dataset to read twice",
+    )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def _torch_worker() -> tuple[int | None, int]:
+    """(number of this worker, number of workers) in a worker of torch's DataLoader; else (None, 0)."""
+    torch = sys.modules.get("torch.utils.data")
+    info = None if torch is None else torch.get_worker_info()
+    return (None, 0) if info is None else (info.id, info.num_workers)
+
+
+def _register_with_torch() -> None:
+    """Be an IterableDataset for torch, which asks by isinstance, without importing torch where nobody has."""
+    torch = sys.modules.get("torch.utils.data")
+    if torch is not None:
+        torch.IterableDataset.register(StreamingMixedShardDataset)
+
+
+def _show_log() -> None:
+    """Let what is logged be seen, in a program that has set up no logging."""
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())

@@ -1,0 +1,154 @@
+"""A lane's pool: threads decide when a row is there, and never which one is drawn."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from penstock.deliver.memory import BlockPool
+from penstock.order.refills import NoRoom, PoolSize, Refills, generations
+from penstock.pool.lane import Lane, Room
+from penstock.pool.records import Layout
+from penstock.shards import Column
+
+NAMES = (1, "lane")
+LAYOUT = Layout({"row": Column(np.dtype(np.int64), ()), "pair": Column(np.dtype(np.int16), (2,))})
+
+
+class Rows:
+    """Rows that say their own number, in chunks; slow or failing where a test asks for it."""
+
+    def __init__(self, shards, chunk=7, delay=0.0, fails_at=None):
+        self.shards, self.chunk, self.delay, self.fails_at = shards, chunk, delay, fails_at
+        self.is_closed = False
+
+    def read(self, refill):
+        yield from self.pick(np.arange(refill.first_row, refill.first_row + refill.num_rows))
+
+    def pick(self, rows):
+        for begin in range(0, len(rows), self.chunk):
+            part = rows[begin : begin + self.chunk]
+            if self.fails_at is not None and part[-1] >= self.fails_at:
+                raise OSError(f"row {self.fails_at} cannot be read")
+            time.sleep(self.delay)
+            yield {"row": part, "pair": np.stack([part, -part], 1).astype(np.int16)}
+
+    def close(self):
+        self.is_closed = True
+
+
+def opened(shards, size, *, factor=1, drawn=0, most_rows=None, rows=None, headroom=3, check=lambda num_bytes: None):
+    sizes = size if isinstance(size, list) else [size]
+    most = sum(shards) if most_rows is None else most_rows
+    refills = Refills(shards.__getitem__, len(shards), sizes, factor)
+    return Lane(rows or Rows(shards), refills, drawn, LAYOUT, Room(most, headroom, check), NAMES)
+
+
+def planned(shards, size, factor=1):
+    refills = Refills(shards.__getitem__, len(shards), [size], factor)
+    return np.concatenate([g.order[: g.until - g.refill.at] for g in generations(refills, NAMES)])
+
+
+def drawn_from(lane, *sizes, factor=1):
+    """Everything that is drawn, in draws of these sizes, one after another."""
+    entries, number = [], 0
+    while True:
+        records, which = lane.draw(sizes[number % len(sizes)])
+        number += 1
+        if not len(records):
+            return np.concatenate([np.empty(0, np.int64), *entries])
+        columns = LAYOUT.unpack(records, BlockPool())
+        rows = columns["row"]
+        assert (columns["pair"] == np.stack([rows, -rows], 1)).all()
+        entries.append(rows * factor + (which if which is not None else 0))
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("delay", [0.0, 0.002])
+@pytest.mark.parametrize("draws", [(1,), (5, 11), (64,)])
+def test_what_is_drawn_does_not_depend_on_how_fast_rows_come(factor, delay, draws):
+    shards, size = [40, 25, 60, 1, 33], PoolSize(0, 90, 50)
+    lane = opened(shards, size, factor=factor, rows=Rows(shards, delay=delay))
+    got = drawn_from(lane, *draws, factor=factor)
+    lane.close()
+    assert got.tolist() == planned(shards, size, factor).tolist()
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 39, 40, 41, 100, 158, 159])
+def test_a_lane_may_begin_at_any_draw(drawn):
+    shards, size = [40, 25, 60, 1, 33], PoolSize(0, 90, 50)
+    lane = opened(shards, size, drawn=drawn)
+    assert drawn_from(lane, 16).tolist() == planned(shards, size)[drawn:].tolist()
+    lane.close()
+
+
+def test_a_resume_reads_only_rows_that_are_left():
+    shards, size, asked = [50] * 8, PoolSize(0, 100, 50), []
+
+    class Recording(Rows):
+        def pick(self, rows):
+            asked.append(rows)
+            return super().pick(rows)
+
+        def read(self, refill):
+            return Rows.pick(self, np.arange(refill.first_row, refill.first_row + refill.num_rows))
+
+    lane = opened(shards, size, drawn=200, rows=Recording(shards))
+    rest = drawn_from(lane, 16)
+    lane.close()
+    assert set(asked[0]) <= set(rest.tolist())
+    assert len(asked[0]) <= 100
+
+
+def test_new_rows_go_where_drawn_ones_were():
+    shards, size = [50] * 40, PoolSize(0, 200, 150)
+    lane = opened(shards, size, most_rows=10_000, headroom=10)
+    assert len(drawn_from(lane, 16)) == 2000
+    assert lane._num_opened <= 200 + 10
+    lane.close()
+
+
+@pytest.mark.parametrize("draws", [7, 1000])
+def test_what_stops_the_reader_is_raised_when_all_before_it_was_drawn(draws):
+    shards, size = [50, 50, 50], PoolSize(0, 100, 60)
+    lane = opened(shards, size, rows=Rows(shards, fails_at=120))
+    got: list[int] = []
+    with pytest.raises(OSError, match="row 120 cannot be read"):
+        got.extend(len(lane.draw(draws)[0]) for _ in range(1000))
+    lane.close()
+    assert sum(got) == 40  # the refill is due after them
+
+
+def test_a_refill_without_room_is_raised_at_its_draw():
+    lane = opened([50, 50], PoolSize(0, 100, 30, most_rows=70), most_rows=70)
+    assert len(lane.draw(1000)[0]) == 20
+    with pytest.raises(NoRoom, match="30 rows and the 50 of shard 1 are more than 70"):
+        lane.draw(1)
+    lane.close()
+
+
+def test_memory_is_asked_for_before_it_is_touched():
+    asked = []
+    lane = opened([50, 50, 50], PoolSize(0, 100, 60), check=asked.append)
+    drawn_from(lane, 16)
+    lane.close()
+    assert sum(asked) == lane._num_opened * LAYOUT.row_bytes
+
+
+def test_a_closed_lane_leaves_no_thread():
+    before = threading.active_count()
+    rows = Rows([50] * 10, delay=0.001)
+    lane = opened([50] * 10, PoolSize(0, 100, 60), rows=rows)
+    lane.draw(10)
+    lane.close()
+    assert threading.active_count() == before
+    assert rows.is_closed
+
+
+def test_a_lane_that_nobody_draws_from_can_be_closed():
+    rows = Rows([50] * 10, delay=0.001)
+    opened([50] * 10, PoolSize(0, 100, 60), rows=rows).close()
+    assert rows.is_closed
