@@ -337,7 +337,7 @@ def test_ranks_that_do_not_divide_the_lanes_are_refused(make, world_size):
     next(dataset.batches(10))
     other = make(rank=0, world_size=world_size)
     other.load_state_dict(dataset.state_dict())
-    with pytest.raises(ps.PlanError, match="4 lanes") as refused:
+    with pytest.raises(ps.PlanError, match="with 4 lanes") as refused:
         next(iter(other))
     assert refused.value.where["lanes"] == 4
     assert "1, 2, 4" in refused.value.remedy
@@ -504,3 +504,14 @@ def test_nothing_is_left_behind(make):
         next(iter(make()))
         next(make().batches(10))
     assert threading.active_count() == before
+
+
+def test_a_rank_that_broke_a_pass_off_knows_how_far_the_others_are(make):
+    states = []
+    for rank in range(2):
+        dataset = make(rank=rank, world_size=2)
+        for batches in (dataset.batches(10), dataset.batches(10)):  # the second goes on where the first was broken off
+            next(batches), next(batches)
+        states.append(dataset.state_dict())
+    assert states[0] == states[1]
+    assert states[0]["by_lane"] == [40, 40]

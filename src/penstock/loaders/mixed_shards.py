@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,20 @@ from itertools import islice, repeat
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from penstock.deliver.ranks import Ranks, find_ranks
 from penstock.errors import MemoryLimitError, PlanError, SpecError
 from penstock.order.mixing import MixingReport
 from penstock.order.refills import NoRoom
 from penstock.pool.augment import apply, augmentation_for
+from penstock.pool.checks import (
+    checked_memory,
+    checked_most_rows,
+    checked_result,
+    checked_threshold,
+    checked_transform,
+    differs,
+    seed_for,
+)
 from penstock.pool.draws import Draws
 from penstock.pool.lane import Columns
 from penstock.pool.memory import MachineFull, MemoryReport
@@ -33,7 +39,7 @@ from penstock.pool.state import Cursor, ShardNames, State, cursor_of, state_of
 from penstock.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, next_lane, take_turns
 from penstock.shards import Schema
 from penstock.shards.find import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
-from penstock.spec import at_least, one_of, whole_number
+from penstock.spec import at_least, one_of
 
 __all__ = ["StreamingMixedShardDataset", "create_datasets"]
 
@@ -91,20 +97,20 @@ class StreamingMixedShardDataset:
         self.pool_size = at_least(1, pool_size=pool_size)
         self.batch_size = None if batch_size is None else self._checked_batch(batch_size)
         self.on_memory_limit = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
-        self.transform = _checked_transform(transform)
+        self.transform = checked_transform(transform)
         self.is_validation, self.drop_last = bool(is_validation), bool(drop_last)
-        self.max_examples_unaugmented = most_rows = _checked_most(max_examples_unaugmented)
+        self.max_examples_unaugmented = most_rows = checked_most_rows(max_examples_unaugmented)
         is_augmented = enable_augmentation and not is_validation
         self._augmentation = augmentation_for(augmentation) if is_augmented else None
         if is_augmented and self._augmentation is None:
             log.info("no augmentation is given: each position is one entry")
-        threshold, memory = _checked_threshold(refill_threshold, self.pool_size), _checked_memory(max_memory_gb)
+        threshold, memory = checked_threshold(refill_threshold, self.pool_size), checked_memory(max_memory_gb)
         found = find_shards(data_dirs, shard_ranges)
         self.data_dirs = [str(directory) for directory in data_dirs]
         shards = ShardSet(shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows)
         self._plan = PoolPlan(
             shards=shards,
-            seed=_checked_seed(random_seed),
+            seed=seed_for(random_seed),
             factor=self.factor,
             pool_entries=self.pool_size,
             threshold=threshold,
@@ -249,15 +255,11 @@ class StreamingMixedShardDataset:
         """(lane, batch) of each turn of this process, until the end of the epoch."""
         with self._passing(rows, is_even) as (draws, mine):
             number, drawn = self._pass, self._cursor.drawn
-            ends = (
-                even_ends(drawn, self._plan.lane_sizes(len(drawn)), rows, self._ranks().world_size) if is_even else None
-            )
+            ends = self._ends
             while (lane := next_lane(drawn, ends, mine)) is not None:
                 columns, count = self._finished(draws, lane, rows)
-                if count < rows and not draws.is_at_end(lane):
-                    self._finished(
-                        draws, lane, rows
-                    )  # raises what stopped the reader; a resume begins before this batch
+                if count < rows and not draws.is_at_end(lane):  # something stopped the reader, which this raises
+                    self._finished(draws, lane, rows)
                 if number != self._pass:
                     raise _ended_by_newer()
                 if not count:
@@ -307,7 +309,7 @@ class StreamingMixedShardDataset:
         if count and self._augmentation is not None and which is not None:
             columns = apply(self._augmentation, columns, which)
         if count and self.transform is not None:
-            columns = _checked_result(self.transform(columns), count)
+            columns = checked_result(self.transform(columns), count)
         return columns, count
 
     @contextmanager
@@ -383,11 +385,13 @@ class StreamingMixedShardDataset:
                 parameter="random_seed",
                 remedy="random_seed=0, or another number, the same on all ranks",
             )
+        cursor.drawn = self._drawn_by_all()  # a pass that was broken off: the others' lanes went on, too
         if self._may_choose_lanes:
             cursor.drawn, cursor.sizes = [0] * processes, []
         elif cursor.lanes % processes:
             raise PlanError(
-                f"this stream has {cursor.lanes} lanes, which {processes} processes cannot share evenly",
+                f"this stream is in mid-epoch with {cursor.lanes} lane{'s' * (cursor.lanes > 1)}, "
+                f"which {processes} processes cannot share evenly",
                 parameter="num_workers" if workers else "world_size",
                 lanes=cursor.lanes,
                 processes=f"{ranks.world_size} ranks x {max(1, workers)} workers",
@@ -436,19 +440,8 @@ class StreamingMixedShardDataset:
 
     def state_dict(self) -> State:
         """Where the stream is: JSON. It is the same on every rank, if all have taken as many batches."""
-        cursor = self._cursor.copy()
-        ranks, (_, workers) = self._ranks(), _torch_worker()
-        mine = self._own_lanes
-        ends = self._ends
-        if ends is None and cursor.lanes and self._plan.shards.known_rows is not None:
-            ends = self._plan.lane_sizes(cursor.lanes)
-        if self._turns_taken:
-            for rank in range(ranks.world_size):
-                others = lanes_of_rank(cursor.lanes, rank, ranks.world_size)
-                after = take_turns(self._base, ends, others, self._turns_taken * max(1, workers), self._turn_rows)
-                for lane in others:
-                    if rank != ranks.rank or (mine is not None and lane not in mine):
-                        cursor.drawn[lane] = after[lane]
+        cursor, mine, ends = self._cursor.copy(), self._own_lanes, self._lane_ends()
+        cursor.drawn = self._drawn_by_all()
         # A worker that is at its end must not begin the next epoch while others go on with this one.
         is_whole = mine is None and cursor.lanes > 0 and ends is not None
         if is_whole and all(at >= end for at, end in zip(cursor.drawn, ends or [], strict=True)):
@@ -461,16 +454,42 @@ class StreamingMixedShardDataset:
         )
         return state if mine is None else state | {"own_lanes": mine}
 
+    def _drawn_by_all(self) -> list[int]:
+        """What was drawn from each lane, if every rank and worker has taken as many turns as this one."""
+        drawn, ends = list(self._cursor.drawn), self._lane_ends()
+        ranks, (_, workers) = self._ranks(), _torch_worker()
+        for rank in range(ranks.world_size) if self._turns_taken else ():
+            lanes = lanes_of_rank(len(drawn), rank, ranks.world_size)
+            after = take_turns(self._base, ends, lanes, self._turns_taken * max(1, workers), self._turn_rows)
+            for lane in lanes:
+                if rank != ranks.rank or (self._own_lanes is not None and lane not in self._own_lanes):
+                    drawn[lane] = after[lane]
+        return drawn
+
+    def _lane_ends(self) -> list[int] | None:
+        """Where each lane ends in this epoch; None where only decoding would tell."""
+        if self._ends is not None:
+            return self._ends
+        return None if self._plan.shards.known_rows is None else self._plan.lane_sizes(self._cursor.lanes)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where a dataset over the same shards was. Another pool or memory limit is fine from here on;
         so is another number of ranks and workers that divides the number of lanes."""
         cursor = cursor_of(state)
         self._names.refuse_others(state["shards"], self._plan.shards.files)
         if self._is_seed_given and state["seed"] != self._plan.seed:
-            raise _differs("random_seed", state["seed"], self._plan.seed)
+            raise differs("random_seed", state["seed"], self._plan.seed)
         for name, now in self._settings().items():
             if state.get(name) != now:
-                raise _differs(name, state.get(name), now)
+                raise differs(name, state.get(name), now)
+        if self._plan.shards.known_rows is not None:
+            sizes = self._plan.lane_sizes(cursor.lanes) if cursor.lanes else []
+            if any(at > size for at, size in zip(cursor.drawn, sizes, strict=True)):
+                raise PlanError(
+                    f"this state has {sum(cursor.drawn):,} draws of an epoch, which has {sum(sizes):,}",
+                    parameter="state",
+                    remedy="what state_dict() returned",
+                )
         self._plan, self._is_seed_given = replace(self._plan, seed=int(state["seed"])), True
         self._go_to(cursor, lanes_are_loaded=bool(cursor.lanes))
         self._own_lanes = state.get("own_lanes")
@@ -608,79 +627,6 @@ def create_datasets(
         **settings | {"is_validation": True},
     )
     return train, validation
-
-
-def _checked_most(max_examples_unaugmented: Any) -> int | None:
-    if max_examples_unaugmented is None:
-        return None
-    return at_least(1, max_examples_unaugmented=max_examples_unaugmented)
-
-
-def _checked_threshold(refill_threshold: Any, pool_size: int) -> int:
-    threshold = at_least(0, refill_threshold=refill_threshold)
-    if threshold >= pool_size:
-        raise SpecError(
-            f"refill_threshold={threshold:,} is not below pool_size={pool_size:,}: the pool would be refilled for ever",
-            parameter="refill_threshold",
-            remedy=f"refill_threshold={pool_size * 3 // 4}, three quarters of the pool",
-        )
-    return threshold
-
-
-def _checked_memory(max_memory_gb: Any) -> int:
-    is_number = isinstance(max_memory_gb, int | float | np.number) and not isinstance(max_memory_gb, bool)
-    if not is_number or not math.isfinite(max_memory_gb) or max_memory_gb <= 0:
-        raise SpecError(
-            f"max_memory_gb must be a number above 0, got {max_memory_gb!r}",
-            parameter="max_memory_gb",
-            remedy="max_memory_gb=5.0",
-        )
-    return int(max_memory_gb * _GB)
-
-
-def _checked_transform(transform: Any) -> Callable[[Columns], Mapping[str, Any]] | None:
-    if transform is not None and not callable(transform):
-        raise SpecError(
-            f"transform={transform!r} is not a function",
-            parameter="transform",
-            remedy="a function f(columns) -> columns, applied to every batch",
-        )
-    return transform  # type: ignore[no-any-return]
-
-
-def _checked_seed(random_seed: Any) -> int:
-    if random_seed is not None:
-        return whole_number(random_seed=random_seed)
-    seed = secrets.randbits(31)
-    log.info("random_seed=None: drew the seed %d; it is kept in the state", seed)
-    return seed
-
-
-def _checked_result(result: Any, count: int) -> Columns:
-    if not isinstance(result, Mapping) or not result:
-        raise SpecError(
-            f"transform returned {type(result).__name__}, and not a dict of columns",
-            parameter="transform",
-            remedy="return a dict of columns: {**columns, 'planes': planes}",
-        )
-    for name, column in result.items():
-        length = len(column) if hasattr(column, "__len__") else None
-        if length != count:
-            raise SpecError(
-                f"transform gave column {name!r} {length if length is not None else 'no'} rows, for a batch of {count}",
-                parameter="transform",
-                column=name,
-                remedy="one row for each that was given",
-            )
-    return dict(result)
-
-
-def _differs(parameter: str, saved: Any, now: Any) -> PlanError:
-    return PlanError(
-        f"this state was saved with {parameter}={saved!r}, and here it is {now!r}",
-        parameter=parameter,
-        remedy=f"{parameter}={saved!r}, as it was; or begin again, without this state",
-    )
 
 
 def _ended_by_newer() -> PlanError:

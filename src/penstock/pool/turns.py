@@ -18,7 +18,7 @@ def lane_sizes(num_rows: int, lanes: int, factor: int = 1) -> list[int]:
     >>> lane_sizes(10, 4)
     [3, 3, 2, 2]
     """
-    return [-(-(num_rows - lane) // lanes) * factor for lane in range(lanes)]
+    return [max(0, -(-(num_rows - lane) // lanes)) * factor for lane in range(lanes)]
 
 
 def lanes_of_rank(lanes: int, rank: int, world_size: int) -> list[int]:
