@@ -7,6 +7,7 @@ same checks under pytest, and skips them where there is no GPU.
 from __future__ import annotations
 
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from penstock.assemble.samples import SampleRows
 from penstock.buffer import DatasetBuffer
 from penstock.flow import Flow
 from penstock.loaders import DataLoader
+from penstock.loaders.mixed_shards import StreamingMixedShardDataset
 from penstock.loaders.rollout import RolloutDataLoader
 from penstock.order.schedule import Order
 from penstock.plan import Plan, PlanSource
@@ -321,7 +323,7 @@ def open_rollouts() -> RolloutDataLoader:
 def check_advantages_and_log_probs_arrive_with_their_batch_from_pinned_memory_behind_a_busy_stream() -> None:
     loader, moved = open_rollouts(), []
     expected = [
-        (batch.metadata["row"].copy(), batch.labels.clone(), batch.metadata["advantages"].clone()) for batch in loader
+        (batch.metadata["row"].clone(), batch.labels.clone(), batch.metadata["advantages"].clone()) for batch in loader
     ]
     loader.reset()
     torch.cuda._sleep(SLEEP_CYCLES)
@@ -336,9 +338,37 @@ def check_advantages_and_log_probs_arrive_with_their_batch_from_pinned_memory_be
         assert torch.equal(batch.labels.cpu(), labels)
         assert torch.equal(batch.metadata["advantages"].cpu(), advantages), "advantages changed on the way"
         log_probs = batch.metadata["old_log_probs"].cpu()
-        rows = torch.from_numpy(rows)[:, None].float()
+        rows = rows[:, None].float()
         learned = batch.loss_mask.cpu() > 0
         assert torch.equal(log_probs[learned], rows.expand_as(log_probs)[learned])
+
+
+@contextmanager
+def open_pool() -> Iterator[StreamingMixedShardDataset]:
+    """Ten shards in which everything of a position says its number."""
+    with tempfile.TemporaryDirectory() as folder:
+        for shard in range(10):
+            numbers = np.arange(shard * 2000, (shard + 1) * 2000)
+            board = np.broadcast_to(numbers[:, None, None] % 251, (2000, 9, 9)).astype(np.uint8)
+            np.savez(f"{folder}/shard_{shard}.npz", number=numbers, board=board)
+        yield StreamingMixedShardDataset([folder], ["all"], 8000, 6000, random_seed=3)
+
+
+def check_positions_of_a_pool_arrive_whole_from_pinned_memory_with_and_without_workers() -> None:
+    for num_workers in (0, 2):
+        with open_pool() as dataset:
+            seen = []
+            loader = dataset.loader(num_workers=num_workers, batch_size=500, pin_memory=True)
+            for batch in loader:
+                assert all(column.is_pinned() for column in batch.values())
+                torch.cuda._sleep(SLEEP_CYCLES // 20)
+                moved = {name: column.to("cuda", non_blocking=True) for name, column in batch.items()}
+                del batch
+                seen.append(moved)
+            numbers = torch.cat([moved["number"] for moved in seen])
+            boards = torch.cat([moved["board"] for moved in seen])
+            assert numbers.sort().values.equal(torch.arange(20_000, device="cuda"))
+            assert (boards == (numbers % 251)[:, None, None]).all()
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}

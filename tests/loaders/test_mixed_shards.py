@@ -496,6 +496,8 @@ def test_verbose_logs_shards_shares_and_times(make, caplog):
         ids(make(verbose=True))
     assert "66.7 % of the shards" in caplog.text
     assert caplog.text.count("s of reading") == 9
+    assert "refill 0 after 0 draws: 95 rows of 3 shards, 95 entries in" in caplog.text
+    assert "by directory 0: 68.4 %, 1: 31.6 %" in caplog.text
 
 
 def test_nothing_is_left_behind(make):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice, repeat
+from itertools import islice
 from os import PathLike
 from typing import Any
 
@@ -34,9 +34,11 @@ from penstock.pool.draws import Draws
 from penstock.pool.lane import Columns
 from penstock.pool.memory import MachineFull, MemoryReport
 from penstock.pool.plan import PoolPlan, TracedPosition
+from penstock.pool.positions import positions
+from penstock.pool.progress import Process, Progress
 from penstock.pool.shards import ShardSet
 from penstock.pool.state import Cursor, ShardNames, State, cursor_of, state_of
-from penstock.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, next_lane, take_turns
+from penstock.pool.turns import lanes_of_rank, next_lane
 from penstock.shards import Schema
 from penstock.shards.find import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
 from penstock.spec import at_least, one_of
@@ -123,16 +125,7 @@ class StreamingMixedShardDataset:
         self._given_ranks = None if rank is None and world_size is None else find_ranks(rank, world_size)
         self.stopped_early = False
         """Whether the last pass ended at the memory limit, before its epoch did (on_memory_limit="stop")."""
-        self._cursor = Cursor()
-        self._lanes_are_loaded = False
-        """The number of lanes came with a state: other numbers of processes must divide it."""
-        self._own_lanes: list[int] | None = None
-        """Of a worker in mid-epoch: the lanes that it began with. Its view of the others' lanes is old."""
-        self._base: list[int] = []
-        """What was drawn from each lane when the pass began; since then `_turns_taken` turns of `_turn_rows`."""
-        self._turns_taken, self._turn_rows = 0, 1
-        self._ends: list[int] | None = None
-        """Where each lane ends in this pass, with drop_last."""
+        self._progress = Progress()
         self._pass = 0
         """Counts passes: a newer one ends the one before."""
         self._draws: Draws | None = None
@@ -181,7 +174,7 @@ class StreamingMixedShardDataset:
 
     @property
     def epoch(self) -> int:
-        return self._cursor.epoch
+        return self._progress.cursor.epoch
 
     def __len__(self) -> int:
         """What a pass over a whole epoch yields on this rank: positions, or batches where there is a batch_size."""
@@ -193,8 +186,8 @@ class StreamingMixedShardDataset:
     def num_batches(self, batch_size: int, *, drop_last: bool | None = None, num_workers: int = 0) -> int:
         """Batches of a whole epoch on this rank, if so many workers draw them: each lane may end with a short one."""
         rows, ranks = self._checked_batch(batch_size), self._ranks()
-        processes = ranks.world_size * max(1, num_workers)
-        lanes = processes if self._may_choose_lanes else self._cursor.lanes
+        chosen = ranks.world_size * max(1, num_workers)
+        lanes = chosen if self._progress.may_choose_lanes else self._progress.cursor.lanes
         sizes = self._plan.lane_sizes(lanes)
         if self.drop_last if drop_last is None else drop_last:
             return min(sizes) // rows * (lanes // ranks.world_size)
@@ -205,7 +198,7 @@ class StreamingMixedShardDataset:
         return (
             f"StreamingMixedShardDataset({len(self._plan.shards.files):,} shards in {len(self.data_dirs)} directories, "
             f"{'?' if rows is None else f'{rows:,}'} rows, factor {self.factor}, pool {self.pool_size:,}, "
-            f"seed {self._plan.seed}, epoch {self._cursor.epoch}, {sum(self._cursor.drawn):,} drawn)"
+            f"seed {self._plan.seed}, epoch {self.epoch}, {sum(self._progress.cursor.drawn):,} drawn)"
         )
 
     # Passes
@@ -237,11 +230,11 @@ class StreamingMixedShardDataset:
 
     def reset(self, epoch: int = 0) -> None:
         """Go to the beginning of an epoch. A pass that is under way ends."""
-        self._go_to(Cursor(at_least(0, epoch=epoch)), lanes_are_loaded=False)
+        self._go_to(Cursor(at_least(0, epoch=epoch)), is_loaded=False)
 
     def set_epoch(self, epoch: int) -> None:
         """`reset(epoch)`, as trainers call it before each pass; inside that epoch already, the cursor stays."""
-        if epoch != self._cursor.epoch:
+        if epoch != self.epoch:
             self.reset(epoch)
 
     def __getitem__(self, index: object) -> Any:
@@ -254,8 +247,7 @@ class StreamingMixedShardDataset:
     def _turns(self, rows: int, is_even: bool) -> Iterator[tuple[int, Columns]]:
         """(lane, batch) of each turn of this process, until the end of the epoch."""
         with self._passing(rows, is_even) as (draws, mine):
-            number, drawn = self._pass, self._cursor.drawn
-            ends = self._ends
+            number, drawn, ends = self._pass, self._progress.cursor.drawn, self._progress.ends
             while (lane := next_lane(drawn, ends, mine)) is not None:
                 columns, count = self._finished(draws, lane, rows)
                 if count < rows and not draws.is_at_end(lane):  # something stopped the reader, which this raises
@@ -266,38 +258,25 @@ class StreamingMixedShardDataset:
                     mine.remove(lane)
                     continue
                 drawn[lane] += count
-                self._turns_taken += 1
                 yield lane, columns
 
     def _positions(self) -> Iterator[dict[str, Any]]:
         with self._passing(1, is_even=False) as (draws, mine):
-            number, drawn = self._pass, self._cursor.drawn
-            blocks = {lane: self._blocks_of(draws, lane) for lane in mine}
-            rows: dict[int, Iterator[dict[str, Any]]] = {lane: iter(()) for lane in mine}
+            number, drawn = self._pass, self._progress.cursor.drawn
+            drawn_ahead: dict[int, Iterator[dict[str, Any]]] = {lane: iter(()) for lane in mine}
             while (lane := next_lane(drawn, None, mine)) is not None:
-                num_taken = 0
-                for position in rows[lane] if len(mine) == 1 else islice(rows[lane], 1):
+                most = None if len(mine) == 1 else 1  # lanes take turns, a position each
+                at = drawn[lane]
+                for position in islice(drawn_ahead[lane], most):
                     if number != self._pass:
                         raise _ended_by_newer()
                     drawn[lane] += 1
-                    self._turns_taken += 1
-                    num_taken += 1
                     yield position
-                if not num_taken or len(mine) == 1:
-                    block = next(blocks[lane], None)
-                    if block is None:
+                if drawn[lane] == at or most is None:
+                    columns, count = self._finished(draws, lane, _ROWS_AT_ONCE)
+                    drawn_ahead[lane] = iter(positions(columns))
+                    if not count:
                         mine.remove(lane)
-                    else:
-                        rows[lane] = block
-
-    def _blocks_of(self, draws: Draws, lane: int) -> Iterator[Iterator[dict[str, Any]]]:
-        """The positions of a lane, some at a time."""
-        while True:
-            columns, count = self._finished(draws, lane, _ROWS_AT_ONCE)
-            if not count:
-                return
-            # dict(zip(names, values)) of each row, without a step of Python for it
-            yield map(dict, map(zip, repeat(list(columns)), zip(*columns.values(), strict=False)))
 
     def _finished(self, draws: Draws, lane: int, most: int) -> tuple[Columns, int]:
         """The next entries of a lane, augmented and transformed; and how many they are."""
@@ -318,18 +297,16 @@ class StreamingMixedShardDataset:
 
         Where memory ends it, that is raised or logged, and the cursor stays where it is.
         """
-        worker, workers = _torch_worker()
-        self._begin(rows, workers, is_even)
-        mine = self._lanes_of(worker, workers)
-        self._own_lanes = None if worker is None else list(mine)
+        process = self._process()
+        mine = self._begin(process, rows, is_even)
         self._pass += 1
         number, self.stopped_early = self._pass, False
-        draws = self._draws = self._plan.open(self._cursor, mine, self._lanes_here)
+        draws = self._draws = self._plan.open(self._progress.cursor, mine, self._lanes_here)
         try:
             yield draws, mine
         except _OutOfMemory as stop:
             error = self._limit_reached(stop.refused, draws)
-            if self.on_memory_limit == "raise" or (worker is not None and not self._tells_of_stops):
+            if self.on_memory_limit == "raise" or (process.worker is not None and not self._tells_of_stops):
                 raise error from None
             self.stopped_early = True
             log.warning("the stream ends before its epoch does: %s", error)
@@ -339,7 +316,7 @@ class StreamingMixedShardDataset:
             if self._draws is draws:
                 self._draws = None
         if number == self._pass:
-            self._end_epoch()
+            self._progress.end_epoch()
 
     def _follow(self, turns: Iterator[tuple[int, int, Any]]) -> Generator[Any, None, bool]:
         """Hand over batches that workers draw, (lane, rows, columns) each; the cursor moves with them.
@@ -355,8 +332,7 @@ class StreamingMixedShardDataset:
                 if lane < 0:
                     self.stopped_early = True
                     return False
-                self._cursor.drawn[lane] += rows
-                self._turns_taken += 1
+                self._progress.cursor.drawn[lane] += rows
                 yield columns
         except Exception as error:  # one name that is still there when an interpreter ends in mid-pass
             if isinstance(error, MemoryLimitError):
@@ -364,74 +340,29 @@ class StreamingMixedShardDataset:
             raise
         if number != self._pass:
             return False
-        self._end_epoch()
+        self._progress.end_epoch()
         return True
-
-    def _end_epoch(self) -> None:
-        self._cursor = self._cursor.next_epoch()
-        self._turns_taken, self._base = 0, list(self._cursor.drawn)
-        self._ends = self._own_lanes = None
 
     # Lanes
 
-    def _begin(self, rows: int, workers: int, is_even: bool) -> None:
-        """Fix what is open until a pass begins: how many lanes there are, and how large their pools."""
-        ranks = self._ranks()
-        processes = ranks.world_size * max(1, workers)
-        cursor = self._cursor
-        if not self._is_seed_given and ranks.world_size > 1:
+    def _begin(self, process: Process, rows: int, is_even: bool) -> list[int]:
+        """Begin a pass. Returns the lanes that this process draws from."""
+        if not self._is_seed_given and process.world_size > 1:
             raise SpecError(
-                f"random_seed=None with {ranks.world_size} ranks: each would draw a seed of its own",
+                f"random_seed=None with {process.world_size} ranks: each would draw a seed of its own",
                 parameter="random_seed",
                 remedy="random_seed=0, or another number, the same on all ranks",
             )
-        cursor.drawn = self._drawn_by_all()  # a pass that was broken off: the others' lanes went on, too
-        if self._may_choose_lanes:
-            cursor.drawn, cursor.sizes = [0] * processes, []
-        elif cursor.lanes % processes:
-            raise PlanError(
-                f"this stream is in mid-epoch with {cursor.lanes} lane{'s' * (cursor.lanes > 1)}, "
-                f"which {processes} processes cannot share evenly",
-                parameter="num_workers" if workers else "world_size",
-                lanes=cursor.lanes,
-                processes=f"{ranks.world_size} ranks x {max(1, workers)} workers",
-                remedy=f"ranks x workers that divide {cursor.lanes}: {_divisors(cursor.lanes)}; or reset()",
-            )
-        size = self._plan.size(cursor.drawn, self._lanes_here)
-        if size.entries < rows and not self.is_validation:
-            raise SpecError(
-                f"a pool of {size.entries:,} entries is smaller than a batch of {rows:,}"
-                + (f": pool_size={self.pool_size:,} is shared by {cursor.lanes} lanes" if cursor.lanes > 1 else ""),
-                parameter="pool_size",
-                remedy=f"pool_size={rows * cursor.lanes * 4}, or smaller batches",
-            )
-        if not cursor.sizes or not cursor.sizes[-1].is_like(size):
-            cursor.sizes.append(size)
-        self._turn_rows, self._turns_taken, self._base = rows, 0, list(cursor.drawn)
-        self._ends = None
-        if is_even:
-            sizes = self._plan.lane_sizes(cursor.lanes)
-            self._ends = even_ends(cursor.drawn, sizes, rows, ranks.world_size)
-
-    @property
-    def _may_choose_lanes(self) -> bool:
-        """Whether the next pass decides how many lanes there are: nobody has begun this epoch, and no state says it."""
-        return not self._cursor.lanes or (self._cursor.is_at_start and not self._lanes_are_loaded)
-
-    def _lanes_of(self, worker: int | None, workers: int) -> list[int]:
-        """The lanes that this process draws from."""
-        if worker is None:
-            worker, workers = 0, 1
-        elif self._own_lanes is not None:
-            return list(self._own_lanes)
-        ranks, cursor = self._ranks(), self._cursor
-        of_rank = lanes_of_rank(cursor.lanes, ranks.rank, ranks.world_size)
-        return lanes_of_worker(cursor.drawn, of_rank, worker, workers)
+        return self._progress.begin(self._plan, process, rows, is_even)
 
     @property
     def _lanes_here(self) -> int:
         """Lanes of this rank."""
-        return max(1, self._cursor.lanes // self._ranks().world_size)
+        return max(1, self._progress.cursor.lanes // self._ranks().world_size)
+
+    def _process(self) -> Process:
+        ranks = self._ranks()
+        return Process(ranks.rank, ranks.world_size, *_torch_worker())
 
     def _ranks(self) -> Ranks:
         return self._given_ranks or find_ranks()
@@ -440,37 +371,9 @@ class StreamingMixedShardDataset:
 
     def state_dict(self) -> State:
         """Where the stream is: JSON. It is the same on every rank, if all have taken as many batches."""
-        cursor, mine, ends = self._cursor.copy(), self._own_lanes, self._lane_ends()
-        cursor.drawn = self._drawn_by_all()
-        # A worker that is at its end must not begin the next epoch while others go on with this one.
-        is_whole = mine is None and cursor.lanes > 0 and ends is not None
-        if is_whole and all(at >= end for at, end in zip(cursor.drawn, ends or [], strict=True)):
-            cursor = cursor.next_epoch()  # also before the pass itself has found that it is at its end
-        state = state_of(
-            cursor,
-            self._names,
-            seed=self._plan.seed,
-            **self._settings(),
-        )
-        return state if mine is None else state | {"own_lanes": mine}
-
-    def _drawn_by_all(self) -> list[int]:
-        """What was drawn from each lane, if every rank and worker has taken as many turns as this one."""
-        drawn, ends = list(self._cursor.drawn), self._lane_ends()
-        ranks, (_, workers) = self._ranks(), _torch_worker()
-        for rank in range(ranks.world_size) if self._turns_taken else ():
-            lanes = lanes_of_rank(len(drawn), rank, ranks.world_size)
-            after = take_turns(self._base, ends, lanes, self._turns_taken * max(1, workers), self._turn_rows)
-            for lane in lanes:
-                if rank != ranks.rank or (self._own_lanes is not None and lane not in self._own_lanes):
-                    drawn[lane] = after[lane]
-        return drawn
-
-    def _lane_ends(self) -> list[int] | None:
-        """Where each lane ends in this epoch; None where only decoding would tell."""
-        if self._ends is not None:
-            return self._ends
-        return None if self._plan.shards.known_rows is None else self._plan.lane_sizes(self._cursor.lanes)
+        cursor, own_lanes = self._progress.to_save(self._plan, self._process()), self._progress.own_lanes
+        state = state_of(cursor, self._names, seed=self._plan.seed, **self._settings())
+        return state if own_lanes is None else state | {"own_lanes": own_lanes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where a dataset over the same shards was. Another pool or memory limit is fine from here on;
@@ -491,8 +394,7 @@ class StreamingMixedShardDataset:
                     remedy="what state_dict() returned",
                 )
         self._plan, self._is_seed_given = replace(self._plan, seed=int(state["seed"])), True
-        self._go_to(cursor, lanes_are_loaded=bool(cursor.lanes))
-        self._own_lanes = state.get("own_lanes")
+        self._go_to(cursor, is_loaded=True, own_lanes=state.get("own_lanes"))
 
     def _settings(self) -> dict[str, Any]:
         """What must be the same where a state is loaded, besides shards and seed."""
@@ -503,9 +405,8 @@ class StreamingMixedShardDataset:
             "is_validation": self.is_validation,
         }
 
-    def _go_to(self, cursor: Cursor, *, lanes_are_loaded: bool) -> None:
-        self._cursor, self._lanes_are_loaded, self._own_lanes = cursor, lanes_are_loaded, None
-        self._turns_taken, self._base, self._ends = 0, list(cursor.drawn), None
+    def _go_to(self, cursor: Cursor, *, is_loaded: bool, own_lanes: list[int] | None = None) -> None:
+        self._progress.go_to(cursor, is_loaded=is_loaded, own_lanes=own_lanes)
         self.stopped_early = False
         self._pass += 1
 
@@ -547,15 +448,15 @@ class StreamingMixedShardDataset:
 
     def _planned(self) -> Cursor:
         """The cursor, as it is or as it will be when a pass begins."""
-        if self._cursor.sizes:
-            return self._cursor.copy()
-        lanes = self._cursor.lanes or self._ranks().world_size
-        size = self._plan.size([0] * lanes, max(1, lanes // self._ranks().world_size))
-        return Cursor(self._cursor.epoch, [0] * lanes, [size])
+        cursor, ranks = self._progress.cursor, self._ranks()
+        if cursor.sizes:
+            return cursor.copy()
+        lanes = cursor.lanes or ranks.world_size
+        return Cursor(cursor.epoch, [0] * lanes, [self._plan.size([0] * lanes, lanes // ranks.world_size)])
 
     def _limit_reached(self, refused: BaseException, draws: Draws) -> MemoryLimitError:
         """What is said where a refill has no room."""
-        cursor = self._cursor
+        cursor = self._progress.cursor
         limit = f"max_memory_gb={self._plan.max_memory_bytes / _GB:g}"
         if isinstance(refused, NoRoom):
             rows = refused.held_rows + refused.shard_rows
@@ -636,10 +537,6 @@ def _ended_by_newer() -> PlanError:
     )
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
-
-
 def _torch_worker() -> tuple[int | None, int]:
     """(number of this worker, number of workers) in a worker of torch's DataLoader; else (None, 0)."""
     torch = sys.modules.get("torch.utils.data")
@@ -660,3 +557,6 @@ def _show_log() -> None:
         log.setLevel(logging.INFO)
     if not log.hasHandlers():
         log.addHandler(logging.StreamHandler())
+
+
+_register_with_torch()

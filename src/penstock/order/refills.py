@@ -97,6 +97,11 @@ class Refills:
         self._at = self._entries = 0
         """Where the last refill was, and how many entries there were after it."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the number of rows held matters to any refill."""
+        return any(size.most_rows is not None for size in self._sizes)
+
     def due(self) -> int | None:
         """The draw at which the next refill happens; None when no shard is left."""
         return None if self._shard >= self._num_shards else self._next()[0]
@@ -210,7 +215,7 @@ def replay(refills: Refills, drawn: int, names: Names) -> NDArray[np.int64]:
 
 
 def _refilled(refills: Refills, left: NDArray[np.int64], names: Names) -> tuple[Refill, NDArray[np.int64]]:
-    refill = refills.next(num_rows_of(left, refills.factor))
+    refill = refills.next(num_rows_of(left, refills.factor) if refills.is_limited else 0)
     first, last = (row * refills.factor for row in (refill.first_row, refill.first_row + refill.num_rows))
     return refill, mixed_in(left, np.arange(first, last), refill_key(names, refill.number))
 

@@ -44,6 +44,12 @@ class LaneRows(Protocol):
         """Some rows, by their sorted numbers, some at a time."""
         ...
 
+    def shares(self) -> str:
+        """Where the rows read so far came from, for the log."""
+        ...
+
+    def log(self, text: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -174,7 +180,8 @@ class Lane:
     @property
     def num_bytes(self) -> int:
         """What the pool has in memory now: the places used so far, and the numbers of two generations."""
-        generations = [self._current, *self._ready]
+        with self._changed:
+            generations = [self._current, *self._ready]
         orders = sum(generation.order.nbytes for generation in generations if generation is not None)
         return self._num_opened * self._layout.dtype.itemsize + orders + self._free.nbytes
 
@@ -246,6 +253,10 @@ class Lane:
         self._place(self._rows.read(refill), places, num_free)
         permuted: NDArray[Any] = permuting.result()
         self._publish(number, permuted, refill.at)
+        self._rows.log(
+            f"refill {refill.number} after {refill.at:,} draws: {refill.num_rows:,} rows of {len(refill.shards)} "
+            f"shards, {len(permuted):,} entries in {self.num_bytes / 10**9:.2f} GB; by directory {self._rows.shares()}"
+        )
         return permuted
 
     def _places(self, num_rows: int, freed: NDArray[Any]) -> tuple[NDArray[Any], int]:

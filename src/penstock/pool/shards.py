@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -180,11 +181,14 @@ class LaneShards:
         self._chunk_rows, self._budget = chunk_rows, budget
         self._level = logging.INFO if verbose else logging.DEBUG
         self._opened: dict[int, Shard] = {}
-        """Shards that were opened to know their rows, and are read next."""
+        """The shard that was opened last to know its rows, if it was: one at a time is decoded."""
+        self._rows_of_directories: Counter[int] = Counter()
+        """Rows that were read, for the log."""
 
     def rows_of(self, shard: int) -> int:
         """How many rows of a shard are of this lane."""
         if not self._shards.is_counted(shard):
+            self.close()
             self._opened[shard] = self._shards.open(shard, self._budget)
         return self._share(shard)[1]
 
@@ -195,6 +199,7 @@ class LaneShards:
             last = first + (count - 1) * self._lanes + 1
             if count:
                 yield from self._chunks(shard, slice(first, last, self._lanes), count)
+            self._rows_of_directories[self._shards.files[shard].directory] += count
 
     def pick(self, rows: NDArray[np.int64]) -> Iterator[Columns]:
         """Some rows, by their sorted numbers in the lane. Only shards that have one are opened."""
@@ -214,20 +219,35 @@ class LaneShards:
         return lane_share(self._shards.start(shard), self._shards.rows(shard), self._lane, self._lanes)
 
     def _chunks(self, shard: int, wanted: slice | NDArray[np.int64], num_rows: int) -> Iterator[Columns]:
-        begun, reading = time.perf_counter(), 0.0
-        with self._opened.pop(shard, None) or self._shards.open(shard, self._budget) as opened:
+        path, begun, reading, num_read = self._shards.files[shard].path, time.perf_counter(), 0.0, 0
+        opened_before = self._opened.pop(shard, None)
+        self.close()
+        with opened_before or self._shards.open(shard, self._budget) as opened:
             chunks = opened.chunks(wanted, self._chunk_rows)
             while True:
                 columns = next(chunks, None)
-                now = time.perf_counter()
-                reading += now - begun
+                reading += time.perf_counter() - begun
                 if columns is None:
                     break
+                num_read += len(next(iter(columns.values())))
                 yield columns
                 begun = time.perf_counter()
-        log.log(
-            self._level,
-            "lane %d of %d: %s: %s of its %s rows, %.3f s of reading",
-            *(self._lane, self._lanes, self._shards.files[shard].path),
-            *(f"{num_rows:,}", f"{self._shards.rows(shard):,}", reading),
-        )
+        if num_read != num_rows:
+            raise SourceError(
+                f"{num_read:,} rows were read where there should be {num_rows:,}",
+                file=path,
+                remedy="write the shard again",
+            )
+        self.log(f"{path}: {num_rows:,} of its {self._shards.rows(shard):,} rows, {reading:.3f} s of reading")
+
+    def log(self, text: str) -> None:
+        """Say something about this lane, to whoever asked for it."""
+        log.log(self._level, "lane %d of %d: %s", self._lane, self._lanes, text)
+
+    def shares(self) -> str:
+        """Which part of the rows read so far came from which directory.
+
+        For the log: "0: 66.7 %, 1: 33.3 %".
+        """
+        total = max(1, self._rows_of_directories.total())
+        return ", ".join(f"{d}: {100 * n / total:.1f} %" for d, n in sorted(self._rows_of_directories.items()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["even_ends", "lane_sizes", "lanes_of_rank", "lanes_of_worker", "next_lane", "take_turns"]
+__all__ = ["even_ends", "lane_sizes", "lanes_of_rank", "lanes_of_worker", "next_lane", "take_turns", "worker_turns"]
 
 
 def lane_sizes(num_rows: int, lanes: int, factor: int = 1) -> list[int]:
@@ -63,6 +63,32 @@ def take_turns(
             drawn[lane] += rows if ends is None else min(rows, ends[lane] - drawn[lane])
             num_turns -= 1
     return drawn
+
+
+def worker_turns(
+    drawn: Sequence[int], ends: Sequence[int] | None, lanes: Sequence[Sequence[int]], num_turns: int, rows: int
+) -> list[int]:
+    """`take_turns` where each worker has lanes of its own, and torch asks the workers one after another.
+
+    That is the same, unless some lanes are far behind: one worker has those, and is asked no more often for it.
+
+    >>> worker_turns([10, 0], None, [[1], [0]], num_turns=4, rows=4), take_turns([10, 0], None, [0, 1], 4, 4)
+    ([18, 8], [14, 12])
+    """
+    most = [
+        num_turns if ends is None else sum(-(-max(0, ends[lane] - drawn[lane]) // rows) for lane in mine)
+        for mine in lanes
+    ]
+    turns = [0] * len(lanes)
+    while num_turns and (live := [worker for worker, most_turns in enumerate(most) if turns[worker] < most_turns]):
+        rounds = min(num_turns // len(live), *(most[worker] - turns[worker] for worker in live))
+        for worker in live if rounds else live[:num_turns]:
+            turns[worker] += max(1, rounds)
+        num_turns -= rounds * len(live) or num_turns
+    after = list(drawn)
+    for mine, taken in zip(lanes, turns, strict=True):
+        after = take_turns(after, ends, mine, taken, rows)
+    return after
 
 
 def even_ends(drawn: Sequence[int], sizes: Sequence[int], rows: int, world_size: int) -> list[int]:

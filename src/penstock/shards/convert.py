@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SourceError, SpecError
 from penstock.files import exclusive, out_of_space_at, publish, write_whole
+from penstock.machine import available_bytes
 from penstock.progress import progress
 from penstock.shards.find import ShardFile, shards_in
 from penstock.shards.ranges import extension_of, number_of
@@ -130,8 +131,16 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_p
     if not was_there:
         part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
         part.parent.mkdir(exist_ok=True)
-        with open_shard(shard.path, allow_pickle=allow_pickle, columns=made.columns) as opened:
+        # What does not fit in memory is an error that names the shard, before the machine ends a process for it.
+        budget = available_bytes()
+        with open_shard(shard.path, allow_pickle=allow_pickle, columns=made.columns, budget=budget) as opened:
             columns = _read(opened)
+        if not columns:  # of JSON and pickles, where only rows say what the columns are
+            raise SourceError(
+                f"{os.path.basename(shard.path)} has no rows, and so no columns",
+                file=shard.path,
+                remedy="leave its number out of --range (shard_range=), or take it away",
+            )
         with open(part, "wb") as file:
             _WRITERS[path.suffix](file, columns)
             file.flush()

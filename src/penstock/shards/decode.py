@@ -88,6 +88,8 @@ class Decoded:
                 if any((block < 0).any() for block in blocks if block.dtype.kind == "i"):
                     raise _too_big(self.file, name)
                 dtype = np.dtype(np.uint64)
+            elif dtype.kind == "f" and any(_has_big_number(block) for block in blocks):
+                raise _too_big(self.file, name)
             dtype = check_dtype(dtype, file=self.file, column=name)
             found[name] = Column(dtype, check_shape(blocks[0].shape[1:], file=self.file, column=name))
         self.schema = sorted_schema(found)
@@ -187,8 +189,11 @@ def _json_rows(file: str) -> Iterator[list[Row]]:
         try:
             rows.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # Python's json writes these unasked
+            has_nan = any(word in line for word in (b"NaN", b"Infinity"))
+            remedy = "numbers in place of NaN and Infinity, which JSON does not have" if has_nan else DAMAGED
             raise SourceError(
-                f"row {number:,} is not JSON", file=file, row=number, reason=error, remedy=DAMAGED
+                f"row {number:,} is not JSON", file=file, row=number, reason=error, remedy=remedy
             ) from None
         if len(rows) == BLOCK_ROWS:
             yield rows
@@ -300,10 +305,12 @@ def _at_once(values: list[Any]) -> NDArray[Any] | None:
             if any(value.shape != values[0].shape for value in values):
                 return None
             array = np.concatenate(values).reshape(len(values), *values[0].shape)
-            is_exact = array.dtype.kind != "f" or all(value.dtype.kind == "f" for value in values)
+            is_exact = array.dtype.kind != "f" or not any(map(_has_big_number, values))
         else:
             array = np.array(values)
-            is_exact = array.dtype != np.float64 or bool((np.abs(array) < 2**53).all()) or not _has_big_number(values)
+            is_exact = array.dtype != np.float64 or bool((np.abs(array) < 2**53).all())
+            if not is_exact:
+                array, is_exact = _without_loss(array, np.array(values, dtype=object).reshape(-1).tolist())
     except (ValueError, TypeError, OverflowError):
         return None
     if array.dtype.kind not in "biuf" or not is_exact:
@@ -311,20 +318,32 @@ def _at_once(values: list[Any]) -> NDArray[Any] | None:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _has_big_number(values: list[Any]) -> bool:
-    """Whether a whole number that a float cannot hold is among values that became floats."""
-    flat = np.array(values, dtype=object).reshape(-1).tolist()
-    return any(isinstance(value, int | np.integer) and abs(int(value)) >= 2**53 for value in flat)
+def _has_big_number(array: NDArray[Any]) -> bool:
+    """Whether an array has whole numbers that a float cannot surely hold."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
+        return False
+    return bool(array.max() >= 2**53 or array.min() <= -(2**53))
+
+
+def _without_loss(array: NDArray[Any], flat: list[Any]) -> tuple[NDArray[Any], bool]:
+    """Large numbers that became floats, and whether they are what they were: whole ones become uint64 if they can."""
+    big = [abs(int(value)) >= 2**53 for value in flat if isinstance(value, int | np.integer)]
+    if any(big) and len(big) == len(flat):
+        return np.array(flat, dtype=np.uint64).reshape(array.shape), True
+    return array, not any(big)
 
 
 def _check_is_row(row: Any, number: int, file: str) -> None:
     if not isinstance(row, dict):
         raise SourceError(
-            f"row {number:,} is {_in_words(row)}, not columns by name",
+            f"row {number:,} is {_KINDS.get(type(row), type(row).__name__)}, not columns by name",
             file=file,
             row=number,
             remedy='write each row as {"board": ..., "value": ...}',
         )
+
+
+_KINDS = {list: "a list", str: "text", int: "a number", float: "a number", bool: "a boolean", type(None): "no value"}
 
 
 def _check_names(row: Row, file: str) -> None:
