@@ -39,9 +39,9 @@ def whole_number(**parameter: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise SpecError(
-            f"{name} must be a whole number, got {value!r}", parameter=name, remedy=f"{name}=1, or another int"
-        ) from None
+        is_whole = isinstance(value, float) and value.is_integer()
+        remedy = f"{name}={int(value)}" if is_whole else f"{name}=1, or another int"
+        raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name, remedy=remedy) from None
 
 
 def one_of(choices: Iterable[T], **parameter: T) -> T:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 from itertools import chain, pairwise
 
@@ -517,3 +519,94 @@ def test_a_rank_that_broke_a_pass_off_knows_how_far_the_others_are(make):
         states.append(dataset.state_dict())
     assert states[0] == states[1]
     assert states[0]["by_lane"] == [40, 40]
+
+
+# What is said before it happens
+
+
+def test_ranks_of_unequal_length_are_warned_of(make, caplog):
+    with caplog.at_level(logging.WARNING, "penstock"):
+        next(make(rank=0, world_size=2).batches(50))  # 151 positions each: 4 batches on both
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "penstock"):
+        next(make(rank=0, world_size=2, max_examples_unaugmented=101).batches(50))  # 51 and 50
+    assert "ranks have from 1 to 2 batches in an epoch" in caplog.text
+    assert "drop_last=True" in caplog.text
+
+
+def test_an_epoch_that_memory_will_end_is_warned_of_with_what_would_do(make, caplog):
+    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
+    dataset = make(refill_threshold=40, max_memory_gb=limit)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        batches = dataset.batches(5)
+        next(batches)
+    assert "draws of a lane this epoch will end for lack of memory" in caplog.text
+    with pytest.raises(ps.MemoryLimitError) as refused:
+        list(batches)
+    remedy = refused.value.remedy
+    enough = float(remedy.split("max_memory_gb=")[1].split()[0])
+    assert len(list(make(refill_threshold=40, max_memory_gb=enough))) == TOTAL
+    pool, threshold = (
+        int(remedy.split(f"{name}=")[1].split(";")[0].split(",")[0]) for name in ("pool_size", "refill_threshold")
+    )
+    assert len(list(make(pool_size=pool, refill_threshold=threshold, max_memory_gb=limit))) == TOTAL
+
+
+def test_an_epoch_that_begins_may_have_other_lanes(make):
+    dataset = make()
+    ids(dataset)
+    state = dataset.state_dict()
+    assert (state["epoch"], state["lanes"]) == (1, 1)
+    taken = []
+    for rank in range(3):
+        again = make(rank=rank, world_size=3)
+        again.load_state_dict(state)
+        taken += ids(again)
+    assert sorted(taken) == list(range(TOTAL))
+
+
+def test_an_epoch_that_begins_keeps_lanes_that_processes_divide(make):
+    wide = make(rank=0, world_size=4)
+    ids(wide)
+    state = {**wide.state_dict(), "epoch": 1, "drawn": 0, "by_lane": [0] * 4}
+    one = make()
+    one.load_state_dict(state)
+    next(one.batches(10))
+    assert one.state_dict()["lanes"] == 4
+
+
+def test_a_threshold_of_none_is_three_quarters_of_the_pool(make):
+    assert ids(make(refill_threshold=None)) == ids(make(refill_threshold=90))
+
+
+def test_the_split_does_not_depend_on_the_seed_of_the_order(folder):
+    directories = [str(folder / name) for name in SIZES]
+    splits = [
+        ps.create_datasets(directories, ["all", "all"], 0.3, pool_size=120, refill_threshold=80, random_seed=seed)[1]
+        for seed in (1, 2)
+    ]
+    assert splits[0].shards == splits[1].shards
+    other = ps.create_datasets(
+        directories,
+        ["all", "all"],
+        0.3,
+        pool_size=120,
+        refill_threshold=80,
+        split_seed=1,
+        random_seed=1,
+        drop_last=True,
+    )[1]
+    assert other.shards != splits[0].shards
+    assert not other.drop_last
+
+
+def test_a_program_that_ends_in_mid_pass_ends_quietly(folder):
+    code = f"""
+import penstock as ps
+ds = ps.StreamingMixedShardDataset([{str(folder / "selfplay")!r}], ["all"], 120, 80, random_seed=1)
+batches = ds.batches(5)
+next(batches)
+print("ends")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ends\n", "")

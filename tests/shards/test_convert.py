@@ -23,7 +23,7 @@ from penstock.errors import BusyError, OutOfSpaceError, SourceError, SpecError
 from penstock.files import exclusive
 from penstock.shards import convert as module
 from penstock.shards.convert import FORMATS, convert
-from penstock.shards.shard import open_shard
+from penstock.shards.shard import content_mark, open_shard
 
 
 def columns_of(number: int, rows: int = 5) -> dict[str, np.ndarray]:
@@ -451,3 +451,30 @@ def test_what_a_killed_conversion_left_is_removed(games, tmp_path):
     shutil.copy(games / "run2_shard-000.npz", tmp_path / "out" / module._UNFINISHED / "run2_shard-000.npz")
     convert_quietly(games, tmp_path / "out")
     assert not (tmp_path / "out" / module._UNFINISHED).exists()
+
+
+def test_an_input_that_changed_where_no_mark_looks_is_converted_again(tmp_path):
+    shard, boards, marks = tmp_path / "games/shard_0.safetensors", np.zeros((10_000, 80), np.int8), []
+    shard.parent.mkdir()
+    for sign in (1, -1):
+        columns = {"before": boards, "sign": np.full(10_000, sign, np.int8), "wide": boards}
+        with open(shard, "wb") as file:
+            module._write_safetensors(file, columns)
+        marks.append(content_mark(shard))
+        convert(tmp_path / "games", tmp_path / "out", show_progress=False)
+        with np.load(tmp_path / "out/shard_0.npz") as made:
+            assert (made["sign"] == sign).all()
+    assert marks[0] == marks[1]  # else this is a test of something else
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("shard_0.jsonl", b"\n"), ("shard_0.pkl", pickle.dumps({"examples": []}))]
+)
+def test_a_shard_whose_rows_would_tell_its_columns_and_that_has_none_is_named(name, content, tmp_path):
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / name).write_bytes(content)
+    with pytest.raises(SourceError, match=f"{name} has no rows, and so no columns") as caught:
+        convert(tmp_path / "games", tmp_path / "out", allow_pickle=True, show_progress=False)
+    assert caught.value.where["file"] == str(tmp_path / "games" / name)
+    assert "--range" in caught.value.remedy
+    assert not (tmp_path / "out/shard_0.npz").exists()

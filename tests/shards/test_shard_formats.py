@@ -243,6 +243,47 @@ def test_keys_of_64_bits_are_not_rounded(tmp_path: Path) -> None:
     assert decode(str(tmp_path / "s.jsonl"), "jsonl", None).schema == {"key": Column(np.dtype(np.uint64), ())}
 
 
+@pytest.mark.parametrize("keys", [[2**63 + 1, 1], [[1, 2**64 - 1], [2, 3]]])
+def test_keys_of_64_bits_beside_smaller_ones_are_uint64(keys: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_bytes(as_lines([{"key": key} for key in keys]))
+    decoded = decode(str(tmp_path / "s.jsonl"), "jsonl", None)
+    assert decoded.blocks["key"][0].tolist() == keys
+    assert decoded.schema["key"].dtype == np.uint64
+
+
+@pytest.mark.parametrize("rows_before", [1, BLOCK_ROWS])
+def test_a_whole_number_that_a_float_would_round_is_refused_beside_fractions(rows_before: int, tmp_path: Path) -> None:
+    rows = [{"key": 2**53 + 1}] * rows_before + [{"key": 0.5}]
+    (tmp_path / "s.jsonl").write_bytes(as_lines(rows))
+    with pytest.raises(SourceError, match="do not fit in one type of 64 bits") as caught:
+        decode(str(tmp_path / "s.jsonl"), "jsonl", None)
+    assert caught.value.where["column"] == "key"
+
+
+@pytest.mark.parametrize("rows_before", [1, BLOCK_ROWS])
+def test_pickled_arrays_of_small_whole_numbers_and_fractions_are_floats(rows_before: int, tmp_path: Path) -> None:
+    examples = [{"v": np.array([1, 2], np.uint8)}] * rows_before + [{"v": np.array([0.5, 1], np.float32)}]
+    (tmp_path / "s.pkl").write_bytes(pickle.dumps({"examples": examples}))
+    assert decode(str(tmp_path / "s.pkl"), "pickle", None).schema == {"v": Column(np.dtype(np.float32), (2,))}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [(b"[1, 2]", "row 0 is a list, not columns by name"), (b"7", "row 0 is a number, not columns")]
+)
+def test_a_line_that_is_no_object_is_called_what_it_is(line: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_bytes(line)
+    with pytest.raises(SourceError, match=said):
+        decode(str(tmp_path / "s.jsonl"), "jsonl", None)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_said_to_be_those(value: str, tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text(f'{{"value": {value}}}')
+    with pytest.raises(SourceError, match="row 0 is not JSON") as caught:
+        decode(str(tmp_path / "s.jsonl"), "jsonl", None)
+    assert caught.value.remedy == "numbers in place of NaN and Infinity, which JSON does not have"
+
+
 def test_peek_at_what_must_be_decoded_says_only_the_memory(tmp_path: Path) -> None:
     data = as_lines(as_rows(toy(1000)))
     (tmp_path / "plain.jsonl").write_bytes(data)
@@ -634,6 +675,30 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(name: str, tmp_path: Pa
         os.truncate(tmp_path / file, 900)
         with pytest.raises(SourceError, match="the file ends at byte 900") as caught:
             list(chunks)
+    assert caught.value.where["file"] == str(tmp_path / file)
+
+
+def test_an_arrow_stream_whose_writer_was_killed_between_two_batches_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"value": np.arange(6)})
+    with pa.OSFile(str(tmp_path / "s.arrow"), "wb") as file:
+        writer = pa.ipc.new_stream(file, table.schema)
+        writer.write_table(table, max_chunksize=2)  # and no writer.close()
+    with pytest.raises(SourceError, match="a stream without an end: 6 rows are there") as caught:
+        read(tmp_path / "s.arrow")
+    assert caught.value.where["file"] == str(tmp_path / "s.arrow")
+    assert caught.value.remedy == "write it again, and close the writer"
+
+
+@pytest.mark.parametrize("name", [name for name in SEEKABLE if "rrow" in name])
+def test_an_arrow_file_that_is_cut_between_two_chunks_does_not_end_the_process(name: str, tmp_path: Path) -> None:
+    file, write = SEEKABLE[name]
+    write(tmp_path / file, toy(20_000))
+    with open_shard(tmp_path / file) as shard:
+        chunks = shard.chunks(slice(None), 20)
+        next(chunks)
+        os.truncate(tmp_path / file, 0)
+        with pytest.raises(SourceError, match="the file was cut while it was read") as caught:
+            next(chunks)
     assert caught.value.where["file"] == str(tmp_path / file)
 
 

@@ -49,12 +49,12 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
     _kept_workers_at: Any
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
-        for name in ("batch_size", "shuffle", "sampler", "batch_sampler"):
+        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):
             if name in options:
                 raise SpecError(
                     f"{name}= is not for a mixed stream: it has its own order and batches",
                     parameter=name,
-                    remedy="ds.loader(num_workers=2, batch_size=1024)",
+                    remedy="ds.loader(num_workers=2, batch_size=1024); the dataset's transform= changes batches",
                 )
         if not options.get("in_order", True):
             raise SpecError(

@@ -7,7 +7,6 @@ The door: it checks what it was given, says which lanes this process draws from,
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from penstock.pool.memory import MachineFull, MemoryReport
 from penstock.pool.plan import PoolPlan, TracedPosition
 from penstock.pool.positions import positions
 from penstock.pool.progress import Process, Progress
+from penstock.pool.refused import limit_error
 from penstock.pool.shards import ShardSet
 from penstock.pool.state import Cursor, ShardNames, State, cursor_of, state_of
 from penstock.pool.turns import lanes_of_rank, next_lane
@@ -49,7 +49,6 @@ log = logging.getLogger("penstock")
 
 _ROWS_AT_ONCE = 1024
 """Rows that are drawn at once where they are handed out one by one."""
-_GB = 10**9
 
 
 class StreamingMixedShardDataset:
@@ -70,7 +69,7 @@ class StreamingMixedShardDataset:
         data_dirs: Sequence[str | PathLike[str]],
         shard_ranges: Sequence[str],
         pool_size: int = 2_000_000,
-        refill_threshold: int = 1_500_000,
+        refill_threshold: int | None = 1_500_000,
         max_memory_gb: float = 5.0,
         enable_augmentation: bool = True,
         max_examples_unaugmented: int | None = None,
@@ -88,7 +87,8 @@ class StreamingMixedShardDataset:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """`pool_size` and `refill_threshold` count entries: `factor` for each position, where it is augmented.
+        """`pool_size` and `refill_threshold` count entries over all ranks and workers: `factor` for each position, if
+        it is augmented. refill_threshold=None is three quarters of the pool. `max_memory_gb` is for each rank.
 
         `transform(columns) -> columns` is applied to every batch, after augmentation. `drop_last` leaves out what does
         not fill a batch on every rank, so that all ranks have equally many.
@@ -187,7 +187,7 @@ class StreamingMixedShardDataset:
         """Batches of a whole epoch on this rank, if so many workers draw them: each lane may end with a short one."""
         rows, ranks = self._checked_batch(batch_size), self._ranks()
         chosen = ranks.world_size * max(1, num_workers)
-        lanes = chosen if self._progress.may_choose_lanes else self._progress.cursor.lanes
+        lanes = self._progress.lanes_for(chosen)
         sizes = self._plan.lane_sizes(lanes)
         if self.drop_last if drop_last is None else drop_last:
             return min(sizes) // rows * (lanes // ranks.world_size)
@@ -195,8 +195,9 @@ class StreamingMixedShardDataset:
 
     def __repr__(self) -> str:
         rows = self._plan.shards.known_rows
+        directories = f"{len(self.data_dirs)} director{'y' if len(self.data_dirs) == 1 else 'ies'}"
         return (
-            f"StreamingMixedShardDataset({len(self._plan.shards.files):,} shards in {len(self.data_dirs)} directories, "
+            f"StreamingMixedShardDataset({len(self._plan.shards.files):,} shards in {directories}, "
             f"{'?' if rows is None else f'{rows:,}'} rows, factor {self.factor}, pool {self.pool_size:,}, "
             f"seed {self._plan.seed}, epoch {self.epoch}, {sum(self._progress.cursor.drawn):,} drawn)"
         )
@@ -353,7 +354,33 @@ class StreamingMixedShardDataset:
                 parameter="random_seed",
                 remedy="random_seed=0, or another number, the same on all ranks",
             )
-        return self._progress.begin(self._plan, process, rows, is_even)
+        mine = self._progress.begin(self._plan, process, rows, is_even)
+        if self._pass == 0 and (process.worker is None or (process.worker == 0 and not self._tells_of_stops)):
+            self._warn(process, rows, is_even)
+        return mine
+
+    def _warn(self, process: Process, rows: int, is_even: bool) -> None:
+        """Say before anything is read what will end badly."""
+        cursor = self._progress.cursor
+        batches = [] if rows == 1 or is_even or self.is_validation else self._batches_of_ranks(process, rows)
+        if len(set(batches)) > 1:
+            log.warning(
+                "ranks have from %d to %d batches in an epoch: training that waits for all of them (DDP) would hang; "
+                "drop_last=True gives all as many",
+                *(min(batches), max(batches)),
+            )
+        stop = self._plan.foreseen_stop(cursor)
+        if stop is not None:
+            error = limit_error(self._plan, stop[1], cursor, self._lanes_here, 0)
+            log.warning("after %s draws of a lane this epoch will end for lack of memory: %s", f"{stop[0]:,}", error)
+
+    def _batches_of_ranks(self, process: Process, rows: int) -> list[int]:
+        if self._plan.shards.known_rows is None or process.world_size == 1:
+            return []
+        lanes = self._progress.cursor.lanes
+        of_lanes = [-(-size // rows) for size in self._plan.lane_sizes(lanes)]
+        ranks = range(process.world_size)
+        return [sum(of_lanes[lane] for lane in lanes_of_rank(lanes, rank, process.world_size)) for rank in ranks]
 
     @property
     def _lanes_here(self) -> int:
@@ -427,12 +454,11 @@ class StreamingMixedShardDataset:
 
     # Reports
 
-    def memory_report(self, needed: int = 0) -> MemoryReport:
+    def memory_report(self) -> MemoryReport:
         """What the pools of this process hold now."""
         pool = self._draws.num_bytes if self._draws is not None else 0
-        return MemoryReport.now(
-            limit=self._plan.max_memory_bytes, pool=pool, shards=self._plan.shards.decode_bytes, needed=needed
-        )
+        shards = self._plan.shards.decode_bytes * self._lanes_here
+        return MemoryReport.now(limit=self._plan.max_memory_bytes, pool=pool, shards=shards)
 
     def mixing_report(self, block: int = 1024, *, most_draws: int = 8_000_000) -> MixingReport:
         """How well this epoch is mixed, computed from numbers: directory shares and blockwise correlation of the
@@ -455,32 +481,8 @@ class StreamingMixedShardDataset:
         return Cursor(cursor.epoch, [0] * lanes, [self._plan.size([0] * lanes, lanes // ranks.world_size)])
 
     def _limit_reached(self, refused: BaseException, draws: Draws) -> MemoryLimitError:
-        """What is said where a refill has no room."""
-        cursor = self._progress.cursor
-        limit = f"max_memory_gb={self._plan.max_memory_bytes / _GB:g}"
-        if isinstance(refused, NoRoom):
-            rows = refused.held_rows + refused.shard_rows
-            total = self._plan.bytes_of(rows, cursor.lanes, self._lanes_here)
-            file = self._plan.shards.files[refused.shard].path if refused.shard is not None else None
-            headline = (
-                f"not one more shard fits under {limit}: {refused.held_rows:,} rows are in the pool, and "
-                f"{refused.shard_rows:,} come with the next"
-            )
-            enough = f"max_memory_gb={math.ceil(total / _GB * 100) / 100:g} or more"
-            remedy = f"{enough}, a smaller refill_threshold and pool_size, or smaller shards"
-        else:
-            total, file = 0, None
-            headline = f"the machine has no memory left for a refill: {refused or 'it could not be allocated'}"
-            remedy = "a smaller pool_size, fewer workers, or a machine with more memory"
-        report = self.memory_report(needed=max(0, total - draws.num_bytes))
-        error = MemoryLimitError(
-            headline,
-            shard=file,
-            drawn=f"{sum(cursor.drawn):,} in epoch {cursor.epoch}",
-            memory=str(report),
-            remedy=f"{remedy}; load_state_dict(error.state) then goes on where this ended",
-        )
-        error.report, error.state = report, self.state_dict()
+        error = limit_error(self._plan, refused, self._progress.cursor, self._lanes_here, draws.num_bytes)
+        error.state = self.state_dict()
         return error
 
     def _checked_batch(self, batch_size: Any) -> int:
@@ -506,16 +508,17 @@ def create_datasets(
     shard_ranges: Sequence[str],
     validation_split: float = 0.1,
     *,
+    split_seed: int = 0,
     random_seed: int | None = None,
     **settings: Any,
 ) -> tuple[StreamingMixedShardDataset, StreamingMixedShardDataset | None]:
-    """A dataset for training and one for validation, which share no shard. `settings` are of both.
+    """A dataset for training and one for validation, which share no shard. `settings` are of both; validation reads
+    all of its positions, also with drop_last.
 
-    With validation_split=0 the second is None.
+    The split depends on `split_seed` alone: another `random_seed` is another order of the same training data. With
+    validation_split=0 the second is None.
     """
-    split = discover_and_split_multiple_data(
-        data_dirs, shard_ranges, validation_split, 0 if random_seed is None else random_seed
-    )
+    split = discover_and_split_multiple_data(data_dirs, shard_ranges, validation_split, split_seed)
     train = StreamingMixedShardDataset(
         list(split.data_dirs), list(split.train_ranges), random_seed=random_seed, **settings
     )
@@ -525,7 +528,7 @@ def create_datasets(
         list(split.data_dirs),
         list(split.validation_ranges),
         random_seed=train.random_seed,
-        **settings | {"is_validation": True},
+        **settings | {"is_validation": True, "drop_last": False},
     )
     return train, validation
 

@@ -34,12 +34,14 @@ def checked_most_rows(max_examples_unaugmented: Any) -> int | None:
 
 
 def checked_threshold(refill_threshold: Any, pool_size: int) -> int:
+    if refill_threshold is None:
+        return pool_size * 3 // 4
     threshold = at_least(0, refill_threshold=refill_threshold)
     if threshold >= pool_size:
         raise SpecError(
             f"refill_threshold={threshold:,} is not below pool_size={pool_size:,}: the pool would be refilled for ever",
             parameter="refill_threshold",
-            remedy=f"refill_threshold={pool_size * 3 // 4}, three quarters of the pool",
+            remedy=f"refill_threshold={pool_size * 3 // 4}, three quarters of the pool; or None, which is that",
         )
     return threshold
 

@@ -8,9 +8,11 @@ little before every draw, and not for long at the refill. Nothing that a thread 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +107,7 @@ class Lane:
         self._orders = ThreadPoolExecutor(1, thread_name_prefix="penstock-pool-order")
         self._reader = threading.Thread(target=self._read, name="penstock-pool", daemon=True)
         self._reader.start()
+        _open_lanes.add(self)
 
     # The caller
 
@@ -172,8 +175,7 @@ class Lane:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if threading.current_thread() is not self._reader:
-            self._reader.join()
+        self._reader.join()
         self._orders.shutdown(wait=True)
         self._rows.close()
 
@@ -208,7 +210,7 @@ class Lane:
         due = self._refills.due()
         until = self._refills.end() if due is None else due
         with self._changed:
-            self._ready.append(_Generation(number, order, until - at, is_last=due is None))
+            self._ready.append(_Generation(number, order, max(0, until - at), is_last=due is None))
             self._changed.notify_all()
 
     def _restore(self) -> NDArray[Any]:
@@ -316,6 +318,16 @@ class Lane:
                 raise _Closed
             self._is_starved = False
         return free
+
+
+_open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the threads of passes that nobody ended: when a program is over, they cannot be waited for any more."""
+    for lane in list(_open_lanes):
+        lane.close()
 
 
 class _Closed(Exception):

@@ -81,17 +81,18 @@ class MemoryReport:
     def __str__(self) -> str:
         """
         >>> print(MemoryReport(5 * 10**9, 3 * 10**9, 25 * 10**7, 0, 325 * 10**7, 4 * 10**9, 10**9))
-        limit 5.00 GB, ours 3.25 GB (pool 3.00 GB, shards 0.25 GB), process 4.00 GB, machine free 1.00 GB
+        limit 5.00 GB, ours 3.25 GB (pool 3.00 GB, shards 250 MB), process 4.00 GB, machine free 1.00 GB
         """
-        needed = f", the next refill needs {_gb(self.needed)} more" if self.needed else ""
+        words = {name: _in_words(value) for name, value in asdict(self).items()}
+        needed = f", the next refill needs {words['needed']} more" if self.needed else ""
         return (
-            f"limit {_gb(self.limit)}, ours {_gb(self.ours)} (pool {_gb(self.pool)}, shards {_gb(self.shards)})"
-            f"{needed}, process {_gb(self.rss)}, machine free {_gb(self.machine_free)}"
+            f"limit {words['limit']}, ours {words['ours']} (pool {words['pool']}, shards {words['shards']}){needed}, "
+            f"process {words['rss']}, machine free {words['machine_free']}"
         )
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 10**9:.2f} GB"
+def _in_words(num_bytes: int) -> str:
+    return f"{num_bytes / 10**9:.2f} GB" if num_bytes >= 10**9 else f"{num_bytes / 10**6:,.0f} MB"
 
 
 class MachineFull(Exception):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.machine import available_bytes
 from penstock.order.mixing import MixingReport, mixing_report
-from penstock.order.refills import Names, Refills, generations
+from penstock.order.refills import Names, NoRoom, Refills, generations
 from penstock.pool.draws import Draws
 from penstock.pool.memory import MachineFull, Needs, machine_has
 from penstock.pool.shards import LaneShards, ShardSet
@@ -91,8 +91,30 @@ class PoolPlan:
         rows = self.shards.known_rows
         if rows is None:
             return math.inf
-        largest = max(self.shards.rows(shard) for shard in range(self.shards.num_shards))
-        return min(-(-rows // lanes), self._entries(lanes) + -(-largest // lanes) * self.factor)
+        return min(-(-rows // lanes), self._entries(lanes) + self._largest_share(lanes) * self.factor)
+
+    def _largest_share(self, lanes: int) -> int:
+        """Rows that a lane has of a shard, at most."""
+        return -(-max(self.shards.rows(shard) for shard in range(self.shards.num_shards)) // lanes)
+
+    def rows_for_any_refill(self, lanes: int) -> int:
+        """Rows that a lane must be able to hold for any refill to bring a shard, as far as that is known."""
+        if self.shards.known_rows is None:
+            return 0
+        threshold = 0 if self.in_order else self.threshold // lanes
+        return min(-(-self.shards.known_rows // lanes), -(-threshold // self.factor) + self._largest_share(lanes))
+
+    def foreseen_stop(self, cursor: Cursor) -> tuple[int, NoRoom] | None:
+        """(draws, what is refused) where memory will end the epoch of the first lane, if numbers can tell."""
+        if self.shards.known_rows is None or self.factor > 1 or cursor.sizes[-1].most_rows is None:
+            return None
+        refills = self._refills(self._lane_shards(0, cursor.lanes, None), cursor, 0)
+        while (due := refills.due()) is not None:
+            try:
+                refills.next(refills.end() - due)  # one entry for each row
+            except NoRoom as refused:
+                return due, refused
+        return None
 
     # Draws
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.errors import PlanError, SpecError
 from penstock.pool.plan import PoolPlan
 from penstock.pool.state import Cursor
-from penstock.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, take_turns
+from penstock.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, worker_turns
 
 __all__ = ["Process", "Progress"]
 
@@ -41,7 +41,7 @@ class Progress:
         """The number of lanes came with a state: other numbers of processes must divide it."""
         self._base: list[int] = []
         """What was drawn from each lane when the pass began; since then there were turns of `_turn_rows`."""
-        self._turn_rows = 1
+        self._turn_rows, self._workers = 1, 1
 
     def go_to(self, cursor: Cursor, *, is_loaded: bool, own_lanes: list[int] | None = None) -> None:
         self.cursor, self._lanes_are_loaded, self.own_lanes = cursor, is_loaded and cursor.lanes > 0, own_lanes
@@ -51,10 +51,12 @@ class Progress:
         self.cursor = self.cursor.next_epoch()
         self._base, self.ends, self.own_lanes = list(self.cursor.drawn), None, None
 
-    @property
-    def may_choose_lanes(self) -> bool:
-        """Whether the next pass decides how many lanes there are: nobody has begun this epoch, and no state says it."""
-        return not self.cursor.lanes or (self.cursor.is_at_start and not self._lanes_are_loaded)
+    def lanes_for(self, num_processes: int) -> int:
+        """How many lanes a pass of so many processes has. In mid-epoch those that there are; at the beginning of an
+        epoch as many as processes, unless a state says it, and they divide its lanes."""
+        lanes = self.cursor.lanes
+        is_free = self.cursor.is_at_start and not (self._lanes_are_loaded and lanes % num_processes == 0)
+        return num_processes if is_free else lanes
 
     def begin(self, plan: PoolPlan, process: Process, rows: int, is_even: bool) -> list[int]:
         """Begin a pass with turns of `rows`: fixes how many lanes there are, and how large their pools.
@@ -63,16 +65,18 @@ class Progress:
         """
         cursor = self.cursor
         drawn = self.drawn_by_all(plan, process)  # where a pass was broken off, the others' lanes went on, too
-        if self.may_choose_lanes:
-            drawn = [0] * process.num_processes
-        elif cursor.lanes % process.num_processes:
+        lanes, is_new = self.lanes_for(process.num_processes), cursor.is_at_start
+        if is_new:
+            drawn = [0] * lanes
+        elif lanes % process.num_processes:
             raise PlanError(
                 f"this stream is in mid-epoch with {cursor.lanes} lane{'s' * (cursor.lanes > 1)}, "
                 f"which {process.num_processes} processes cannot share evenly",
                 parameter="num_workers" if process.workers else "world_size",
                 lanes=cursor.lanes,
-                processes=f"{process.world_size} ranks x {max(1, process.workers)} workers",
-                remedy=f"ranks x workers that divide {cursor.lanes}: {_divisors(cursor.lanes)}; or reset()",
+                processes=f"ranks: {process.world_size}, workers of each: {process.workers}",
+                remedy=f"ranks x workers that divide {cursor.lanes}: {_divisors(cursor.lanes)}; or "
+                f"reset(epoch={cursor.epoch + 1}), which leaves out the rest of this epoch",
             )
         size = plan.size(drawn, len(drawn) // process.world_size)
         if size.entries < rows and not plan.in_order:
@@ -82,11 +86,11 @@ class Progress:
                 parameter="pool_size",
                 remedy=f"pool_size={rows * len(drawn) * 4}, or smaller batches",
             )
-        sizes = [] if self.may_choose_lanes else cursor.sizes
+        sizes = [] if is_new else cursor.sizes
         if not sizes or not sizes[-1].is_like(size):
             sizes = [*sizes, size]
         self.cursor = Cursor(cursor.epoch, drawn, sizes)
-        self._turn_rows, self._base = rows, list(drawn)
+        self._turn_rows, self._workers, self._base = rows, max(1, process.workers), list(drawn)
         self.ends = even_ends(drawn, plan.lane_sizes(len(drawn)), rows, process.world_size) if is_even else None
         mine = self._lanes_of(process)
         self.own_lanes = None if process.worker is None else list(mine)
@@ -107,7 +111,8 @@ class Progress:
         num_turns = sum(turns) * (1 if process.worker is None else process.workers)
         for rank in range(process.world_size) if num_turns else ():
             lanes = lanes_of_rank(len(drawn), rank, process.world_size)
-            after = take_turns(self._base, ends, lanes, num_turns, self._turn_rows)
+            of_workers = [lanes_of_worker(self._base, lanes, worker, self._workers) for worker in range(self._workers)]
+            after = worker_turns(self._base, ends, of_workers, num_turns, self._turn_rows)
             for lane in lanes:
                 if rank != process.rank or (self.own_lanes is not None and lane not in self.own_lanes):
                     drawn[lane] = after[lane]

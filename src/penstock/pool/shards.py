@@ -47,6 +47,9 @@ class ShardSet:
         facts = [peek(file.path, allow_pickle=allow_pickle, columns=columns) for file in self.files]
         self.decode_bytes = max(fact.decode_bytes for fact in facts)
         """What decoding any of them takes at most."""
+        hardest = max(range(len(facts)), key=lambda shard: facts[shard].decode_bytes)
+        self.hardest = self.files[hardest].path
+        """The shard that takes most to decode."""
         self._rows = [fact.rows for fact in facts]
         self.is_counted_by_headers = None not in self._rows
         """Whether every process knows all rows from the beginning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -110,9 +111,9 @@ class ShardNames:
             if before != now:
                 new, old = {file.number for file in files if file.directory == directory}, _numbers(before)
                 raise PlanError(
-                    "shards were added or taken away since this state was saved",
+                    "shards were added or taken away since this state was saved, or directories have changed places",
                     parameter="shard_ranges",
-                    directory=directory,
+                    directory=next((os.path.dirname(f.path) for f in files if f.directory == directory), directory),
                     added=range_text(new - old) if new - old else None,
                     taken_away=range_text(old - new) if old - new else None,
                     remedy=f"shard_ranges={ranges!r}, as it was; new shards are for the next run, or the next epoch's "

@@ -1,6 +1,7 @@
 """Arrow IPC, file and stream format: mapped, handed out without a copy, and let go of as reading moves on.
 
-Arrow has no checksums. A file that is cut short *while* it is read ends the process, as of every map: write new files
+Arrow has no checksums. To touch a map behind the end of its file ends the process, so the file's length is looked at
+before each chunk. Who cuts it in the moment between that and the copying of the chunk still does: write new files
 beside the old ones, and rename them.
 """
 
@@ -26,6 +27,8 @@ __all__ = ["ArrowShard"]
 _HELD_BYTES = 8 << 20
 """Mapped pages that reading may leave in memory, and what bits of booleans may take as bytes at once."""
 _MAGIC = b"ARROW1"
+_MESSAGE, _END = b"\xff" * 4, b"\xff" * 4 + bytes(4)
+"""How messages of a stream begin (before Arrow 0.15: otherwise), and the last one, which says that nothing follows."""
 
 
 class ArrowShard:
@@ -57,7 +60,10 @@ class ArrowShard:
         self._is_mapped = True
         """Whether batches are parts of the map, and not decoded copies."""
         begin, end = self._buffer.address, self._buffer.address + self._buffer.size
-        for batch in self._stream([smallest]):  # of compressed batches one column is decoded: the smallest
+        source = pa.BufferReader(self._buffer.slice(8 if self._is_file else 0))
+        for batch in pa.ipc.open_stream(
+            source, options=_only([smallest])
+        ):  # of compressed batches one column is decoded: the smallest
             batch.validate()  # a batch that says a billion rows must have their bytes
             self._starts.append(self._starts[-1] + batch.num_rows)
             held = [buffer for buffer in batch.column(0).buffers() if buffer is not None and buffer.size]
@@ -65,6 +71,12 @@ class ArrowShard:
         self.rows = self._starts[-1]
         if self._is_file and self._file([]).num_record_batches != len(self._starts) - 1:
             raise self._damaged(f"{len(self._starts) - 1:,} record batches, its end says another number")
+        if not self._is_file and begins.startswith(_MESSAGE) and self._map[source.tell() - 8 : source.tell()] != _END:
+            raise SourceError(
+                f"a stream without an end: {self.rows:,} rows are there, and perhaps were more",
+                file=self.path,
+                remedy="write it again, and close the writer",
+            )
         self.schema: Schema = sorted_schema(
             {fields[number].name: self._column(number, fields[number]) for number in self._numbers}
         )
@@ -98,6 +110,7 @@ class ArrowShard:
         batches, batch, number, taken_bytes = _Batches(self), None, -1, 0
         for piece in pieces(wanted, self.rows, rows_per_chunk):
             for block, rows in parts_of(piece, self._starts, most_span):
+                self._check_length()
                 if block != number:
                     batch = None  # one that was decoded goes before the next
                     batch, number = self._batch(batches, block), block
@@ -107,6 +120,16 @@ class ArrowShard:
                 if taken_bytes > _HELD_BYTES:
                     unmap_pages(self._map, 0, len(self._map))
                     taken_bytes = 0
+
+    def _check_length(self) -> None:
+        """Raise where the file was cut since it was mapped."""
+        ends = self._map.size()
+        if ends < len(self._map):
+            raise SourceError(
+                f"the file was cut while it was read: it had {len(self._map):,} bytes, and has {ends:,}",
+                file=self.path,
+                remedy=f"{DAMAGED}: beside the old one, and then rename it",
+            )
 
     def _batch(self, batches: _Batches, block: int) -> Any:
         try:

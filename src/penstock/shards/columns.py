@@ -76,12 +76,13 @@ def chosen(known: Iterable[str], columns: Sequence[str] | None, file: str) -> li
     for name in columns or ():
         if name not in names:
             near = suggest(str(name), names)
+            fixed = [near if other == name else other for other in columns or ()]
             raise SourceError(
                 f"no column {name!r}",
                 file=file,
                 column=name,
                 columns=_listed(names),
-                remedy=f"columns=[{near!r}]" if near else "columns= with names from those",
+                remedy=f"columns={fixed!r}" if near else "columns= with names from those",
             )
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if columns is not None:

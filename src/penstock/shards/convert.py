@@ -126,7 +126,7 @@ def convert(
 
 
 def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_pickle: bool) -> ConvertedShard:
-    path, mark = target / name, content_mark(shard.path)
+    path, mark = target / name, _input_mark(shard.path)
     was_there = made.is_from(name, mark) and made.is_ours(name)
     if not was_there:
         part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
@@ -162,6 +162,11 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_p
         bytes_after=os.path.getsize(path),
         was_there=was_there,
     )
+
+
+def _input_mark(path: str) -> str:
+    """A cheap name for what a file holds, and since when: places of it are hashed, and others may have changed."""
+    return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
 
 
 def _read(shard: Any) -> Columns:

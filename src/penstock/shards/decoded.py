@@ -28,6 +28,8 @@ CHILD_BYTES = 64 << 20
 _GROWTH = {"jsonl": 5, "pickle": 7}
 """Bytes that decoding takes for one of text or pickle, about: "0," becomes eight bytes, a
 number in a pickled list an object and a place in a list."""
+_GZIP_RATIO = 1032
+"""How many times its size a gzip file unpacks to, at most."""
 _ZSTD_RATIO = 12
 """How many times its size a zstd file is taken to have: it need not say."""
 
@@ -101,6 +103,7 @@ def expected_bytes(path: str, kind: str) -> int:
             file.seek(-4, os.SEEK_END)
             said = int.from_bytes(file.read(4), "little")  # of 32 bits: what is larger says the rest only
             unpacked = said + -(-max(0, size - 64 - said) // 2**32) * 2**32
+            unpacked = min(unpacked, size * _GZIP_RATIO)  # of a file that was cut, the last bytes say anything
         else:
             unpacked = size * (_ZSTD_RATIO if begins == b"\x28\xb5\x2f\xfd" else 1)
     return CHILD_BYTES + _GROWTH[kind] * unpacked

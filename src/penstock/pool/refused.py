@@ -1,0 +1,59 @@
+"""What is said where memory ends a stream: what did not fit, what is held, and which settings would do."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.errors import MemoryLimitError
+from penstock.order.refills import NoRoom
+from penstock.pool.memory import MemoryReport
+from penstock.pool.plan import PoolPlan
+from penstock.pool.state import Cursor
+
+__all__ = ["limit_error"]
+
+
+def limit_error(
+    plan: PoolPlan, refused: BaseException, cursor: Cursor, lanes_here: int, pool_bytes: int
+) -> MemoryLimitError:
+    """The error for a refill that had no room, with a report; its `state` is for the caller to add."""
+    if isinstance(refused, NoRoom):
+        headline, shard, needed, remedy = _no_room(plan, refused, cursor.lanes, lanes_here)
+    else:
+        headline, shard, needed = f"the machine has no memory left for a refill: {refused or 'none was given'}", None, 0
+        remedy = "a smaller pool_size, fewer workers, or a machine with more memory"
+    report = MemoryReport.now(
+        limit=plan.max_memory_bytes,
+        pool=pool_bytes,
+        shards=plan.shards.decode_bytes * lanes_here,
+        needed=max(0, needed - pool_bytes),
+    )
+    error = MemoryLimitError(
+        headline,
+        shard=shard,
+        drawn=f"{sum(cursor.drawn):,} in epoch {cursor.epoch}",
+        memory=str(report),
+        remedy=f"{remedy}; load_state_dict(error.state) then goes on where this ended",
+    )
+    error.report = report
+    return error
+
+
+def _no_room(plan: PoolPlan, refused: NoRoom, lanes: int, lanes_here: int) -> tuple[str, str | None, int, str]:
+    """(headline, shard, bytes that all lanes of a rank need at most, remedy)."""
+    limit = f"max_memory_gb={plan.max_memory_bytes / 10**9:g}"
+    rows = max(refused.held_rows + refused.shard_rows, plan.rows_for_any_refill(lanes))
+    needed = plan.bytes_of(rows, lanes, lanes_here)
+    enough = f"max_memory_gb={math.ceil(needed / 10**7) / 100:g} is enough for every refill"
+    if plan.bytes_of(0, lanes, lanes_here) > plan.max_memory_bytes:
+        headline = f"{limit} is less than decoding a shard and reading ahead take, without any pool"
+        return headline, plan.shards.hardest, needed, f"{enough}; or smaller shards, or fewer workers"
+    headline = (
+        f"not one more shard fits under {limit}: {refused.held_rows:,} rows are in the pool, and "
+        f"{refused.shard_rows:,} come with the next"
+    )
+    smaller = (refused.most_rows - refused.shard_rows) * plan.factor * lanes
+    if smaller > 0:
+        enough += f"; or pool_size={refused.most_rows * plan.factor * lanes}, refill_threshold={smaller}"
+    shard = None if refused.shard is None else plan.shards.files[refused.shard].path
+    return headline, shard, needed, f"{enough}; or smaller shards"
