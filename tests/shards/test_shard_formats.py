@@ -630,7 +630,7 @@ def test_a_column_that_is_not_there_is_answered_with_the_nearest(name: str, tmp_
     write(tmp_path / file, toy())
     with pytest.raises(SourceError, match="no column 'polcy'") as caught:
         read(tmp_path / file, columns=["value", "polcy"])
-    assert caught.value.remedy == "columns=['policy']"
+    assert caught.value.remedy == "columns=['value', 'policy']"
     assert caught.value.where["columns"] == "board, is_last, policy, value"
 
 

@@ -61,9 +61,8 @@ class ArrowShard:
         """Whether batches are parts of the map, and not decoded copies."""
         begin, end = self._buffer.address, self._buffer.address + self._buffer.size
         source = pa.BufferReader(self._buffer.slice(8 if self._is_file else 0))
-        for batch in pa.ipc.open_stream(
-            source, options=_only([smallest])
-        ):  # of compressed batches one column is decoded: the smallest
+        # Of compressed batches one column is decoded: the smallest.
+        for batch in pa.ipc.open_stream(source, options=_only([smallest])):
             batch.validate()  # a batch that says a billion rows must have their bytes
             self._starts.append(self._starts[-1] + batch.num_rows)
             held = [buffer for buffer in batch.column(0).buffers() if buffer is not None and buffer.size]
