@@ -186,8 +186,22 @@ def test_a_shard_that_breaks_in_mid_epoch_is_named_and_nothing_is_lost(folder):
     assert error.remedy
     assert len(taken + more) == dataset.state_dict()["drawn"]
     path.write_bytes(whole)
-    rest = [int(position["id"]) for position in dataset]  # the same dataset goes on
+    with pytest.raises(ps.SourceError, match="written again since the dataset was made"):
+        list(dataset.batches(7))
+    mended = make(folder)
+    mended.load_state_dict(dataset.state_dict())
+    rest = [int(position["id"]) for position in mended]
     assert sorted(taken + more + rest) == list(range(300))
+
+
+def test_a_shard_that_is_replaced_in_mid_epoch_is_named(folder):
+    batches = make(folder).batches(7)
+    next(batches)
+    write_shard(folder / "games" / "new.npz", first=7000)
+    (folder / "games" / "new.npz").rename(folder / "games" / "shard_0009.npz")
+    _, error = taken_until_error(batches, ps.SourceError)
+    assert error.where["file"].endswith("shard_0009.npz")
+    assert "make the dataset again" in error.remedy
 
 
 def test_a_shard_that_vanishes_in_mid_epoch_is_named(folder):

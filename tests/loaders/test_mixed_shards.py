@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import gzip
 import json
 import logging
+import os
+import pickle
 import subprocess
 import sys
 import threading
+import time
 from itertools import chain, pairwise
 
 import numpy as np
@@ -610,3 +616,128 @@ print("ends")
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ends\n", "")
+
+
+# What a hostile reader tried
+
+
+def test_a_resume_with_a_smaller_pool_reads_what_was_in_the_larger_one(make):
+    dataset = make(pool_size=200, refill_threshold=180)
+    batches = dataset.batches(20)
+    before = ids([next(batches) for _ in range(3)])
+    smaller = make(pool_size=30, refill_threshold=10)
+    smaller.load_state_dict(dataset.state_dict())
+    assert sorted(before + ids(smaller)) == list(range(TOTAL))
+
+
+def test_a_resume_under_a_limit_that_the_pool_exceeds_is_refused_with_what_it_needs(make):
+    dataset = make(pool_size=200, refill_threshold=180)
+    next(dataset.batches(20))
+    limit = make()._plan.needs.bytes_of(rows=100, pool_entries=200) / 10**9
+    limited = make(pool_size=200, refill_threshold=180, max_memory_gb=limit)
+    limited.load_state_dict(dataset.state_dict())
+    with pytest.raises(ps.MemoryLimitError, match="rows that are left in the pool do not fit") as refused:
+        next(limited.batches(20))
+    enough = float(refused.value.remedy.split("max_memory_gb=")[1].split()[0])
+    again = make(pool_size=200, refill_threshold=180, max_memory_gb=enough)
+    again.load_state_dict(dataset.state_dict())
+    assert len(ids(again)) == TOTAL - 20
+
+
+def test_a_new_pass_lets_go_of_the_pool_of_the_one_before(make):
+    dataset = make()
+    held = []
+    for _ in range(3):
+        held.append(dataset.batches(10))
+        next(held[-1])
+        dataset.reset()
+    assert threading.active_count() <= 3
+    held.append(dataset.batches(10))
+    next(held[-1])
+    assert dataset.memory_report().pool > 0
+    with pytest.raises(ps.PlanError, match="this pass was ended"):
+        next(held[0])
+
+
+def test_a_pass_goes_on_only_in_its_own_process(make):
+    batches = make().batches(10)
+    next(batches)
+    child = os.fork()
+    if not child:
+        try:
+            next(batches)
+        except ps.PlanError as error:
+            os._exit(7 if "begun by the parent" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(ids(batches)) == TOTAL - 10
+
+
+def test_a_pass_that_is_garbage_in_a_cycle_leaves_no_thread(make):
+    class Trainer:
+        def __init__(self):
+            self.me, self.batches = self, make().batches(10)
+
+    before = threading.active_count()
+    for _ in range(5):
+        next(Trainer().batches)
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_an_interrupt_that_leaves_the_lock_taken_does_not_hang(make):
+    dataset = make()
+    batches = dataset.batches(10)
+    next(batches)
+    lane = dataset._draws._lanes[0]
+    lane._lock.acquire()  # what a KeyboardInterrupt right after the lock was taken leaves
+    before = threading.active_count()
+    batches.close()
+    assert threading.active_count() < before
+
+
+def test_traces_under_another_pool_are_what_will_be_drawn(make):
+    dataset = make()
+    next(dataset.batches(20))
+    other = make(pool_size=60, refill_threshold=20)
+    other.load_state_dict(dataset.state_dict())
+    traced = [int(np.load(record.file)["id"][record.row]) for record in other.trace(20, 100)]
+    assert traced == ids(other)[:100]
+
+
+def test_a_trace_ends_where_memory_ends_the_epoch(make):
+    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
+    dataset = make(refill_threshold=40, max_memory_gb=limit)
+    assert 0 < len(dataset.trace(0, TOTAL)) < TOTAL
+    assert dataset.mixing_report(16).draws == len(dataset.trace(0, TOTAL))
+
+
+def test_a_copy_has_a_cursor_of_its_own(make):
+    dataset = make()
+    other = copy.copy(dataset)
+    next(dataset.batches(20))
+    assert ids(other) == ids(make())
+
+
+def test_lanes_of_a_pool_with_a_high_threshold_are_refilled_and_not_for_ever(make):
+    taken = [ids(make(pool_size=10, refill_threshold=9, rank=rank, world_size=4)) for rank in range(4)]
+    assert sorted(chain(*taken)) == list(range(TOTAL))
+
+
+def test_shards_without_rows_need_no_schema(tmp_path):
+    for number, rows in enumerate([0, 3, 0, 2]):
+        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"id": {number * 10 + n}}}\n' for n in range(rows)) or "\n")
+    dataset = ps.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, random_seed=0)
+    assert sorted(ids(dataset)) == [10, 11, 12, 30, 31]
+
+
+def test_decoding_is_under_the_memory_limit_from_the_first_look_on(tmp_path):
+    with gzip.open(tmp_path / "0.pkl.gz", "wb", compresslevel=1) as file:
+        pickle.dump({"examples": [{"id": 0, "blob": np.zeros(300_000_000, np.uint8)}]}, file, protocol=4)
+    dataset = ps.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, max_memory_gb=0.2, allow_pickle=True)
+    with pytest.raises(ps.SourceError, match=r"0\.pkl\.gz") as refused:
+        dataset.schema  # noqa: B018
+    assert "memory" in str(refused.value)

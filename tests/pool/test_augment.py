@@ -623,3 +623,17 @@ def test_elements_that_do_not_fit_are_refused(which, says):
         applied(lambda columns, which: columns, GIVEN, which)
     assert caught.value.where["parameter"] == "which"
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("policy", np.zeros((3, 27), np.float32), "no policy for 5 x 5 cells"),
+        ("winner", np.zeros(3, np.float32), "can be several things"),
+    ],
+)
+def test_a_column_whose_name_says_more_than_its_shape_is_not_left_as_it_is(name, array, says):
+    columns = {"board": np.zeros((3, 2, 5, 5), np.uint8), name: array}
+    with pytest.raises(SpecError, match=says) as refused:
+        apply(augmentation_for("hex4"), columns, np.zeros(3, np.int64))
+    assert refused.value.where["column"] == name

@@ -50,7 +50,7 @@ def opened(shards, size, *, factor=1, drawn=0, most_rows=None, rows=None, headro
     sizes = size if isinstance(size, list) else [size]
     most = sum(shards) if most_rows is None else most_rows
     refills = Refills(shards.__getitem__, len(shards), sizes, factor)
-    return Lane(rows or Rows(shards), refills, drawn, LAYOUT, Room(most, headroom, check), NAMES)
+    return Lane(rows or Rows(shards), refills, drawn, LAYOUT, Room(most, most, headroom, check), NAMES)
 
 
 def planned(shards, size, factor=1):

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from os import PathLike
@@ -109,7 +110,9 @@ class StreamingMixedShardDataset:
         threshold, memory = checked_threshold(refill_threshold, self.pool_size), checked_memory(max_memory_gb)
         found = find_shards(data_dirs, shard_ranges)
         self.data_dirs = [str(directory) for directory in data_dirs]
-        shards = ShardSet(shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows)
+        shards = ShardSet(
+            shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows, budget=memory
+        )
         self._plan = PoolPlan(
             shards=shards,
             seed=seed_for(random_seed),
@@ -250,6 +253,8 @@ class StreamingMixedShardDataset:
         with self._passing(rows, is_even) as (draws, mine):
             number, drawn, ends = self._pass, self._progress.cursor.drawn, self._progress.ends
             while (lane := next_lane(drawn, ends, mine)) is not None:
+                if number != self._pass:
+                    raise _ended_by_newer()
                 columns, count = self._finished(draws, lane, rows)
                 if count < rows and not draws.is_at_end(lane):  # something stopped the reader, which this raises
                     self._finished(draws, lane, rows)
@@ -274,6 +279,8 @@ class StreamingMixedShardDataset:
                     drawn[lane] += 1
                     yield position
                 if drawn[lane] == at or most is None:
+                    if number != self._pass:
+                        raise _ended_by_newer()
                     columns, count = self._finished(draws, lane, _ROWS_AT_ONCE)
                     drawn_ahead[lane] = iter(positions(columns))
                     if not count:
@@ -300,20 +307,21 @@ class StreamingMixedShardDataset:
         """
         process = self._process()
         mine = self._begin(process, rows, is_even)
-        self._pass += 1
-        number, self.stopped_early = self._pass, False
-        draws = self._draws = self._plan.open(self._progress.cursor, mine, self._lanes_here)
+        self._end_pass()
+        number, self.stopped_early, draws = self._pass, False, None
         try:
+            draws = self._draws = self._plan.open(self._progress.cursor, mine, self._lanes_here)
             yield draws, mine
         except _OutOfMemory as stop:
-            error = self._limit_reached(stop.refused, draws)
+            error = self._limit_reached(stop.refused)
             if self.on_memory_limit == "raise" or (process.worker is not None and not self._tells_of_stops):
                 raise error from None
             self.stopped_early = True
             log.warning("the stream ends before its epoch does: %s", error)
             return
         finally:
-            draws.close()
+            if draws is not None:
+                draws.close()
             if self._draws is draws:
                 self._draws = None
         if number == self._pass:
@@ -324,7 +332,7 @@ class StreamingMixedShardDataset:
 
         Returns whether this pass came to the end of its epoch.
         """
-        self._pass += 1
+        self._end_pass()
         number, self.stopped_early = self._pass, False
         try:
             for lane, rows, columns in turns:
@@ -433,15 +441,22 @@ class StreamingMixedShardDataset:
         }
 
     def _go_to(self, cursor: Cursor, *, is_loaded: bool, own_lanes: list[int] | None = None) -> None:
+        self._end_pass()
         self._progress.go_to(cursor, is_loaded=is_loaded, own_lanes=own_lanes)
         self.stopped_early = False
+
+    def _end_pass(self) -> None:
+        """End a pass that is under way, if there is one: its pools are let go of, whoever still holds it."""
         self._pass += 1
+        if self._draws is not None:
+            self._draws.close()
+            self._draws = None
 
     def __getstate__(self) -> dict[str, Any]:
         # What workers are sent. A script's own function travels by value; ranks are known here, not there.
         import cloudpickle
 
-        sent = {**self.__dict__, "_draws": None, "_given_ranks": self._ranks()}
+        sent = {**self.__dict__, "_draws": None, "_given_ranks": self._ranks(), "_progress": deepcopy(self._progress)}
         return sent | {"transform": None if self.transform is None else cloudpickle.dumps(self.transform)}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
@@ -474,14 +489,16 @@ class StreamingMixedShardDataset:
 
     def _planned(self) -> Cursor:
         """The cursor, as it is or as it will be when a pass begins."""
-        cursor, ranks = self._progress.cursor, self._ranks()
-        if cursor.sizes:
-            return cursor.copy()
-        lanes = cursor.lanes or ranks.world_size
-        return Cursor(cursor.epoch, [0] * lanes, [self._plan.size([0] * lanes, lanes // ranks.world_size)])
+        cursor, ranks = self._progress.cursor.copy(), self._ranks()
+        cursor.drawn = cursor.drawn or [0] * ranks.world_size
+        size = self._plan.size(cursor.drawn, max(1, cursor.lanes // ranks.world_size))
+        if not cursor.sizes or not cursor.sizes[-1].is_like(size):
+            cursor.sizes.append(size)
+        return cursor
 
-    def _limit_reached(self, refused: BaseException, draws: Draws) -> MemoryLimitError:
-        error = limit_error(self._plan, refused, self._progress.cursor, self._lanes_here, draws.num_bytes)
+    def _limit_reached(self, refused: BaseException) -> MemoryLimitError:
+        pool_bytes = 0 if self._draws is None else self._draws.num_bytes
+        error = limit_error(self._plan, refused, self._progress.cursor, self._lanes_here, pool_bytes)
         error.state = self.state_dict()
         return error
 
@@ -520,7 +537,10 @@ def create_datasets(
     """
     split = discover_and_split_multiple_data(data_dirs, shard_ranges, validation_split, split_seed)
     train = StreamingMixedShardDataset(
-        list(split.data_dirs), list(split.train_ranges), random_seed=random_seed, **settings
+        list(split.data_dirs),
+        list(split.train_ranges),
+        random_seed=random_seed,
+        **settings | {"is_validation": False},
     )
     if not split.validation_shards:
         return train, None

@@ -185,7 +185,7 @@ class Generation:
     """What is drawn between two refills."""
 
     refill: Refill
-    order: NDArray[np.int64]
+    order: NDArray[Any]
     """Every entry of the pool, as row * factor + which, in the order of drawing."""
     until: int
     """The draw at which the next refill happens, or after which nothing is left."""
@@ -193,7 +193,7 @@ class Generation:
 
 def generations(refills: Refills, names: Names) -> Iterator[Generation]:
     """A lane's epoch: what is drawn after each refill. `names` key it, with the refill's number."""
-    left = np.empty(0, np.int64)
+    left = np.empty(0, np.int32)
     while refills.due() is not None:
         refill, order = _refilled(refills, left, names)
         due = refills.due()
@@ -202,22 +202,23 @@ def generations(refills: Refills, names: Names) -> Iterator[Generation]:
         left = order[until - refill.at :]
 
 
-def replay(refills: Refills, drawn: int, names: Names) -> NDArray[np.int64]:
+def replay(refills: Refills, drawn: int, names: Names) -> NDArray[Any]:
     """What is left in the pool after some draws, in the order of drawing; `refills` then goes on from there.
 
     A refill that is due at just that draw has not happened yet.
     """
-    order, at = np.empty(0, np.int64), 0
+    order, at = np.empty(0, np.int32), 0
     while (due := refills.due()) is not None and due < drawn:
         refill, order = _refilled(refills, order[due - at :], names)
         at = refill.at
     return order[drawn - at :]
 
 
-def _refilled(refills: Refills, left: NDArray[np.int64], names: Names) -> tuple[Refill, NDArray[np.int64]]:
+def _refilled(refills: Refills, left: NDArray[Any], names: Names) -> tuple[Refill, NDArray[Any]]:
     refill = refills.next(num_rows_of(left, refills.factor) if refills.is_limited else 0)
     first, last = (row * refills.factor for row in (refill.first_row, refill.first_row + refill.num_rows))
-    return refill, mixed_in(left, np.arange(first, last), refill_key(names, refill.number))
+    new = np.arange(first, last, dtype=np.int32 if last < 1 << 31 else np.int64)
+    return refill, mixed_in(left, new, refill_key(names, refill.number))
 
 
 def num_rows_of(entries: NDArray[Any], factor: int) -> int:

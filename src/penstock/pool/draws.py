@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,12 @@ class Draws:
         lanes: Mapping[int, tuple[LaneRows, Refills, int]],
         schema: Schema,
         *,
-        most_rows: int,
-        headroom_rows: int,
+        room: Room,
         names: Mapping[int, Names],
-        check: Callable[[int], None],
     ) -> None:
-        """`lanes`: of each its rows, its refills and how many were drawn before. `most_rows`: what each may hold."""
+        """`lanes`: of each its rows, its refills and how many were drawn before. `room`: what each may take."""
         self._layout = Layout(schema)
         self._memory = BlockPool(arrays_per_block=len(schema))
-        room = Room(most_rows, headroom_rows, check)
         self._lanes = {
             lane: Lane(rows, refills, drawn, self._layout, room, names[lane])
             for lane, (rows, refills, drawn) in lanes.items()
@@ -54,5 +51,7 @@ class Draws:
         return sum(lane.num_bytes for lane in self._lanes.values())
 
     def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.stop()
         for lane in self._lanes.values():
             lane.close()

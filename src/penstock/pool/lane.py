@@ -9,20 +9,24 @@ little before every draw, and not for long at the refill. Nothing that a thread 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import PlanError
 from penstock.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
+from penstock.pool.memory import ENTRY_BYTES
 from penstock.pool.records import Layout, Records
 
 __all__ = ["Columns", "Lane", "LaneRows", "Room"]
@@ -33,6 +37,9 @@ _AHEAD = 0.25
 """How far draws may be ahead of reading when a generation begins, as a part of it; less and less until it ends."""
 _FEWEST_PLACED = 1024
 """Rows for which there must be a place before some of a chunk are written."""
+_PATIENCE_SECONDS = 1.0
+"""After which a reader looks by itself whether anybody still draws."""
+_LOOKED_UP_AT_ONCE = 1 << 18
 
 
 class LaneRows(Protocol):
@@ -60,7 +67,9 @@ class Room:
     """What a lane's pool may take."""
 
     most_rows: int
-    """Rows that it may hold."""
+    """Rows that it may hold, by the memory limit."""
+    rows: int
+    """Rows that it will hold, as far as that is known: it may grow beyond."""
     headroom_rows: int
     """Places beyond those, so that reading can be ahead of drawing."""
     check: Callable[[int], None]
@@ -86,14 +95,14 @@ class Lane:
         """`names` key the permutations. The thread starts at once: the pool is full when the first draw returns."""
         self._rows, self._refills, self._drawn, self._layout, self._room = rows, refills, drawn, layout, room
         self._names, self._factor = names, refills.factor
-        self._entry_type: type[np.signedinteger[Any]] = np.int64
         self._records = layout.empty(0)
         self._num_opened = 0
         """Places that were ever used."""
-        self._free = np.empty(0, np.int64)
+        self._free = np.empty(0, np.int32)
         """Places among them that have no row."""
 
-        self._changed = threading.Condition()  # of all that follows
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # of all that follows
         self._ready: deque[_Generation] = deque()
         self._current: _Generation | None = None
         self._taken = 0
@@ -104,8 +113,8 @@ class Lane:
         """The reader waits for places, so there is no use in waiting for the reader."""
         self._is_closed = False
         self._error: BaseException | None = None
-        self._orders = ThreadPoolExecutor(1, thread_name_prefix="penstock-pool-order")
-        self._reader = threading.Thread(target=self._read, name="penstock-pool", daemon=True)
+        self._pid = os.getpid()
+        self._reader = _PoolThread(self._read, "penstock-pool")
         self._reader.start()
         _open_lanes.add(self)
 
@@ -116,6 +125,11 @@ class Lane:
 
         Raises what stopped the reader, once everything before was drawn.
         """
+        if os.getpid() != self._pid:
+            raise PlanError(
+                "this pass was begun by the parent of this process, and its threads are there",
+                remedy="begin a pass of its own in each process; load_state_dict() goes to a place in the stream",
+            )
         records, filled = self._layout.empty(most), 0
         which = np.zeros(most, np.int64) if self._factor > 1 else None
         while filled < most:
@@ -140,7 +154,7 @@ class Lane:
     def _generation(self, may_raise: bool) -> _Generation | None:
         """The generation from which the next entry is drawn; None where there is none, or an error is to be raised."""
         while (current := self._current) is None or self._taken == current.draws:
-            if current is not None and current.is_last:
+            if self._is_closed or (current is not None and current.is_last):
                 return None
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._error or self._is_closed)
@@ -170,31 +184,46 @@ class Lane:
         current = self._current
         return current is not None and current.is_last and self._taken == current.draws
 
-    def close(self) -> None:
-        """End the threads. Nothing can be drawn any more."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._reader.join()
-        self._orders.shutdown(wait=True)
-        self._rows.close()
-
     @property
     def num_bytes(self) -> int:
-        """What the pool has in memory now: the places used so far, and the numbers of two generations."""
+        """What the pool has in memory: the places used so far, and the numbers of two generations being permuted."""
         with self._changed:
             generations = [self._current, *self._ready]
-        orders = sum(generation.order.nbytes for generation in generations if generation is not None)
-        return self._num_opened * self._layout.dtype.itemsize + orders + self._free.nbytes
+        entries = max((len(generation.order) for generation in generations if generation is not None), default=0)
+        return self._num_opened * self._layout.row_bytes + entries * ENTRY_BYTES
+
+    # The end
+
+    def stop(self) -> None:
+        """Let the reader end, without waiting for it."""
+        self._is_closed = True
+        if os.getpid() != self._pid:  # a fork has a copy of the lock, and nobody who would let go of it
+            return
+        if self._lock.acquire(timeout=_PATIENCE_SECONDS):  # else the reader sees it when it looks next
+            self._changed.notify_all()
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the reader, and let go of the rows. Nothing can be drawn any more. May be called from any thread."""
+        if os.getpid() == self._pid and not isinstance(threading.current_thread(), _PoolThread):
+            # An interrupt may have come right after this thread took the lock: then it is still ours.
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    self._lock.release()
+            self.stop()
+            self._reader.join()
+        else:  # a collector that runs in one of our own threads must not wait for another one
+            self.stop()
+        self._records, self._current = self._layout.empty(0), None
+        self._ready.clear()
+        _open_lanes.discard(self)
 
     # The reader
 
     def _read(self) -> None:
         try:
-            order = self._restore()
-            number = 0
-            self._publish(number, order, self._drawn)
-            at = self._drawn
+            number, at, order = 0, self._drawn, self._restore()
+            self._publish(number, order, at)
             while (due := self._refills.due()) is not None:
                 number += 1
                 order = self._refill(number, order, due - at)
@@ -205,6 +234,8 @@ class Lane:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            self._rows.close()
 
     def _publish(self, number: int, order: NDArray[Any], at: int) -> None:
         due = self._refills.due()
@@ -216,16 +247,12 @@ class Lane:
     def _restore(self) -> NDArray[Any]:
         """Read what is left of the rows that were in the pool after the draws before."""
         begun = time.perf_counter()
-        left = replay(self._refills, self._drawn, self._names)
+        order, rows = _placed(replay(self._refills, self._drawn, self._names), self._factor)
         replayed = time.perf_counter()
-        rows, place = np.unique(left // self._factor, return_inverse=True)
         if len(rows) > self._room.most_rows:
             raise NoRoom(None, len(rows), 0, self._room.most_rows)
-        places = self._room.most_rows + self._room.headroom_rows
-        if places * self._factor < 1 << 31:
-            self._entry_type = np.int32
-        self._records = self._layout.empty(places)  # its pages are there when they are written to, not before
-        self._room.check(len(rows) * self._layout.dtype.itemsize)
+        self._room.check(len(rows) * self._layout.row_bytes)
+        self._grow(max(self._room.rows, len(rows)) + self._room.headroom_rows)
         self._num_opened = len(rows)
         self._place(self._rows.pick(rows), np.arange(len(rows)), lambda: len(rows))
         if self._drawn:
@@ -233,7 +260,6 @@ class Lane:
                 "resumed after %s draws: %.2f s for their order, %.2f s to read %s rows that are left of them",
                 *(f"{self._drawn:,}", replayed - begun, time.perf_counter() - replayed, f"{len(rows):,}"),
             )
-        order: NDArray[Any] = (place * self._factor + left % self._factor).astype(self._entry_type)
         return order
 
     def _refill(self, number: int, order: NDArray[Any], draws: int) -> NDArray[Any]:
@@ -244,16 +270,17 @@ class Lane:
         refill = self._refills.next(held_rows)
         places, num_free_now = self._places(refill.num_rows, freed)
         key = refill_key(self._names, refill.number)
-        new = places if self._factor == 1 else (places[:, None] * self._factor + np.arange(self._factor)).ravel()
-        permuting = self._orders.submit(mixed_in, order[draws:], new.astype(self._entry_type), key)
+        permuting = _Result(lambda: mixed_in(order[draws:], _entries(places, self._factor), key))
 
         def num_free() -> int:
             """How many of the places can be written to by now."""
             taken = self._taken_from(number - 1)
             return num_free_now + (taken if free_after is None else int(np.searchsorted(free_after, taken, "right")))
 
-        self._place(self._rows.read(refill), places, num_free)
-        permuted: NDArray[Any] = permuting.result()
+        try:
+            self._place(self._rows.read(refill), places, num_free)
+        finally:
+            permuted: NDArray[Any] = permuting.get()
         self._publish(number, permuted, refill.at)
         self._rows.log(
             f"refill {refill.number} after {refill.at:,} draws: {refill.num_rows:,} rows of {len(refill.shards)} "
@@ -266,24 +293,28 @@ class Lane:
 
         Places that were never used are opened for the headroom, and for what will not fit into those that become free.
         """
-        wanted_now = max(min(self._room.headroom_rows, num_rows), num_rows - len(freed))
-        num_opened = max(0, min(wanted_now - len(self._free), len(self._records) - self._num_opened))
-        self._room.check(num_opened * self._layout.dtype.itemsize)
-        opened = np.arange(self._num_opened, self._num_opened + num_opened, dtype=self._entry_type)
+        not_freed = num_rows - len(freed) - len(self._free)
+        room = len(self._records) - self._num_opened
+        num_opened = max(not_freed, min(min(self._room.headroom_rows, num_rows) - len(self._free), room), 0)
+        self._room.check(num_opened * self._layout.row_bytes)
+        self._grow(self._num_opened + num_opened)
+        opened = np.arange(self._num_opened, self._num_opened + num_opened)
+        places = np.concatenate([self._free, opened.astype(_type_for(self._num_opened + num_opened)), freed])
         num_free_now = len(self._free) + num_opened
-        places = np.concatenate([self._free.astype(self._entry_type), opened, freed])
         self._num_opened += num_opened
         self._free = places[num_rows:].copy()
         return places[:num_rows], num_free_now
 
+    def _grow(self, places: int) -> None:
+        """Have so many places. Their pages are there when they are written to, not before."""
+        if places > len(self._records):
+            larger = self._layout.empty(places)
+            larger[: self._num_opened] = self._records[: self._num_opened]
+            self._records = larger
+
     def _wait_for_generation(self, number: int) -> None:
         """Until draws are made from a generation: places that the one before it left over are free only then."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_closed or (self._current is not None and self._current.number >= number)
-            )
-            if self._is_closed:
-                raise _Closed
+        self._wait(lambda: self._current is not None and self._current.number >= number)
 
     def _taken_from(self, number: int) -> int:
         """Draws made from a generation, which may not have begun."""
@@ -299,25 +330,65 @@ class Lane:
             self._layout.pack(columns, packed[:num_rows])
             written = 0
             while written < num_rows:
-                fewest = min(_FEWEST_PLACED, num_rows - written)
-                num = min(self._wait_for_places(placed, fewest, num_free), num_rows - written)
+                fewest = placed + min(_FEWEST_PLACED, num_rows - written)
+                self._wait(partial(_is_at_least, num_free, fewest), is_starved=True)
+                num = min(num_free() - placed, num_rows - written)
                 self._records[places[placed : placed + num]] = packed[written : written + num]
                 written, placed = written + num, placed + num
                 with self._changed:
                     self._share_read = placed / len(places)
                     self._changed.notify_all()
 
-    def _wait_for_places(self, placed: int, fewest: int, num_free: Callable[[], int]) -> int:
-        """How many places are free after the first `placed`: at least `fewest`."""
+    def _wait(self, until: Callable[[], bool], is_starved: bool = False) -> None:
+        """Wait as the reader, until something holds."""
         with self._changed:
-            while (free := num_free() - placed) < fewest and not self._is_closed:
-                self._is_starved = True
-                self._changed.notify_all()
-                self._changed.wait()
+            while not self._is_closed and not until():
+                if is_starved:
+                    self._is_starved = True
+                    self._changed.notify_all()
+                self._changed.wait(_PATIENCE_SECONDS)
+            self._is_starved = False
             if self._is_closed:
                 raise _Closed
-            self._is_starved = False
-        return free
+
+
+def _is_at_least(number: Callable[[], int], fewest: int) -> bool:
+    return number() >= fewest
+
+
+class _Closed(Exception):
+    """Nobody draws any more."""
+
+
+class _PoolThread(threading.Thread):
+    """One of ours."""
+
+    def __init__(self, does: Callable[[], None], name: str) -> None:
+        super().__init__(target=does, name=name, daemon=True)
+
+
+class _Result:
+    """What a function returns, computed by a thread meanwhile."""
+
+    def __init__(self, function: Callable[[], NDArray[Any]]) -> None:
+        self._function = function
+        self._result: NDArray[Any] | None = None
+        self._error: BaseException | None = None
+        self._thread = _PoolThread(self._run, "penstock-pool-order")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def get(self) -> NDArray[Any]:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
 
 
 _open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
@@ -330,8 +401,37 @@ def _close_all() -> None:
         lane.close()
 
 
-class _Closed(Exception):
-    """Nobody draws any more."""
+def _type_for(places: int) -> type[np.signedinteger[Any]]:
+    return np.int32 if places < 1 << 31 else np.int64
+
+
+def _entries(places: NDArray[Any], factor: int) -> NDArray[Any]:
+    """All entries of the rows at some places.
+
+    >>> _entries(np.array([7, 2]), 3).tolist()
+    [21, 22, 23, 6, 7, 8]
+    """
+    if factor == 1:
+        return places
+    dtype = _type_for((int(places.max(initial=0)) + 1) * factor)
+    return (places.astype(dtype)[:, None] * factor + np.arange(factor, dtype=dtype)).ravel()
+
+
+def _placed(left: NDArray[Any], factor: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """(entries as places, the rows by place), where rows are placed in the order of their numbers.
+
+    >>> order, rows = _placed(np.array([40, 13, 12, 41]), factor=4)
+    >>> order.tolist(), rows.tolist()
+    ([4, 1, 0, 5], [3, 10])
+    """
+    row = left if factor == 1 else left // factor
+    rows = np.unique(row)
+    dtype = _type_for(len(rows) * factor)
+    order = np.empty(len(left), dtype)
+    for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # what finding places needs beside the result stays small
+        part = slice(start, start + _LOOKED_UP_AT_ONCE)
+        order[part] = np.searchsorted(rows, row[part]) * factor + (left[part] % factor if factor > 1 else 0)
+    return order, rows.astype(np.int64)
 
 
 def _freed(

@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock.machine import anonymous_bytes, available_bytes
 
-__all__ = ["MachineFull", "MemoryReport", "Needs", "machine_has"]
+__all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "machine_has"]
 
 _CHUNK_BYTES = 2 << 20
-_ENTRY_BYTES = 28
+ENTRY_BYTES = 28
 """Of an entry: its number in two orders and in what becomes the second (4 each), and its hash while they are permuted
 (8, and 8 for what sorting needs)."""
 _SPARE_BYTES = 64 << 20
@@ -50,7 +50,7 @@ class Needs:
 
     @property
     def _bytes_of_a_row(self) -> int:
-        return self.row_bytes + _ENTRY_BYTES * self.factor
+        return self.row_bytes + ENTRY_BYTES * self.factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +13,7 @@ from penstock.machine import available_bytes
 from penstock.order.mixing import MixingReport, mixing_report
 from penstock.order.refills import Names, NoRoom, Refills, generations
 from penstock.pool.draws import Draws
+from penstock.pool.lane import Room
 from penstock.pool.memory import MachineFull, Needs, machine_has
 from penstock.pool.shards import LaneShards, ShardSet
 from penstock.pool.state import Cursor, SizeFrom
@@ -86,14 +86,15 @@ class PoolPlan:
         """Rows that a lane may hold by the memory limit."""
         return self.needs.most_rows(self.lane_limit(lanes_here), self._entries(lanes))
 
-    def _rows_at_most(self, lanes: int) -> float:
-        """Rows that a lane ever holds, whatever the limit, as far as it is known before shards are decoded."""
+    def _rows_at_most(self, lanes: int) -> int:
+        """Rows that a lane ever holds, whatever the limit. Where shards must be decoded to tell: about."""
         rows = self.shards.known_rows
         if rows is None:
-            return math.inf
-        return min(-(-rows // lanes), self._entries(lanes) + self._largest_share(lanes) * self.factor)
+            needs = self.needs
+            return self._entries(lanes) + needs.decode_bytes // needs.row_bytes
+        return min(-(-rows // lanes), self._entries(lanes) + self.largest_share(lanes) * self.factor)
 
-    def _largest_share(self, lanes: int) -> int:
+    def largest_share(self, lanes: int) -> int:
         """Rows that a lane has of a shard, at most."""
         return -(-max(self.shards.rows(shard) for shard in range(self.shards.num_shards)) // lanes)
 
@@ -101,8 +102,8 @@ class PoolPlan:
         """Rows that a lane must be able to hold for any refill to bring a shard, as far as that is known."""
         if self.shards.known_rows is None:
             return 0
-        threshold = 0 if self.in_order else self.threshold // lanes
-        return min(-(-self.shards.known_rows // lanes), -(-threshold // self.factor) + self._largest_share(lanes))
+        threshold = 0 if self.in_order else self.threshold // lanes  # entries: each may be of another row
+        return min(-(-self.shards.known_rows // lanes), threshold + self.largest_share(lanes))
 
     def foreseen_stop(self, cursor: Cursor) -> tuple[int, NoRoom] | None:
         """(draws, what is refused) where memory will end the epoch of the first lane, if numbers can tell."""
@@ -120,24 +121,28 @@ class PoolPlan:
 
     def open(self, cursor: Cursor, mine: Sequence[int], lanes_here: int) -> Draws:
         """The pools of some lanes, at a cursor."""
-        lanes = cursor.lanes
+        lanes, most_rows = cursor.lanes, self._most_rows(cursor.lanes, lanes_here)
         rows = {lane: self._lane_shards(lane, lanes, self.lane_limit(lanes_here)) for lane in mine}
+        room = Room(
+            most_rows=most_rows,
+            rows=min(most_rows, self._rows_at_most(lanes)),
+            headroom_rows=self.needs.headroom_rows(self._entries(lanes)),
+            check=_check_machine,
+        )
         return Draws(
             {lane: (rows[lane], self._refills(rows[lane], cursor, lane), cursor.drawn[lane]) for lane in mine},
             self.shards.schema,
-            most_rows=int(min(self._most_rows(lanes, lanes_here), self._rows_at_most(lanes))),
-            headroom_rows=self.needs.headroom_rows(self._entries(lanes)),
+            room=room,
             names={lane: self._names(cursor.epoch, lane) for lane in mine},
-            check=_check_machine,
         )
 
     def drawn_from(self, cursor: Cursor, lane: int) -> Iterator[tuple[NDArray[np.int64], int]]:
         """(entries, how many were drawn before them) of a lane in an epoch, from one refill to the next. Nothing is
-        read: an entry is row * factor + which, by the row's number in the lane."""
-        with closing(self._lane_shards(lane, cursor.lanes, None)) as rows:
+        read: an entry is row * factor + which, by the row's number in the lane. Ends where memory would end it."""
+        with closing(self._lane_shards(lane, cursor.lanes, self.max_memory_bytes)) as rows, suppress(NoRoom):
             for generation in generations(self._refills(rows, cursor, lane), self._names(cursor.epoch, lane)):
                 begin = generation.refill.at
-                yield generation.order[: generation.until - begin], begin
+                yield generation.order[: generation.until - begin].astype(np.int64), begin
 
     def _lane_shards(self, lane: int, lanes: int, budget: int | None) -> LaneShards:
         return LaneShards(

@@ -26,7 +26,7 @@ def limit_error(
         limit=plan.max_memory_bytes,
         pool=pool_bytes,
         shards=plan.shards.decode_bytes * lanes_here,
-        needed=max(0, needed - pool_bytes),
+        needed=max(0, needed - pool_bytes - plan.shards.decode_bytes * lanes_here),
     )
     error = MemoryLimitError(
         headline,
@@ -48,12 +48,15 @@ def _no_room(plan: PoolPlan, refused: NoRoom, lanes: int, lanes_here: int) -> tu
     if plan.bytes_of(0, lanes, lanes_here) > plan.max_memory_bytes:
         headline = f"{limit} is less than decoding a shard and reading ahead take, without any pool"
         return headline, plan.shards.hardest, needed, f"{enough}; or smaller shards, or fewer workers"
+    if refused.shard is None:
+        headline = f"the {refused.held_rows:,} rows that are left in the pool do not fit under {limit}"
+        return headline, None, needed, enough
     headline = (
         f"not one more shard fits under {limit}: {refused.held_rows:,} rows are in the pool, and "
         f"{refused.shard_rows:,} come with the next"
     )
-    smaller = (refused.most_rows - refused.shard_rows) * plan.factor * lanes
-    if smaller > 0:
-        enough += f"; or pool_size={refused.most_rows * plan.factor * lanes}, refill_threshold={smaller}"
-    shard = None if refused.shard is None else plan.shards.files[refused.shard].path
-    return headline, shard, needed, f"{enough}; or smaller shards"
+    largest = refused.shard_rows if plan.shards.known_rows is None else plan.largest_share(lanes)
+    smaller = (refused.most_rows - largest) * lanes  # entries: each may be of another row
+    if smaller > 0 and plan.shards.known_rows is not None:
+        enough += f"; or pool_size={max(refused.most_rows * lanes, smaller + 1)}, refill_threshold={smaller}"
+    return headline, plan.shards.files[refused.shard].path, needed, f"{enough}; or smaller shards"

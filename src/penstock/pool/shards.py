@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +41,12 @@ class ShardSet:
         allow_pickle: bool = False,
         columns: Sequence[str] | None = None,
         most_rows: int | None = None,
+        budget: int | None = None,
     ) -> None:
-        """`most_rows`: the sequence ends there."""
+        """`most_rows`: the sequence ends there. `budget`: bytes that decoding a shard may take."""
         self.files, self._allow_pickle, self._columns, self._most_rows = list(files), allow_pickle, columns, most_rows
+        self._budget, self._lock = budget, threading.RLock()
+        self._stamps = [_stamp(file.path) for file in self.files]
         self.marks = [content_mark(file.path) for file in self.files]
         """A cheap name for the content of each."""
         facts = [peek(file.path, allow_pickle=allow_pickle, columns=columns) for file in self.files]
@@ -94,8 +99,9 @@ class ShardSet:
 
     def start(self, shard: int) -> int:
         """Where a shard begins in the sequence. Asks for the rows of all before it."""
-        while len(self._starts) <= shard:
-            self._starts.append(self._starts[-1] + self.rows(len(self._starts) - 1))
+        with self._lock:
+            while len(self._starts) <= shard:
+                self._starts.append(self._starts[-1] + self.rows(len(self._starts) - 1))
         return self._starts[shard]
 
     @property
@@ -118,7 +124,7 @@ class ShardSet:
 
     def open(self, shard: int, budget: int | None = None) -> Shard:
         """A shard to read from, which is what it was when this set was made."""
-        path = self.files[shard].path
+        path, budget = self.files[shard].path, self._budget if budget is None else budget
         opened = open_shard(path, allow_pickle=self._allow_pickle, columns=self._columns, budget=budget)
         try:
             self._check_schema(path, opened.schema, opened.rows)
@@ -130,6 +136,13 @@ class ShardSet:
                     f"this shard has {opened.rows:,} rows, and had {self._rows[shard]:,} when the dataset was made",
                     file=path,
                     remedy="shards must not change while they are read: make the dataset again",
+                )
+            if _stamp(path) != self._stamps[shard]:
+                raise SourceError(
+                    "this shard was written again since the dataset was made",
+                    file=path,
+                    remedy="shards must not change while they are read: make the dataset again; if it is what it was, "
+                    "load_state_dict(ds.state_dict()) goes on there",
                 )
         except BaseException:
             opened.close()
@@ -168,6 +181,21 @@ class ShardSet:
 
     def _memory(self, shard: int) -> Path:
         return home() / "shards" / f"{self.marks[shard]}.rows"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        self.__dict__.update(sent, _lock=threading.RLock())
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Size and time of a file; None where it is gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _in_words(column: Column | None) -> str:

@@ -35,7 +35,8 @@ _POLICY_NAMES = ("policy", "visits", "legal", "legal_moves")
 _PLAYER_NAMES = ("player", "to_move", "side_to_move", "turn")
 _PLAIN_NAMES = ("value", "ply", "move_number", "game", "game_id", "id", "weight")
 """Numbers that no symmetry changes; a value is taken to be from the view of the side to move."""
-_COLOUR_NAMES = (*_PLAYER_NAMES, "winner", "result", "outcome")
+_OUTCOME_NAMES = ("winner", "result", "outcome")
+_COLOUR_NAMES = (*_PLAYER_NAMES, *_OUTCOME_NAMES)
 """Numbers about colours: they stay where colours do."""
 
 
@@ -321,6 +322,20 @@ class _Finder:
             if not self.has_colours or dtype.kind in "fb" or name in _POLICY_NAMES:
                 return Role("policy", n)
             self._refuse_to_guess(name)  # whole numbers can be stones too
+        if asked.policies is None and name in _POLICY_NAMES and n:
+            self._refuse(
+                f"column {name!r} is {self._type_of(name)}, no policy for {n} x {n} cells",
+                name,
+                f"a last axis of {n * n}, or {n * n + 1} with the pass move last; policies=() if it is none",
+            )
+        if (
+            self.has_colours
+            and asked.players is None
+            and name in _OUTCOME_NAMES
+            and dtype.kind == "f"
+            and not asked.values
+        ):
+            self._refuse_to_guess(name)
         if asked.policies is None and _is_square(shape) and (asked.boards is None or shape[-1] == n):
             self._refuse_to_guess(name)
         if is_like_policy or name in _PLAIN_NAMES or (not self.has_colours and name in _COLOUR_NAMES):
