@@ -29,6 +29,7 @@ class Rows:
         yield from self.pick(np.arange(refill.first_row, refill.first_row + refill.num_rows))
 
     def pick(self, rows):
+        rows = rows.astype(np.int64)
         for begin in range(0, len(rows), self.chunk):
             part = rows[begin : begin + self.chunk]
             if self.fails_at is not None and part[-1] >= self.fails_at:

@@ -232,14 +232,15 @@ class LaneShards:
                 yield from self._chunks(shard, slice(first, last, self._lanes), count)
             self._rows_of_directories[self._shards.files[shard].directory] += count
 
-    def pick(self, rows: NDArray[np.int64]) -> Iterator[Columns]:
+    def pick(self, rows: NDArray[Any]) -> Iterator[Columns]:
         """Some rows, by their sorted numbers in the lane. Only shards that have one are opened."""
         begin, shard = 0, 0
         while len(rows):
             first, count = self._share(shard)
             here = int(np.searchsorted(rows, begin + count))
             if here:
-                yield from self._chunks(shard, first + (rows[:here] - begin) * self._lanes, here)
+                wanted = first + (rows[:here].astype(np.int64) - begin) * self._lanes
+                yield from self._chunks(shard, wanted, here)
             rows, begin, shard = rows[here:], begin + count, shard + 1
 
     def close(self) -> None:
