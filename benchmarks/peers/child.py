@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.peers.buffers import measure_buffer
 from benchmarks.peers.documents import document_hashes
+from benchmarks.peers.pools import measure_pool
 from benchmarks.peers.rollouts import measure_rollouts
 from benchmarks.peers.source import ROWS, Source, cut, version_of
 
@@ -130,6 +131,8 @@ def _do(peer: Any, task: dict[str, Any]) -> dict[str, Any]:
         return found
     if task["do"] == "buffer":
         return measure_buffer(peer.open_buffer, task)
+    if task["do"] == "pool":
+        return measure_pool(peer, task)
     if task["do"] == "rollouts":
         if task["clock"] == "cpu":
             importlib.import_module("torch").set_num_threads(1)  # of all threads the time would be added up

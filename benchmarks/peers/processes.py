@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_child"]
+__all__ = ["Watch", "run_child"]
 
 _ROOT = Path(__file__).parents[2]
 _LOOK_EVERY_SECONDS = 0.1
@@ -35,7 +35,7 @@ def run_child(task: dict[str, Any], *, limit_seconds: float = 600, env: dict[str
                 cwd=_ROOT,
                 env={**os.environ, **(env or {})},
             )
-            watch = _Watch(child.pid)
+            watch = Watch(child.pid)
             watch.start()
             try:
                 child.wait(limit_seconds)
@@ -60,7 +60,7 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-class _Watch(threading.Thread):
+class Watch(threading.Thread):
     """Looks at the memory of a process and its descendants now and then, and remembers the most."""
 
     def __init__(self, pid: int) -> None:
