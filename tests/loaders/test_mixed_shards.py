@@ -729,7 +729,9 @@ def test_lanes_of_a_pool_with_a_high_threshold_are_refilled_and_not_for_ever(mak
 
 def test_shards_without_rows_need_no_schema(tmp_path):
     for number, rows in enumerate([0, 3, 0, 2]):
-        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"id": {number * 10 + n}}}\n' for n in range(rows)) or "\n")
+        (tmp_path / f"{number}.jsonl").write_text(
+            "".join(f'{{"id": {number * 10 + n}}}\n' for n in range(rows)) or "\n"
+        )
     dataset = ps.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, random_seed=0)
     assert sorted(ids(dataset)) == [10, 11, 12, 30, 31]
 
