@@ -160,7 +160,10 @@ def test_a_pickle_is_refused_with_the_way_out(folder):
     ) as refused:
         make(folder, directory="old")
     assert "allow_pickle=True" in refused.value.remedy
-    assert "penstock shards convert DIR OUT --allow-pickle" in refused.value.remedy
+    assert f"penstock shards convert {folder / 'old'} {folder / 'old'}-npz --allow-pickle" in refused.value.remedy
+    assert refused.value.headline.endswith(
+        "If you made it: allow_pickle=True, or once: penstock shards convert DIR OUT --allow-pickle"
+    )
     assert len(make(folder, directory="old", allow_pickle=True)) == 1
 
 

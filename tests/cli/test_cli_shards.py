@@ -130,9 +130,10 @@ def test_convert_notes_shards_whose_columns_differ(games, tmp_path, succeeds):
 def test_convert_reads_pickles_only_when_allowed(games, tmp_path, refuses, succeeds):
     add_pickle(games)
     assert refuses("shards", "convert", games, tmp_path / "out").splitlines() == [
-        "penstock: shard_0003.pkl.gz is a pickle, which can run code when read",
+        "penstock: shard_0003.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, or "
+        "once: penstock shards convert DIR OUT --allow-pickle",
         f"  file       {games}/shard_0003.pkl.gz",
-        "  try        if you made it: allow_pickle=True, or once: penstock shards convert DIR OUT --allow-pickle",
+        f"  try        allow_pickle=True, or once: penstock shards convert {games} {games}-npz --allow-pickle",
     ]
     succeeds("shards", "convert", games, tmp_path / "out", "--allow-pickle")
     with np.load(tmp_path / "out" / "shard_0003.npz") as columns:

@@ -618,9 +618,12 @@ def test_a_pickle_is_not_opened_unless_told_to(tmp_path: Path) -> None:
     for opened in (open_shard, peek):
         with pytest.raises(SourceError) as caught:
             opened(path)
-        assert caught.value.headline == "shard_0000.pkl.gz is a pickle, which can run code when read"
+        assert caught.value.headline == (
+            "shard_0000.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, or once: "
+            "penstock shards convert DIR OUT --allow-pickle"
+        )
         assert caught.value.remedy == (
-            "if you made it: allow_pickle=True, or once: penstock shards convert DIR OUT --allow-pickle"
+            f"allow_pickle=True, or once: penstock shards convert {tmp_path} {tmp_path}-npz --allow-pickle"
         )
 
 

@@ -163,10 +163,12 @@ def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
             f"{_name(file)} is in no format that shards have", file=file, remedy=f"files named {_endings()}"
         )
     if kind == "pickle" and not allow_pickle:
+        folder = os.path.dirname(file) or "."
         raise SourceError(
-            f"{_name(file)} is a pickle, which can run code when read",
+            f"{_name(file)} is a pickle, which can run code when read. If you made it: allow_pickle=True, or once: "
+            "penstock shards convert DIR OUT --allow-pickle",
             file=file,
-            remedy="if you made it: allow_pickle=True, or once: penstock shards convert DIR OUT --allow-pickle",
+            remedy=f"allow_pickle=True, or once: penstock shards convert {folder} {folder}-npz --allow-pickle",
         )
     try:
         size = os.stat(file).st_size
