@@ -349,8 +349,10 @@ def test_a_stream_that_stops_early_says_so_here_and_goes_on_exactly(limited, num
 
 
 def test_a_worker_of_a_plain_dataloader_raises_where_nobody_would_learn_that_it_stopped(limited):
+    batches = iter(DataLoader(limited(100, 2, on_memory_limit="stop"), batch_size=None, num_workers=2))
     with pytest.raises(MemoryLimitError, match="not one more shard fits"):
-        ids_of(DataLoader(limited(100, 2, on_memory_limit="stop"), batch_size=None, num_workers=2))
+        ids_of(batches)
+    batches._shutdown_workers()  # the error holds the iterator, and torch would wait 10 s when both are collected
 
 
 # Spawned workers
