@@ -191,7 +191,7 @@ def test_each_position_gives_its_entries_apart(make):
     taken = [(int(p["id"]), int(p["which"])) for p in make(augmentation=marked)]
     assert sorted(taken) == [(number, which) for number in range(TOTAL) for which in range(3)]
     assert sum(first[0] == second[0] for first, second in pairwise(taken)) < len(taken) / 20
-    assert len(make(augmentation=marked)) == 3 * TOTAL
+    assert len(make(augmentation=marked)) == make(augmentation=marked, rank=0, world_size=2).num_entries == 3 * TOTAL
 
 
 def test_without_an_augmentation_one_line_says_so(make, caplog):

@@ -166,7 +166,7 @@ class StreamingMixedShardDataset:
         return 1 if self._augmentation is None else self._augmentation.factor
 
     @property
-    def num_positions(self) -> int:
+    def num_entries(self) -> int:
         """Entries of an epoch, over all ranks: rows times `factor`. Shards that must be decoded to tell are counted."""
         return self._plan.shards.num_rows * self.factor
 
