@@ -133,10 +133,10 @@ class Contender:
         return {"read": self.pool.read_seconds, "shuffle": self.pool.shuffle_seconds}
 
     def state(self) -> Any:
-        raise NotImplementedError("a list of dicts has no state")
+        raise TypeError("a list of dicts has no state")
 
     def load_state(self, state: Any) -> None:
-        raise NotImplementedError("a list of dicts has no state")
+        raise TypeError("a list of dicts has no state")
 
 
 def open_pool(task: dict[str, Any]) -> Contender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -460,3 +461,44 @@ def test_abandoned_passes_leave_no_thread_and_no_file_open(opened, num_workers):
     for _ in range(20 if not num_workers else 5):
         abandon()
     assert left() == before
+
+
+# Mistakes with a plain DataLoader
+
+
+def test_an_epoch_that_workers_read_before_is_warned_of(opened, capfd):
+    logging.getLogger("penstock").addHandler(handler := logging.StreamHandler())
+    try:
+        dataset = opened()
+        loader = DataLoader(dataset, batch_size=None, num_workers=2)
+        first = sorted(ids_of(loader))
+        assert "was read before" not in capfd.readouterr().err
+        assert sorted(ids_of(loader)) == first
+        assert "epoch 0 was read before by workers of this DataLoader" in capfd.readouterr().err
+        dataset.set_epoch(1)
+        ids_of(loader)
+        assert "was read before" not in capfd.readouterr().err
+    finally:
+        logging.getLogger("penstock").removeHandler(handler)
+
+
+def test_a_state_beside_workers_is_warned_of(opened, caplog):
+    dataset = opened()
+    batches = iter(DataLoader(dataset, batch_size=None, num_workers=1))
+    dataset.state_dict()
+    assert "is not in this state" not in caplog.text
+    next(batches)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        dataset.state_dict()
+    assert "what they drew is not in this state" in caplog.text
+    batches._shutdown_workers()
+
+
+def test_a_loader_that_follows_is_not_warned_of(opened, caplog):
+    dataset = opened()
+    with caplog.at_level(logging.WARNING, "penstock"):
+        for batch in dataset.loader(num_workers=1):
+            del batch
+            dataset.state_dict()
+        dataset.state_dict()
+    assert not caplog.records

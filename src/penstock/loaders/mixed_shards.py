@@ -38,6 +38,7 @@ from penstock.pool.positions import positions
 from penstock.pool.progress import Process, Progress
 from penstock.pool.refused import limit_error
 from penstock.pool.shards import ShardSet
+from penstock.pool.shared import ToldByWorkers
 from penstock.pool.state import Cursor, ShardNames, State, cursor_of, state_of
 from penstock.pool.turns import lanes_of_rank, next_lane
 from penstock.shards import Schema
@@ -132,6 +133,7 @@ class StreamingMixedShardDataset:
         self._pass = 0
         """Counts passes: a newer one ends the one before."""
         self._draws: Draws | None = None
+        self._told = ToldByWorkers()
         self._tells_of_stops = False
         """In a worker: whether whoever reads from it learns that it stopped early."""
         for name, share in self.directory_weights.items():
@@ -309,6 +311,9 @@ class StreamingMixedShardDataset:
         mine = self._begin(process, rows, is_even)
         self._end_pass()
         number, self.stopped_early, draws = self._pass, False, None
+        is_plain_worker = process.worker == 0 and not self._tells_of_stops
+        if is_plain_worker:
+            self._tell_of_pass()
         try:
             draws = self._draws = self._plan.open(self._progress.cursor, mine, self._lanes_here)
             yield draws, mine
@@ -325,7 +330,19 @@ class StreamingMixedShardDataset:
             if self._draws is draws:
                 self._draws = None
         if number == self._pass:
+            if is_plain_worker:
+                self._told.finished(self.epoch)
             self._progress.end_epoch()
+
+    def _tell_of_pass(self) -> None:
+        """As a worker of a plain DataLoader: say that it draws, and warn if it draws what was drawn before."""
+        if self._told.num_epochs > self.epoch and self._progress.cursor.is_at_start:
+            log.warning(
+                "epoch %d was read before by workers of this DataLoader: call ds.set_epoch(n) before each pass, or use "
+                "ds.loader(...), which goes on to the next epoch by itself",
+                self.epoch,
+            )
+        self._told.begun()
 
     def _follow(self, turns: Iterator[tuple[int, int, Any]]) -> Generator[Any, None, bool]:
         """Hand over batches that workers draw, (lane, rows, columns) each; the cursor moves with them.
@@ -406,7 +423,13 @@ class StreamingMixedShardDataset:
 
     def state_dict(self) -> State:
         """Where the stream is: JSON. It is the same on every rank, if all have taken as many batches."""
-        cursor, own_lanes = self._progress.to_save(self._plan, self._process()), self._progress.own_lanes
+        process = self._process()
+        if process.worker is None and self._told.num_passes and not any(self._progress.cursor.drawn):
+            log.warning(
+                "workers of a DataLoader draw from this dataset, and what they drew is not in this state: use "
+                "ds.loader(...), or torchdata's StatefulDataLoader and its state_dict()"
+            )
+        cursor, own_lanes = self._progress.to_save(self._plan, process), self._progress.own_lanes
         state = state_of(cursor, self._names, seed=self._plan.seed, **self._settings())
         return state if own_lanes is None else state | {"own_lanes": own_lanes}
 
@@ -442,6 +465,7 @@ class StreamingMixedShardDataset:
 
     def _go_to(self, cursor: Cursor, *, is_loaded: bool, own_lanes: list[int] | None = None) -> None:
         self._end_pass()
+        self._told.forget()
         self._progress.go_to(cursor, is_loaded=is_loaded, own_lanes=own_lanes)
         self.stopped_early = False
 
