@@ -478,6 +478,9 @@ def test_an_epoch_that_workers_read_before_is_warned_of(opened, capfd):
         dataset.set_epoch(1)
         ids_of(loader)
         assert "was read before" not in capfd.readouterr().err
+        dataset.reset()  # epoch 0 again, because it was asked for
+        ids_of(loader)
+        assert "was read before" not in capfd.readouterr().err
     finally:
         logging.getLogger("penstock").removeHandler(handler)
 
