@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,9 @@ def descendants(pid: int, depth: int = 1) -> dict[int, int]:
     """Processes that a process started, and those that they started: how far down each is."""
     found = {}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child: depth} | descendants(child, depth + 1)
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or the whole process, that ended just now
+            for child in map(int, task.read_text().split()):
+                found |= {child: depth} | descendants(child, depth + 1)
     return found
 
 
