@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import mmap
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -54,7 +58,9 @@ LINUX_ONLY = {
     "memfd_create",
     "posix_fadvise",
     "pidfd_open",
-    "inotify_init",
+    "inotify_init1",
+    "inotify_add_watch",
+    "inotify_rm_watch",
     "prctl",
     "madvise",
     "eventfd",
@@ -201,3 +207,287 @@ def test_pages_that_are_let_go_of_come_back_unchanged(tmp_path):
         for start, stop in ((0, 65_536), (1, 65_535), (5000, 5001), (100, 100)):
             machine.unmap_pages(mapped, start, stop)
             assert bytes(mapped) == before
+
+
+# Folders that tell of changes. On the portable half every wait says "look yourself" after a nap.
+
+only_where_linux_tells = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Linux tells, and nobody looks in the meantime."""
+    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    monkeypatch.setattr(machine, "_LOOK_SECONDS", 1e9)
+
+
+def wait_for(watch: machine.FolderWatch, is_there) -> bool:
+    deadline = time.monotonic() + 30
+    while not is_there():
+        if time.monotonic() > deadline:
+            return False
+        watch.wait(10)
+    return True
+
+
+@pytest.mark.usefixtures("half")
+def test_a_waiting_thread_finds_a_file_that_another_process_brings(tmp_path):
+    code = "import os, sys, time; time.sleep(0.1); open('.a.part', 'w').close(); os.rename('.a.part', 'a')"
+    with machine.FolderWatch(tmp_path) as watch:
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+        assert wait_for(watch, (tmp_path / "a").exists)
+        assert process.wait(30) == 0
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("change", ["made", "moved in", "moved out", "removed", "written", "folder removed"])
+def test_a_wait_ends_when_something_changes(tmp_path, change):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    (tmp_path / "outside").touch()
+    for name in ("old", "other"):
+        (folder / name).touch()
+    with machine.FolderWatch(folder) as watch:
+        assert not watch.wait(0)
+        changes = {
+            "made": lambda: (folder / "new").mkdir(),
+            "moved in": lambda: (tmp_path / "outside").rename(folder / "new"),
+            "moved out": lambda: (folder / "old").rename(tmp_path / "gone"),
+            "removed": lambda: (folder / "old").unlink(),
+            "written": lambda: (folder / "old").write_text("1"),
+            "folder removed": lambda: shutil.rmtree(folder),
+        }
+        threading.Timer(0.05, changes[change]).start()
+        began = time.monotonic()
+        assert watch.wait(20)
+        assert time.monotonic() - began < 15
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_nothing_is_missed_between_two_waits_and_many_changes_are_one_wake_up(tmp_path):
+    with machine.FolderWatch(tmp_path) as watch:
+        for n in range(3000):
+            (tmp_path / str(n)).touch()
+        assert watch.wait(0)
+        assert not watch.wait(0.01)
+        (tmp_path / "0").unlink()
+        assert watch.wait(0)
+        assert not watch.wait(0.01)
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_names_that_begin_with_a_dot_wake_nobody(tmp_path):
+    (tmp_path / ".part").touch()
+    with machine.FolderWatch(tmp_path) as watch:
+        (tmp_path / ".part").write_text("half")
+        assert not watch.wait(0.01)
+        (tmp_path / ".part").rename(tmp_path / "whole")
+        assert watch.wait(0)
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_the_end_of_a_process_that_holds_a_file_open_for_writing_is_a_change(tmp_path):
+    code = "import sys; f = open('held', 'w'); print('held', flush=True); sys.stdin.read()"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        machine.FolderWatch(tmp_path) as watch,
+    ):
+        assert process.stdout.readline() == "held\n"
+        watch.wait(0)
+        process.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        assert watch.wait(20)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.usefixtures("half")
+def test_a_folder_that_comes_goes_and_comes_again_is_watched(tmp_path):
+    folder = tmp_path / "later"
+    with machine.FolderWatch(tmp_path / "other", folder) as watch:
+        (tmp_path / "other").mkdir()
+        assert watch.wait(10)  # not there: look yourself
+        for _ in range(3):
+            folder.mkdir()
+            assert watch.wait(10)
+            (folder / "a").touch()
+            assert watch.wait(10)
+            shutil.rmtree(folder)
+            assert watch.wait(10)
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_a_folder_that_is_replaced_is_watched_in_its_new_shape(tmp_path):
+    folder = tmp_path / "above" / "watched"
+    folder.mkdir(parents=True)
+    with machine.FolderWatch(folder) as watch:
+        (tmp_path / "above").rename(tmp_path / "moved")
+        assert watch.wait(0)
+        folder.mkdir(parents=True)
+        assert watch.wait(0)
+        (tmp_path / "moved" / "watched" / "a").touch()
+        assert not watch.wait(0)
+        (folder / "a").touch()
+        assert watch.wait(0)
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        assert watch.wait(0)
+        (tmp_path / "away" / "b").touch()
+        assert not watch.wait(0)
+
+
+@only_where_linux_tells
+def test_a_folder_renamed_further_up_ends_a_wait_that_has_begun(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.1)
+    folder = tmp_path / "above" / "watched"
+    folder.mkdir(parents=True)
+    with machine.FolderWatch(folder) as watch:
+        threading.Timer(0.05, (tmp_path / "above").rename, [tmp_path / "moved"]).start()
+        began = time.monotonic()
+        assert watch.wait(20)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.usefixtures("half")
+def test_waiting_costs_hardly_any_cpu(tmp_path):
+    with machine.FolderWatch(tmp_path, tmp_path / "missing") as watch:
+        began, cpu_began, num_waits = time.monotonic(), time.process_time(), 0
+        while time.monotonic() - began < 0.5:
+            watch.wait(0.5)
+            num_waits += 1
+    assert time.process_time() - cpu_began < 0.1
+    assert num_waits < 30  # 1, 2, 4, ... 50 ms
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_nothing_happens_while_nothing_changes(tmp_path):
+    with machine.FolderWatch(tmp_path) as watch:
+        began, cpu_began = time.monotonic(), time.process_time()
+        assert not watch.wait(0.3)
+        assert time.monotonic() - began >= 0.3
+        assert time.process_time() - cpu_began < 0.05
+
+
+def test_the_portable_half_naps_longer_and_longer_until_reset_or_a_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_PORTABLE", "1")
+    with machine.FolderWatch(tmp_path) as watch:
+        naps = []
+        for _ in range(8):
+            naps.append(watch._nap_seconds)
+            assert watch.wait(10)
+        assert naps == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05]
+        watch.reset()
+        assert watch._nap_seconds == 0.001
+        watch.wait(10)
+        (tmp_path / "a").touch()
+        watch.wait(10)
+        assert watch._nap_seconds == 0.001
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("refused", ["inotify_init1", "inotify_add_watch"])
+def test_a_machine_with_no_watches_left_is_looked_at_again_and_again(tmp_path, monkeypatch, refused):
+    class Libc:
+        def __getattr__(self, name):
+            return (lambda *_: -1) if name == refused else getattr(real, name)
+
+    real = machine._libc()
+    monkeypatch.setattr(machine, "_libc", Libc)
+    with machine.FolderWatch(tmp_path) as watch:
+        assert [watch.wait(10) for _ in range(3)] == [True] * 3
+        assert watch._nap_seconds == 0.008
+
+
+@pytest.mark.usefixtures("half")
+def test_wake_ends_a_wait_from_another_thread(tmp_path):
+    with machine.FolderWatch(tmp_path) as watch:
+        for _ in range(70_000):  # nobody waits: it neither blocks nor adds up
+            watch.wake()
+        assert watch.wait(20)
+        stop = threading.Event()
+        threading.Timer(0.05, lambda: (stop.set(), watch.wake())).start()
+        assert wait_for(watch, stop.is_set)
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_wake_in_a_signal_handler_ends_the_wait_of_its_own_thread(tmp_path):
+    with machine.FolderWatch(tmp_path) as watch:
+        before = signal.signal(signal.SIGUSR1, lambda *_: watch.wake())
+        try:
+            threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+            began = time.monotonic()
+            assert watch.wait(20)
+            assert time.monotonic() - began < 15
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("half")
+def test_a_watch_closed_by_another_thread_ends_the_wait_with_no(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_LOOK_SECONDS", 1e9)
+    watch = machine.FolderWatch(tmp_path)
+    threading.Timer(0.05, watch.close).start()
+    began = time.monotonic()
+    while watch.wait(20):  # the portable half says yes until it is closed
+        assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 15
+    assert not watch.wait(20)
+    watch.wake()
+    watch.close()
+    assert watch._descriptors == []
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("half")
+def test_no_descriptor_is_left_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        with machine.FolderWatch(tmp_path, tmp_path / "missing") as watch:
+            watch.wait(0)
+        machine.FolderWatch(tmp_path)  # forgotten, never closed
+    assert os.listdir("/proc/self/fd") == before
+
+
+FORKED = """
+import os, sys
+from penstock import machine
+machine._LOOK_SECONDS = 1e9
+file = sys.argv[1] + "/a"
+open(file, "w").close()
+watch = machine.FolderWatch(sys.argv[1])
+
+def in_a_child(act):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if act() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+def write_and_wait():
+    watch.wait(0)
+    open(file, "w").close()
+    return watch.wait(0)
+
+in_a_child(write_and_wait)
+assert watch.wait(0), "the child took the parent's events"
+in_a_child(lambda: [watch.wake(), watch.close()])
+assert not watch.wait(0), "the child woke the parent"
+open(file, "w").close()
+assert watch.wait(0), "the child closed the parent's watch"
+"""
+
+
+@only_where_linux_tells
+@pytest.mark.usefixtures("told")
+def test_a_forked_child_takes_nothing_from_its_parent(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], env=environment, timeout=60, check=True)

@@ -12,7 +12,7 @@ from penstock.assemble.batch import Block, Fields, add_sample_fields
 from penstock.assemble.gather import fresh
 from penstock.assemble.rows import RowSpec, plan_rows
 from penstock.assemble.samples import SampleRows
-from penstock.deliver.memory import BlockPool
+from penstock.memory import BlockPool
 
 PACKAGE = "penstock"
 

@@ -12,6 +12,8 @@
     ├─ SyncError                     ranks of one run that do not belong together
     ├─ BusyError                     another process is writing here
     ├─ OutOfSpaceError (OSError)     the disk is full; nothing that was finished is lost
+    ├─ QueueError                    a queue that is stale or damaged
+    │  └─ MissingQueueError (FileNotFoundError)   there is no queue where one is looked for
     ├─ MemoryLimitError (MemoryError)   a refill would hold more memory than is allowed; has the state to resume from
     ├─ WorkerError (RuntimeError)    a worker process died, or user code failed inside one
     ├─ EndOfRun                      there are no more batches
@@ -34,10 +36,12 @@ __all__ = [
     "EndOfRun",
     "MemoryLimitError",
     "MissingExtraError",
+    "MissingQueueError",
     "NotReadyError",
     "OutOfSpaceError",
     "PenstockError",
     "PlanError",
+    "QueueError",
     "RowIndexError",
     "SampleError",
     "SampleTypeError",
@@ -119,6 +123,14 @@ class BusyError(PenstockError):
 
 class OutOfSpaceError(PenstockError, OSError):
     """The disk is full. What was finished is kept, and the same call continues there."""
+
+
+class QueueError(PenstockError):
+    """A queue that is stale or damaged, or that is used in a way that cannot work."""
+
+
+class MissingQueueError(QueueError, FileNotFoundError):
+    """There is no queue where one is looked for: nobody has prepared data there."""
 
 
 class MemoryLimitError(PenstockError, MemoryError):

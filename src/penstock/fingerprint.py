@@ -21,7 +21,7 @@ import xxhash
 
 from penstock.errors import SpecError
 
-__all__ = ["fingerprint", "fingerprint_bytes", "fingerprint_file", "function_fingerprint"]
+__all__ = ["fingerprint", "fingerprint_bytes", "fingerprint_file", "function_fingerprint", "is_users"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -108,13 +108,13 @@ class _Describer:
         if type(value) in (dict, types.MappingProxyType):
             return ["dict", *sorted(([describe(k), describe(v)] for k, v in value.items()), key=fingerprint)]
         if isinstance(value, types.FunctionType):
-            if _is_users(value.__module__):
+            if is_users(value.__module__):
                 return self._function(value)
             # What an installed package made at run time does what it was made of: make_filter(3) is not make_filter(4).
             cells = (value.__closure__ or ()) if "<locals>" in value.__qualname__ else ()
             return [*_named(value), *(self._cell("", cell, []) for cell in cells)]
         if isinstance(value, type):
-            return self._class(value) if _is_users(value.__module__) else _named(value)
+            return self._class(value) if is_users(value.__module__) else _named(value)
         if isinstance(value, types.MethodType):
             return ["method", describe(value.__func__), describe(value.__self__)]
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
@@ -293,10 +293,10 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def _is_users_module(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and _is_users(value.__name__)
+    return isinstance(value, types.ModuleType) and is_users(value.__name__)
 
 
-def _is_users(module_name: str | None) -> bool:
+def is_users(module_name: str | None) -> bool:
     """Whether a module is the user's own: not Python's, and not an installed package's."""
     if module_name is None or module_name == "__main__":
         return True

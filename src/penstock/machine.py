@@ -1,4 +1,5 @@
-"""What only some machines have, each with a fallback: process facts, CPU count, memory, cached files, parent death.
+"""What only some machines have, each with a fallback: process facts, CPU count, memory, cached files, parent death,
+folders that tell of changes.
 
 Everything Linux-only that penstock uses is in this module. `PENSTOCK_PORTABLE=1` turns that half off, so that the
 portable half (what macOS runs) can be tested anywhere.
@@ -11,17 +12,24 @@ import ctypes
 import functools
 import mmap
 import os
+import platform
 import resource
+import select
 import signal
+import struct
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 __all__ = [
+    "FolderWatch",
     "anonymous_bytes",
     "available_bytes",
+    "boot_id",
     "cpu_count",
     "die_with_parent",
     "drop_cached",
@@ -30,6 +38,7 @@ __all__ = [
     "is_cached",
     "is_linux",
     "limit_memory",
+    "name_of_descriptor",
     "read_only_what_is_asked",
     "shared_memory",
     "unmap_pages",
@@ -66,6 +75,23 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@functools.cache
+def boot_id() -> str:
+    """A name for this run of this machine's kernel: processes with the same one see each other's locks."""
+    if is_linux():
+        with contextlib.suppress(OSError):
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return platform.node()
+
+
+def name_of_descriptor(descriptor: int) -> str:
+    """The path of an open file, for errors; its number where the system does not tell."""
+    if is_linux():
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/self/fd/{descriptor}")
+    return f"descriptor {descriptor}"
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -229,3 +255,224 @@ def expect_random_reads(mapped: mmap.mmap) -> None:
     """Touching a page of a mapped file then reads that page, and not megabytes around it."""
     if is_linux():
         mapped.madvise(mmap.MADV_RANDOM)
+
+
+class FolderWatch:
+    """Waits until something changes in folders: Linux tells of it, elsewhere one looks again, ever less often.
+
+        with FolderWatch(folder) as watch:
+            while not (found := look(folder)):
+                watch.wait(timeout_seconds=60)
+
+    Nothing is missed between two waits, or between the making and the first wait; many changes are one wake-up. True
+    means "look yourself": it may be nothing new. Names that begin with a dot are work in progress and wake nobody.
+    A folder that is not there, or that cannot be watched, is looked at again after 1 ms, 2 ms, ... 50 ms; it is
+    watched as soon as it is there. A forked child that waits makes its own watch. One thread waits at a time.
+    """
+
+    def __init__(self, *folders: str | os.PathLike[str]) -> None:
+        self._folders = tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
+        self._descriptors: list[int] = []
+        self._is_closed = False
+        self._open()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether something changed since the last wait, or somebody called wake(). False: not in all that time.
+
+        A closed watch answers False at once.
+        """
+        self._take_over_after_fork()
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._num_waiting += 1
+        try:
+            return self._wait_until(time.monotonic() + timeout_seconds)
+        finally:
+            self._end_wait()
+
+    def wake(self) -> None:
+        """End the wait of another thread, or the next one. May be called in a signal handler."""
+        self._take_over_after_fork()
+        with self._lock:
+            if not self._is_closed:
+                with contextlib.suppress(BlockingIOError):  # full of calls that nobody has waited for: one is enough
+                    os.write(self._wake_to, b"1")
+
+    def reset(self) -> None:
+        """What was looked for has been found: look again soon, where one has to look."""
+        self._nap_seconds = _SHORTEST_NAP_SECONDS
+
+    def close(self) -> None:
+        """Let go of everything. A wait in another thread ends, with False."""
+        self._take_over_after_fork()
+        with self._lock:
+            if self._num_waiting:  # that thread lets go: a descriptor closed under it might soon be another file's
+                self.wake()
+                self._is_closed = True
+            else:
+                self._is_closed = True
+                self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_descriptors", ()):
+            os.close(descriptor)
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may call wake() while its own thread holds it
+        self._num_waiting = 0
+        self._nap_seconds = _SHORTEST_NAP_SECONDS
+        self._watches: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
+        self._inotify = _new_inotify()
+        if self._inotify >= 0:
+            self._descriptors.append(self._inotify)
+        self._wake_from, self._wake_to = os.pipe()
+        self._descriptors += [self._wake_from, self._wake_to]
+        for descriptor in (self._wake_from, self._wake_to):
+            os.set_blocking(descriptor, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_from, select.POLLIN)
+        if self._inotify >= 0:
+            self._poll.register(self._inotify, select.POLLIN)
+        self._look_at_folders()
+
+    def _release(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _take_over_after_fork(self) -> None:
+        if self._pid != os.getpid():  # the queue of events is shared with the parent, which would miss what we read
+            self._release()
+            if self._is_closed:
+                self._pid = os.getpid()
+            else:
+                self._open()
+
+    def _end_wait(self) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+            if self._is_closed and not self._num_waiting:
+                self._release()
+
+    def _wait_until(self, deadline: float) -> bool:
+        is_changed = self._look_at_folders()
+        while True:
+            is_blind = len(self._watches) < len(self._folders)
+            left_seconds = max(deadline - time.monotonic(), 0.0)
+            pause_seconds = min(left_seconds, self._nap_seconds if is_blind else _LOOK_SECONDS)
+            self._poll.poll(0 if is_changed else 1000 * pause_seconds)
+            is_woken, is_told, is_seen = self._drain_wakes(), self._drain_events(), self._look_at_folders()
+            if self._is_closed:
+                return False
+            if is_changed or is_woken or is_told or is_seen:
+                self.reset()
+                return True
+            if is_blind:
+                self._nap_seconds = min(2 * self._nap_seconds, _LONGEST_NAP_SECONDS)
+                return True
+            if pause_seconds == left_seconds:
+                return False
+
+    def _drain_wakes(self) -> bool:
+        try:
+            return len(os.read(self._wake_from, 65_536)) > 0
+        except BlockingIOError:
+            return False
+
+    def _drain_events(self) -> bool:
+        is_changed = False
+        with contextlib.suppress(BlockingIOError):
+            while self._inotify >= 0:
+                for watch, mask, name in _inotify_events(os.read(self._inotify, 65_536)):
+                    is_changed |= self._take_event(watch, mask, name)
+        return is_changed
+
+    def _take_event(self, watch: int, mask: int, name: bytes) -> bool:
+        """Whether an event is news. The watch of a folder that went away is forgotten, so that it is made again."""
+        if mask & _IN_Q_OVERFLOW:
+            return True
+        folders = [folder for folder, of_folder in self._watches.items() if of_folder == watch]
+        if mask & (_IN_MOVE_SELF | _IN_DELETE_SELF | _IN_IGNORED | _IN_UNMOUNT):
+            for folder in folders:
+                del self._watches[folder]
+            if mask & _IN_MOVE_SELF:  # the kernel goes on to watch it under its new name
+                _libc().inotify_rm_watch(self._inotify, watch)
+        return bool(folders) and not name.startswith(b".")
+
+    def _look_at_folders(self) -> bool:
+        """Watch what is not watched yet; whether a folder is another than when last looked at.
+
+        Events do not tell that a folder further up was renamed, nor what another machine did on a network disk.
+        """
+        is_changed = False
+        for folder in self._folders:
+            seen, before = _folder_facts(folder), self._seen.get(folder)
+            if (
+                seen
+                and self._inotify >= 0
+                and (folder not in self._watches or before is None or seen[:2] != before[:2])
+            ):
+                self._watch(folder)
+                seen = _folder_facts(folder)  # after the watch, which tells of everything later
+            is_changed |= seen != before
+            self._seen[folder] = seen
+        return is_changed
+
+    def _watch(self, folder: str) -> None:
+        """Where it cannot be watched (too many watches, no permission), the naps serve that folder."""
+        old = self._watches.pop(folder, None)
+        new = int(_libc().inotify_add_watch(self._inotify, os.fsencode(folder), ctypes.c_uint32(_WATCHED_EVENTS)))
+        if new >= 0:
+            self._watches[folder] = new
+        if old is not None and old not in self._watches.values():
+            _libc().inotify_rm_watch(self._inotify, old)
+
+
+_SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.05
+_LOOK_SECONDS = 1.0
+
+_IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
+_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+_IN_ONLYDIR = 0x0100_0000
+_WATCHED_EVENTS = (
+    _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
+) | _IN_ONLYDIR
+
+
+def _new_inotify() -> int:
+    """A descriptor that tells of changes; -1 where there is none: another system, or too many of them in use."""
+    if not is_linux():
+        return -1
+    try:
+        return int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    except AttributeError:
+        return -1
+
+
+def _inotify_events(data: bytes) -> list[tuple[int, int, bytes]]:
+    """Watch, mask and name of each event that one read gave."""
+    events, offset = [], 0
+    while offset < len(data):
+        watch, mask, _, name_bytes = struct.unpack_from("iIII", data, offset)
+        offset += 16 + name_bytes
+        events.append((watch, mask, data[offset - name_bytes : offset].rstrip(b"\0")))
+    return events
+
+
+def _folder_facts(folder: str) -> tuple[int, ...]:
+    """What changes when a folder is replaced, its names change, or its permissions; nothing where it is not there."""
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return ()
+    return (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_mode)

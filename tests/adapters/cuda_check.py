@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,8 +28,11 @@ from penstock.flow import Flow
 from penstock.loaders import DataLoader
 from penstock.loaders.mixed_shards import StreamingMixedShardDataset
 from penstock.loaders.rollout import RolloutDataLoader
+from penstock.memory import BlockPool
 from penstock.order.schedule import Order
 from penstock.plan import Plan, PlanSource
+from penstock.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
+from penstock.queue.schema import fields_of
 from penstock.types import TrainingBatch
 
 NUM_ROWS, ROW_TOKENS, BATCH_ROWS = 20_000, 512, 32
@@ -137,9 +142,6 @@ def check_copies_behind_a_busy_stream_arrive_whole_though_their_batches_are_drop
 
 
 def check_memory_is_held_until_its_copy_is_done_and_free_after() -> None:
-    from penstock.adapters import torch as adapter
-    from penstock.deliver.memory import BlockPool
-
     torch.cuda.synchronize()
     pool = BlockPool()
     block = pool.take(64, 1024)
@@ -369,6 +371,102 @@ def check_positions_of_a_pool_arrive_whole_from_pinned_memory_with_and_without_w
             boards = torch.cat([moved["board"] for moved in seen])
             assert numbers.sort().values.equal(torch.arange(20_000, device="cuda"))
             assert (boards == (numbers % 251)[:, None, None]).all()
+
+
+QUEUE_BATCH_ROWS, QUEUE_BATCHES, QUEUE_FILES = 64, 10, 10
+
+
+@contextmanager
+def open_queue_files() -> Iterator[list[Path]]:
+    """Ten files of ten batches. x of batch b in file f is full of 10 f + b, and y of its negative."""
+    fields = fields_of({"batch_schema": [{"name": name, "dtype": "int64", "shape": [256]} for name in "xy"]})
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{number:08}.batches") for number in range(QUEUE_FILES)]
+        for number, path in enumerate(paths):
+            facts = FileFacts("stamp", "train", number, QUEUE_BATCH_ROWS, QUEUE_BATCHES, fields)
+            with BatchFileWriter(path, facts) as writer:
+                for batch in range(QUEUE_BATCHES):
+                    x = np.full((QUEUE_BATCH_ROWS, 256), QUEUE_BATCHES * number + batch)
+                    writer.append([x, -x])
+                writer.finish()
+        yield paths
+
+
+def queue_batches(paths: list[Path], memory: Callable[[int], np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """As a consumer has them: views of a file's memory, which is given up when the next file is read."""
+    for path in paths:
+        _, rows = read_batches(path, memory)
+        for batch in range(QUEUE_BATCHES):
+            at = slice(batch * QUEUE_BATCH_ROWS, (batch + 1) * QUEUE_BATCH_ROWS)
+            yield {name: array[at] for name, array in rows.items()}
+        del rows
+
+
+def assert_are_numbered(batches: list[dict[str, torch.Tensor]]) -> None:
+    assert len(batches) == QUEUE_FILES * QUEUE_BATCHES
+    for number, batch in enumerate(batches):
+        assert batch["x"].is_cuda
+        assert bool((batch["x"] == number).all()), f"x of batch {number} changed on the way"
+        assert bool((batch["y"] == -number).all()), f"y of batch {number} changed on the way"
+
+
+def check_a_hundred_batches_of_a_queue_arrive_whole_behind_a_busy_stream_though_their_memory_is_used_again() -> None:
+    with open_queue_files() as paths:
+        memory = adapter.memory_for("cuda")
+        list(queue_batches(paths, memory))  # torch has page-locked memory in stock from here on: to ask for more waits
+        adapter.handed({"x": np.zeros(8, np.int64)}, "cuda")
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        moved, were_waiting = [], 0
+        for batch in queue_batches(paths, memory):
+            assert torch.from_numpy(batch["x"]).is_pinned(), "the file was read into pageable memory"
+            moved.append(adapter.handed(batch, "cuda"))
+            were_waiting += not torch.cuda.current_stream().query()
+            del batch
+        assert were_waiting, "every copy was waited for"
+        torch.cuda.synchronize()
+        assert_are_numbered(moved)
+        again = [adapter.handed(batch, "cuda") for batch in queue_batches(paths, memory)]  # its copies can be done
+        assert_are_numbered(again)
+
+
+def check_pinned_memory_of_a_queue_is_held_until_its_copies_are_done_and_free_after() -> None:
+    memory = adapter.memory_for("cuda")
+    num_bytes = 3 << 20
+    adapter.handed({"x": memory(num_bytes)[: 1 << 20]}, "cuda")  # the device has room for it from here on
+    kept = [memory(num_bytes) for _ in range(4)]  # in stock
+    del kept
+    torch.cuda.synchronize()
+    block = memory(num_bytes)
+    block[:] = 1
+    address, held = block.ctypes.data, weakref.ref(block)
+    torch.cuda._sleep(SLEEP_CYCLES)
+    # Not from its beginning: of this copy torch's own allocator does not know that it is of this memory.
+    there = adapter.handed({"x": block[1 << 20 : 2 << 20]}, "cuda")
+    was_waiting = not torch.cuda.current_stream().query()
+    del block
+    others = [memory(num_bytes) for _ in range(4)]
+    for other in others:
+        other[:] = 2
+    assert was_waiting, "the copy was waited for"
+    assert address not in [other.ctypes.data for other in others], "used again during the copy"
+    torch.cuda.synchronize()
+    assert bool((there["x"] == 1).all())
+    adapter.handed({"x": np.zeros(8, np.int64)}, "cuda")  # the next batch lets go of those that are done
+    assert held() is None, "never free again"
+
+
+def check_batches_of_ordinary_memory_arrive_whole_though_it_is_used_again() -> None:
+    """A provider in the same process gives such ones."""
+    with open_queue_files() as paths:
+        moved = []
+        torch.cuda._sleep(SLEEP_CYCLES)
+        for batch in queue_batches(paths, pooled(BlockPool())):
+            moved.append(adapter.handed(batch, torch.device("cuda", 0)))
+            for array in batch.values():
+                array[:] = -1  # at once: pinned memory of its own was copied from
+        torch.cuda.synchronize()
+        assert_are_numbered(moved)
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from penstock.deliver.memory import BlockPool
+from penstock.memory import BlockPool
 from penstock.order.refills import NoRoom, PoolSize, Refills, generations
 from penstock.pool.lane import Lane, Room
 from penstock.pool.records import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.deliver.memory import BlockPool
+from penstock.memory import BlockPool
 from penstock.pool.records import Layout
 from penstock.shards import Column
 

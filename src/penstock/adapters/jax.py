@@ -22,7 +22,7 @@ except ImportError:
         "penstock.adapters.jax needs jax, which is not installed", remedy="pip install 'penstock[jax]'"
     ) from None
 
-__all__ = ["JaxBlocks", "copied", "is_shared", "numbers", "picked", "pinned"]
+__all__ = ["JaxBlocks", "copied", "handed", "is_shared", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -55,11 +55,29 @@ def _own_copy(array: NDArray[Any]) -> NDArray[Any]:
     return own
 
 
-def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
+def numbers(arrays: Mapping[K, NDArray[Any]], device: Any | None = None) -> dict[K, Any]:
     """Arrays as JAX has them: where x64 is off, those of 64 bits have 32. Integers that do not fit are refused."""
     for name, array in arrays.items():
         _check_range(name, array)
-    return dict(zip(arrays, jax.device_put([_own_copy(array) for array in arrays.values()]), strict=True))
+    return dict(zip(arrays, jax.device_put([_own_copy(array) for array in arrays.values()], device), strict=True))
+
+
+def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
+    """A queue's batch, copied to a device (`jax.devices()[0]`, "cpu", "gpu:1") or as a sharding lays it out."""
+    return numbers(arrays, _named(device) if isinstance(device, str) else device)
+
+
+def _named(device: str) -> Any:
+    platform, _, number = device.partition(":")
+    try:
+        return jax.devices(platform)[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError):
+        known = ", ".join(f"{found.platform}:{place}" for place, found in enumerate(jax.devices()))
+        raise SpecError(
+            f"JAX knows no device {device!r}",
+            parameter="device",
+            remedy=f"one of {known}, or an object of jax.devices()",
+        ) from None
 
 
 def _check_range(name: Any, array: NDArray[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from penstock.adapters.converted import ConvertedBlocks
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, SpecError
 
 try:
     import mlx.core as mx
@@ -18,7 +18,7 @@ except ImportError:
         "penstock.adapters.mlx needs mlx, which is not installed", remedy="pip install 'penstock[mlx]'"
     ) from None
 
-__all__ = ["MlxBlocks", "copied", "is_shared", "numbers", "picked", "pinned"]
+__all__ = ["MlxBlocks", "copied", "handed", "is_shared", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -39,6 +39,15 @@ class MlxBlocks(ConvertedBlocks):
 def numbers(arrays: Mapping[K, NDArray[Any]]) -> dict[K, Any]:
     """Arrays as MLX has them, copied: float64 is float32, all others are what they were."""
     return {name: mx.array(array) for name, array in arrays.items()}
+
+
+def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
+    """A queue's batch, copied. There is no device to name."""
+    if device is not None:
+        raise SpecError(
+            f"device={device!r}: MLX arrays are on every device already", parameter="device", remedy="device=None"
+        )
+    return numbers(arrays)
 
 
 def picked(array: Any, rows: NDArray[Any]) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -35,7 +36,10 @@ __all__ = [
     "TorchBatches",
     "TorchBlocks",
     "copied",
+    "generator",
+    "handed",
     "is_shared",
+    "memory_for",
     "numbers",
     "picked",
     "pinned",
@@ -193,7 +197,7 @@ _in_flight_lock = threading.Lock()
 
 
 def _hold_until_copied(tensor: Any, device: torch.device) -> None:
-    """Refer to a tensor until the copies queued so far are done, so that its block does not return to the pool.
+    """Refer to a tensor, or several, until the copies queued so far are done: no block returns to its pool before.
 
     CUDA takes what it needs of ordinary memory before a copy call returns, on most machines; it does not promise to.
     """
@@ -203,6 +207,78 @@ def _hold_until_copied(tensor: Any, device: torch.device) -> None:
         while _in_flight and _in_flight[0][0].query():
             _in_flight.popleft()
         _in_flight.append((done, tensor))
+
+
+# Batches of a queue
+
+
+def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
+    """A batch's arrays as tensors on a device: on a CPU, over the same memory.
+
+    On CUDA they are copied from page-locked memory, and this does not wait for the copies. The arrays' memory stays
+    referred to until they are done: torch itself watches only over what it has pinned as whole tensors, and these are
+    parts of a file.
+    """
+    target = _target(device)
+    tensors: dict[str, Any] = numbers(arrays)
+    if target.type == "cpu":
+        return tensors
+    if target.type != "cuda":
+        return {name: copied(tensor, target, False) for name, tensor in tensors.items()}
+    locked = {name: tensor if tensor.is_pinned() else pinned(tensor) for name, tensor in tensors.items()}
+    there = {name: tensor.to(target, non_blocking=True) for name, tensor in locked.items()}
+    _hold_until_copied(tuple(locked.values()), target)
+    return there
+
+
+def memory_for(device: Any | None) -> Callable[[int], NDArray[np.uint8]] | None:
+    """What files are to be read into, for `handed`: page-locked memory for CUDA; None where any memory will do."""
+    return _page_locked if _target(device).type == "cuda" else None
+
+
+def _page_locked(num_bytes: int) -> NDArray[np.uint8]:
+    locked: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device=_CPU, pin_memory=True).numpy()
+    return locked  # torch keeps it for the next file when nothing refers to it any more
+
+
+@lru_cache(maxsize=64)  # asked for at every batch
+def _target(device: Any | None) -> torch.device:
+    if device is None:
+        return _CPU
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SpecError(
+            f"torch knows no device {device!r}: {str(error).splitlines()[0]}",
+            parameter="device",
+            remedy='device="cpu", device="cuda" or device="cuda:0"',
+        ) from None
+    if target.type == "cuda" and (target.index or 0) >= (num_devices := torch.cuda.device_count()):
+        raise SpecError(
+            f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices",
+            parameter="device",
+            remedy='device="cpu", or a torch that is built for CUDA, on a machine with a GPU',
+        )
+    return target
+
+
+_NUM_STATE_WORDS = 624
+_STATE_WORDS_AT = 24
+
+
+def generator(seed: int) -> Any:
+    """torch's random generator for CPUs, from all 64 bits of a key.
+
+    torch's own `manual_seed` uses the lower 32 alone: among 100,000 keys two would then be the same more often than
+    not. So the state is filled from the whole key, as NumPy does it for the same generator.
+    """
+    made = torch.Generator(device="cpu").manual_seed(seed)
+    state = made.get_state()
+    words = state.numpy()[_STATE_WORDS_AT:][: 8 * _NUM_STATE_WORDS].view(np.uint64)
+    assert words[0] == seed % (1 << 32), "this torch keeps the state of its generator otherwise"
+    words[:] = np.random.SeedSequence(seed).generate_state(_NUM_STATE_WORDS, np.uint32)
+    words[0] = 0x80000000  # never all zeros, from which the generator would not get away
+    return made.set_state(state)
 
 
 # Datasets

@@ -2,7 +2,8 @@
 
 `penstock demo spike` is another story: the loss jumps, the document that did it is found and skipped. So is
 `penstock demo chat`: a bad set of conversations is caught, and a good one trained where it should be. And
-`penstock demo buffer`: rows change while a model trains, bad ones are rolled back, and nothing is lost to kill -9.
+`penstock demo buffer`: rows change while a model trains, bad ones are rolled back, and nothing is lost to kill -9. And
+`penstock demo queue`: batches are made by processes that are killed, and every one is what it would have been.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ examples:
   penstock demo spike
   penstock demo chat
   penstock demo buffer
+  penstock demo queue
 """
 
 
@@ -32,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    if argv[:1] in (["chat"], ["buffer"]):  # they train in this process
+    if argv[:1] in (["chat"], ["buffer"], ["queue"]):  # they train in this process
         os.environ.update(ONE_THREAD)
-    if argv[:1] in (["spike"], ["chat"], ["buffer"]):
+    if argv[:1] in (["spike"], ["chat"], ["buffer"], ["queue"]):
         return int(import_module(f"penstock.demo.{argv[0]}").main(list(argv[1:])))
     return int(import_module("penstock.demo.run").main(list(argv)) or 0)

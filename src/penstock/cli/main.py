@@ -24,7 +24,8 @@ OK, CHECK_FAILED, BAD_INPUT, BUG, INTERRUPTED, READER_GONE = 0, 1, 2, 70, 130, 1
 VERBS = (
     *("bake", "train-tokenizer", "adopt", "export"),
     *("info", "look", "plan", "amend", "trace", "verify", "digest", "drill", "doctor"),
-    *("rollouts", "shards", "gc", "demo"),
+    *("prepare", "train", "run"),
+    *("queue", "rollouts", "shards", "gc", "demo"),
 )
 
 _DESCRIPTION = """\
@@ -37,8 +38,8 @@ the store. Wherever a PLAN is asked for, give its fingerprint (or the first digi
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    a check failed: verify found damage, drill a difference, doctor a fault, rollouts a loss,
-       shards one that cannot be read
+  1    a check failed: verify or queue verify found damage, drill a difference, doctor a fault,
+       rollouts a loss, shards one that cannot be read
   2    not done: bad usage, bad input, somebody else is writing, no space left
   70   a fault in penstock itself
   130  interrupted
@@ -86,7 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     if given[:1] == ["demo"]:  # it reads its own arguments
         return int(import_module("penstock.cli.demo").run(given[1:]))
-    arguments = _parser().parse_args(given)
+    parser = _parser()
+    arguments, more = parser.parse_known_args(given)
+    if more and not arguments.takes_settings:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    arguments.settings = more
     return int(arguments.run(arguments))
 
 
@@ -98,7 +103,7 @@ def _parser() -> Parser:
         verb = import_module(f"penstock.cli.{name.replace('-', '_')}")
         sub = verbs.add_parser(name, help=verb.SUMMARY, description=verb.__doc__, epilog=verb.EXAMPLES)
         verb.add_arguments(sub)
-        sub.set_defaults(run=verb.run)
+        sub.set_defaults(run=verb.run, takes_settings=getattr(verb, "TAKES_SETTINGS", False))
     return parser
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.assemble.samples import SampleRows
-from penstock.deliver.memory import BlockPool
 from penstock.deliver.ranks import Ranks
 from penstock.errors import PlanError, SpecError
 from penstock.flow import Flow
 from penstock.loaders.cursor import CursorLoader, Stream
 from penstock.loaders.planned import PlannedStream
 from penstock.loaders.stream import Batches, BatchStream, NumpyBlocks
+from penstock.memory import BlockPool
 from penstock.plan import Plan
 from penstock.plans import find_plan, keep_plan, with_places
 from penstock.spec import at_least, one_of

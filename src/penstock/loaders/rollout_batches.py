@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.assemble.batch import Padding
-from penstock.deliver.memory import BlockPool
 from penstock.loaders.steps import Step
+from penstock.memory import BlockPool
 from penstock.plan import State
 from penstock.rl.rows import Laid, RolloutRows
 from penstock.types import TrainingBatch

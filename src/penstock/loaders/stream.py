@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from penstock.assemble.batch import Block, constant_mask, seqlens_of
 from penstock.deliver.ahead import by_processes, by_threads
-from penstock.deliver.memory import BlockPool
 from penstock.flow import Flow, Located, Picked, Task
+from penstock.memory import BlockPool
 from penstock.order.sharding import Share
 from penstock.order.split import Cut
 from penstock.types import TrainingBatch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.deliver.memory import BlockPool
+from penstock.memory import BlockPool
 from penstock.order.refills import Names, Refills
 from penstock.pool.lane import Columns, Lane, LaneRows, Room
 from penstock.pool.records import Layout

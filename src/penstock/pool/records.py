@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.deliver.memory import BlockPool
+from penstock.memory import BlockPool
 from penstock.shards import Schema
 
 __all__ = ["Layout", "Records"]

@@ -1,0 +1,559 @@
+"""One split of a queue: which numbers are being made, wait, are read or done, as names of files.
+
+    train/00000117.batches                         ready: it waits
+    train/.00000118.ID.part                        provider ID makes it
+    control/train/claimed/00000116.ID.batches      consumer ID reads it; 00000116.ID.rows says how far
+    control/train/returned/00000115                ready again: its reader died, this far
+    control/train/wanted/00000114                  ready no more, and needed: a provider makes it first
+    train/next, control/train/taken                the next number that a provider begins, that a consumer takes
+
+Every step from one to the next is one rename, which happened or did not: a process that is killed between two leaves a
+number in exactly one of these places. Choosing a number is done under a lock of the split's, by one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import BusyError, OutOfSpaceError, PenstockError, QueueError
+from penstock.files import is_part, one_at_a_time, sync_folder
+from penstock.queue.members import Census, Member
+
+__all__ = [
+    "EXTENSION",
+    "FULL",
+    "Claim",
+    "Listing",
+    "Part",
+    "QueueFolder",
+    "SplitFolder",
+    "deleted",
+    "file_name",
+    "named",
+    "number_of",
+    "read_rows",
+    "write_number",
+    "write_text",
+]
+
+EXTENSION = ".batches"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system calls a full disk."""
+_DIGITS = 8
+_ROWS = struct.Struct("<qq")
+
+
+def file_name(number: int) -> str:
+    """
+    >>> file_name(117)
+    '00000117.batches'
+    """
+    return f"{number:0{_DIGITS}d}{EXTENSION}"
+
+
+def number_of(name: str) -> int | None:
+    """The number of a ready file, None of anything else.
+
+    >>> number_of("00000117.batches"), number_of("next"), number_of(".00000118.provider-1-ab.part")
+    (117, None, None)
+    """
+    digits = name.removesuffix(EXTENSION)
+    return int(digits) if name.endswith(EXTENSION) and digits.isascii() and digits.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFolder:
+    """Where the parts of a queue lie."""
+
+    path: Path
+
+    @property
+    def meta(self) -> Path:
+        return self.path / "meta.json"
+
+    @property
+    def who(self) -> Path:
+        return self.path / "who"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    def split(self, name: str, census: Census) -> SplitFolder:
+        return SplitFolder(self, name, census)
+
+    def make(self, splits: tuple[str, ...]) -> None:
+        """Make all folders. Twice is fine."""
+        for folder in (self.who, self.quarantine):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name in splits:
+            (self.path / name).mkdir(exist_ok=True)
+            for part in ("claimed", "returned", "wanted", "ranks"):
+                (self.path / "control" / name / part).mkdir(parents=True, exist_ok=True)
+            if not (self.path / name / "next").exists():  # a new one: the first file is taken first
+                with contextlib.suppress(FileExistsError), open(self.path / "control" / name / "taken", "x") as file:
+                    file.write("0\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What there is of a split, at one moment."""
+
+    ready: tuple[int, ...]
+    making: dict[int, str]
+    """Number to the provider that makes it."""
+    claimed: dict[int, str]
+    """Number to the consumer that reads it."""
+    wanted: tuple[int, ...]
+    returned: tuple[int, ...]
+    next: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A number that a provider makes, and the file that it writes."""
+
+    number: int
+    path: Path
+    inode: int
+    """A file of the same name that is another one is of nobody: its maker seemed dead, and woke up."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """A file that a consumer has for itself, until it is done with it or dead."""
+
+    number: int
+    path: Path
+    recorded: int
+    """Rows that somebody before took and recorded: they are not handed out again."""
+    handed: int
+    """Rows that somebody before was handed, recorded or not."""
+    is_alone: bool
+    """Whether nobody else reads this split."""
+    _rows: int = -1
+
+    def record(self, recorded: int, handed: int) -> None:
+        """Write down how far this reader is. It survives a kill -9 of the reader."""
+        # A reader before this one may have been handed more: that comes again too, and is counted.
+        os.pwrite(self._rows, _ROWS.pack(recorded, max(handed, self.handed)), 0)
+
+    def is_held(self) -> bool:
+        """Whether it was not given to another, while this process seemed dead."""
+        return self.path.exists()
+
+    def done(self) -> bool:
+        """Delete the file: that is what makes room for another. False where it was given to another meanwhile."""
+        is_there = True
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            is_there = False
+        self.drop()  # not where the file could not be deleted: it is still claimed
+        with contextlib.suppress(OSError):
+            _rows_beside(self.path).unlink()
+        return is_there
+
+    def drop(self) -> None:
+        """Let go of it without saying so: the file stays where it is."""
+        if self._rows >= 0:
+            os.close(self._rows)
+            self._rows = -1
+
+
+class SplitFolder:
+    """One split of a queue, as one process sees it."""
+
+    def __init__(self, queue: QueueFolder, name: str, census: Census) -> None:
+        self.queue = queue
+        self.name = name
+        self.census = census
+        self.path = queue.path / name
+        self.control = queue.path / "control" / name
+        self.claimed = self.control / "claimed"
+        self.returned = self.control / "returned"
+        self.wanted = self.control / "wanted"
+        self.ranks = self.control / "ranks"
+
+    def ready_path(self, number: int) -> Path:
+        return self.path / file_name(number)
+
+    @contextlib.contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        try:
+            with one_at_a_time(self.control):
+                yield
+        except OSError as error:
+            clear = named(error, self.queue)
+            if clear is None:
+                raise
+            raise clear from error
+
+    # What there is
+
+    def listing(self) -> Listing:
+        ready, making = [], {}
+        for name in os.listdir(self.path):
+            number = number_of(name)
+            if number is not None:
+                ready.append(number)
+            elif (made := _made_by(name)) is not None:
+                making[made[0]] = made[1]
+        claimed = {}
+        for name in os.listdir(self.claimed):
+            held = name.split(".")
+            if name.endswith(EXTENSION) and len(held) == 3 and held[0].isdigit():
+                claimed[int(held[0])] = held[1]
+        ready.sort()
+        taken = _read_number(self.control / "taken")
+        following = _read_number(self.path / "next")
+        if following is None:  # lost, or deleted by hand: never begin again below what was taken
+            following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
+        if taken is None:
+            taken = min([following, *ready])
+        return Listing(
+            tuple(ready), making, claimed, _numbers_in(self.wanted), _numbers_in(self.returned), following, taken
+        )
+
+    def backlog(self) -> int:
+        """Files that wait."""
+        return sum(number_of(name) is not None for name in os.listdir(self.path))
+
+    def sweep(self) -> None:
+        """Remove what those left who were killed while they wrote a number: under the lock nobody writes one."""
+        with self.one_at_a_time():
+            for folder in (self.path, self.control, self.returned, self.ranks):
+                for name in os.listdir(folder):
+                    if is_part(name) and (folder != self.path or _made_by(name) is None):
+                        (folder / name).unlink(missing_ok=True)
+            for path in self.queue.quarantine.glob(f".{self.name}-*.part"):
+                path.unlink(missing_ok=True)
+
+    # For providers
+
+    def begin(self, provider: Member, max_backlog_files: int) -> Part | None:
+        """Take the number of a file to make. None: nothing is needed now."""
+        with self.one_at_a_time():
+            there = self.listing()
+            abandoned = {number for number, maker in there.making.items() if not self._lives(maker, provider)}
+            for number in sorted({*there.wanted, *abandoned}):
+                is_there = number in there.ready or number in there.claimed
+                if is_there or (number in there.making and number not in abandoned):
+                    self._want_no_more(number)
+                    continue
+                if number > there.next:  # everything before it comes first
+                    continue
+                if number in abandoned and not self._take_over(number, there.making[number]):
+                    continue
+                return self._begin(number, provider, there)
+            number = max(there.next, there.taken)  # after a reader went back, it may be past numbers that were there
+            while number in there.ready or number in there.making or number in there.claimed:
+                number += 1
+            if sum(waiting < number for waiting in there.ready) >= max_backlog_files:
+                return None
+            return self._begin(number, provider, there)
+
+    def begin_kept(self, provider: Member, fits: Callable[[Path], bool]) -> Part | None:
+        """As `begin`, of a split that is one file, made once: where it is not there, or not as it should be."""
+        with self.one_at_a_time():
+            there = self.listing()
+            maker = there.making.get(0)
+            if (maker is not None and self._lives(maker, provider)) or (0 in there.ready and fits(self.ready_path(0))):
+                return None
+            if maker is not None and not self._take_over(0, maker):
+                return None
+            return self._begin(0, provider, there)
+
+    def _begin(self, number: int, provider: Member, there: Listing) -> Part:
+        part = self._part(number, provider.id)
+        part.touch()
+        try:
+            if number >= there.next:
+                write_number(self.path / "next", number + 1)
+        except OSError:  # a full disk: or it would seem to be made here, by nobody
+            part.unlink(missing_ok=True)
+            raise
+        self._want_no_more(number)
+        return Part(number, part, part.stat().st_ino)
+
+    def _take_over(self, number: int, maker: str) -> bool:
+        """Throw away what a dead provider began. False where it is not dead, and was done just now."""
+        self._want(number)  # or a kill right here would leave it nowhere
+        try:
+            self._part(number, maker).unlink()
+        except FileNotFoundError:
+            self._want_no_more(number)
+            return False
+        return True
+
+    def _part(self, number: int, member_id: str) -> Path:
+        return self.path / f".{number:0{_DIGITS}d}.{member_id}.part"
+
+    def publish(self, part: Part, *, durable: bool = False) -> bool:
+        """Give a finished file its name. False where nobody waits for it any more: its maker seemed dead, or a reader
+        went back to before it."""
+        try:
+            if part.path.stat().st_ino != part.inode:
+                part.path.unlink()
+                return False
+            os.rename(part.path, self.ready_path(part.number))
+        except FileNotFoundError:
+            if not self.path.is_dir():
+                raise deleted(self.queue.path) from None
+            return False
+        if durable:
+            sync_folder(self.path)
+        return True
+
+    def give_up(self, part: Part) -> None:
+        """A number that was begun and will not be made here: another provider makes it."""
+        with self.one_at_a_time():
+            if part.path.exists():
+                self._want(part.number)  # first: a kill between the two must not leave it nowhere
+                part.path.unlink(missing_ok=True)
+
+    # For consumers
+
+    def claim(self, consumer: Member) -> Claim | int:
+        """The next file, which nobody else gets; or the number that must be waited for.
+
+        Files are taken in the order of their numbers. What somebody before did not finish comes first, and what has
+        to be made again is waited for.
+        """
+        with self.one_at_a_time():
+            there = self.listing()
+            if self.return_what_the_dead_held(there, consumer):
+                there = self.listing()
+            again = [number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken]
+            number = min(again, default=there.taken)
+            while not again and number in there.claimed:  # taken by somebody who was killed before he said so
+                number += 1
+            if number not in there.ready:
+                if number <= there.next and number not in there.making:
+                    self._want(number)  # also where enough waits, of later numbers: a reader went back
+                return number
+            return self._claim(number, consumer, there)
+
+    def _claim(self, number: int, consumer: Member, there: Listing) -> Claim:
+        recorded, handed = _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")
+        path = self.claimed / f"{number:0{_DIGITS}d}.{consumer.id}{EXTENSION}"
+        rows = os.open(_rows_beside(path), os.O_RDWR | os.O_CREAT, 0o644)
+        is_alone = all(holder == consumer.id for holder in there.claimed.values())
+        claim = Claim(number, path, recorded, handed, is_alone, rows)
+        try:
+            claim.record(recorded, handed)
+            if number >= there.taken:
+                write_number(self.control / "taken", number + 1)  # before: a kill, or a full disk, and it comes again
+            os.rename(self.ready_path(number), path)
+        except BaseException:
+            claim.drop()
+            with contextlib.suppress(OSError):
+                _rows_beside(path).unlink()
+            raise
+        (self.returned / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
+        self._want_no_more(number)  # asked for while its maker gave it its name
+        return claim
+
+    def give_back(self, claim: Claim) -> None:
+        """End a claim: what of the file is not recorded is there for others, or for this reader later."""
+        claim.drop()
+        with self.one_at_a_time():
+            self._return(claim.path)
+
+    def quarantine(self, number: int, reason: str, path: Path, inode: int, claim: Claim | None = None) -> Path:
+        """Put a damaged file aside, with the reason, and ask for its number again."""
+        with self.one_at_a_time():
+            for attempt in range(1 << 20):
+                aside = self.queue.quarantine / f"{self.name}-{number:0{_DIGITS}d}.{attempt}{EXTENSION}"
+                if not aside.exists():
+                    break
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino != inode:  # somebody was faster, and it is made again already
+                    return aside
+                report = {"split": self.name, "number": number, "reason": reason, "found": time.time()}
+                write_text(aside.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
+                self._want(number)  # first: a number that is wanted and there is not made again
+                if claim is not None and claim.handed:
+                    self._write_returned(number, claim.recorded, claim.handed)
+                os.rename(path, aside)
+            if claim is not None:
+                claim.drop()
+                _rows_beside(path).unlink(missing_ok=True)
+        return aside
+
+    def want(self, number: int) -> None:
+        """Ask for a number that is not there, ahead of all others."""
+        with self.one_at_a_time():
+            there = self.listing()
+            if number <= there.next and number not in there.ready and number not in there.making:
+                self._want(number)
+
+    def rewind(self, number: int, consumer: Member, *, can_be_made_again: bool) -> None:
+        """Let number and all after it come, once more where they came before. For the only reader of a split."""
+        with self.one_at_a_time():
+            there = self.listing()
+            others = {holder for holder in there.claimed.values() if self._lives(holder, consumer, other_than=True)}
+            if others:
+                raise BusyError(
+                    f"a position in {self.name} can be set where one consumer reads it: here are others",
+                    folder=self.queue.path,
+                    process=", ".join(sorted(others)),
+                    remedy="rank= and world_size= for several readers that resume exactly; or stop the others",
+                )
+            kept = {*there.ready, *there.claimed, *there.making}
+            lost = [n for n in range(number, min(there.next, there.taken)) if n not in kept]
+            if lost and not can_be_made_again:
+                raise QueueError(
+                    f"{self.name} file {lost[0]} was deleted, and this provider cannot make it again",
+                    folder=self.queue.path,
+                    remedy="delete='checkpoint' and consumer.commit() after each checkpoint, for a provider with "
+                    "reproducible = False",
+                )
+            for held, holder in there.claimed.items():
+                path = self.claimed / f"{held:0{_DIGITS}d}.{holder}{EXTENSION}"
+                _rows_beside(path).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path, self.ready_path(held))
+            for old in (*there.ready, *there.claimed):
+                if old < number:
+                    self.ready_path(old).unlink(missing_ok=True)
+            for old, maker in there.making.items():
+                if old < number:
+                    self._part(old, maker).unlink(missing_ok=True)
+                    self.ready_path(old).unlink(missing_ok=True)  # where its maker was faster
+            for marker in (*self.wanted.iterdir(), *self.returned.iterdir()):
+                marker.unlink(missing_ok=True)
+            write_number(self.control / "taken", number)
+            write_number(self.path / "next", number)
+
+    def return_what_the_dead_held(self, there: Listing, me: Member) -> bool:
+        found = False
+        for number, holder in there.claimed.items():
+            if not self._lives(holder, me):
+                self._return(self.claimed / f"{number:0{_DIGITS}d}.{holder}{EXTENSION}")
+                found = True
+        for path in self.claimed.glob("*.rows"):  # of one who was killed before he claimed, or after he was done
+            if not path.with_suffix(EXTENSION).exists() and not self._lives(path.name.split(".")[1], me):
+                path.unlink(missing_ok=True)
+        return found
+
+    def _return(self, path: Path) -> None:
+        number = int(path.name.split(".")[0])
+        self._write_returned(number, *read_rows(path))
+        try:
+            os.rename(path, self.ready_path(number))
+        except FileNotFoundError:  # its reader was not dead, and is done with it
+            (self.returned / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
+        _rows_beside(path).unlink(missing_ok=True)
+
+    def _write_returned(self, number: int, recorded: int, handed: int) -> None:
+        write_text(self.returned / f"{number:0{_DIGITS}d}", f"{recorded} {handed}\n")
+
+    def _want(self, number: int) -> None:
+        path = self.wanted / f"{number:0{_DIGITS}d}"
+        if not path.exists():  # whoever waits asks again and again, and each touch would wake all providers
+            path.touch()
+
+    def _want_no_more(self, number: int) -> None:
+        (self.wanted / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
+
+    def _lives(self, member_id: str, me: Member, *, other_than: bool = False) -> bool:
+        if member_id == me.id:
+            return not other_than
+        return self.census.is_alive(member_id)
+
+
+def read_rows(path: Path) -> tuple[int, int]:
+    """(rows recorded, rows handed over) of a claimed file, from beside it."""
+    try:
+        content = _rows_beside(path).read_bytes()
+    except FileNotFoundError:
+        return 0, 0
+    recorded, handed = _ROWS.unpack(content) if len(content) == _ROWS.size else (0, 0)
+    return recorded, handed
+
+
+def _made_by(name: str) -> tuple[int, str] | None:
+    """(number, provider) of a file that is being made.
+
+    >>> _made_by(".00000118.provider-1-ab.part"), _made_by(".next.part")
+    ((118, 'provider-1-ab'), None)
+    """
+    made = name[1:-5].split(".")
+    return (int(made[0]), made[1]) if is_part(name) and len(made) == 2 and made[0].isdigit() else None
+
+
+def _rows_beside(path: Path) -> Path:
+    return path.with_suffix(".rows")
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def write_number(path: Path, number: int) -> None:
+    write_text(path, f"{number}\n")
+
+
+def _read_rows_text(path: Path) -> tuple[int, int]:
+    try:
+        recorded, handed = path.read_text().split()
+        return int(recorded), int(handed)
+    except (FileNotFoundError, ValueError):
+        return 0, 0
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all, by one at a time. No fsync: a kill loses nothing, and after a power cut files tell."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.rename(part, path)
+
+
+def _numbers_in(folder: Path) -> tuple[int, ...]:
+    return tuple(sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit()))
+
+
+def named(error: OSError, queue: QueueFolder) -> PenstockError | None:
+    """What an error of the system means for a queue; None where it is clear already, or means nothing to us."""
+    if isinstance(error, PenstockError):
+        return None
+    if error.errno in FULL:
+        return OutOfSpaceError(
+            f"no space left for the queue: {error.strerror}",
+            folder=queue.path,
+            file=error.filename,
+            remedy="make room, then do the same again: nothing was lost",
+        )
+    if isinstance(error, PermissionError):
+        return QueueError(
+            f"this process may no longer read and write the queue: {error.strerror}",
+            folder=queue.path,
+            file=error.filename,
+            remedy="give it back its permissions, then run this again: nothing was lost",
+        )
+    if isinstance(error, FileNotFoundError):  # in a folder that was there before
+        return deleted(queue.path)
+    return None
+
+
+def deleted(queue: Path) -> QueueError:
+    return QueueError(
+        "the queue folder was deleted while it was in use",
+        folder=queue,
+        reason=os.strerror(errno.ENOENT),
+        remedy="penstock prepare CONFIG makes it anew; a consumer goes on with load_state_dict of its last state",
+    )

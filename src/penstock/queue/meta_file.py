@@ -1,0 +1,74 @@
+"""`queue/meta.json`: what a provider says of its batches, and beside it what they were made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import QueueError
+from penstock.files import part_name
+from penstock.queue.stale import Stamp
+
+__all__ = ["Meta", "read_meta", "write_meta"]
+
+_FORMAT = 1
+_OURS = "penstock"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What `build_meta` said, and what a queue must remember besides."""
+
+    said: dict[str, Any]
+    stamp: Stamp
+    reproducible: bool = True
+    val_batches: int | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for queues whose files may be mixed. Every file carries it."""
+        return self.stamp.fingerprint
+
+
+def write_meta(path: Path, meta: Meta) -> None:
+    ours = {
+        "format": _FORMAT,
+        "fingerprint": meta.fingerprint,
+        "reproducible": meta.reproducible,
+        "val_batches": meta.val_batches,
+        "made_from": meta.stamp.to_json(),
+    }
+    part = part_name(path)
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(json.dumps({**meta.said, _OURS: ours}, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def read_meta(path: Path) -> Meta | None:
+    """What a queue's meta.json says; None where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        ours = content.pop(_OURS)
+        if ours["format"] != _FORMAT:
+            raise QueueError(
+                f"this queue has format {ours['format']}, and this penstock reads {_FORMAT}",
+                file=path,
+                remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
+            )
+        return Meta(
+            content, Stamp.from_json(ours["made_from"], content), bool(ours["reproducible"]), ours["val_batches"]
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise QueueError(
+            f"this is not the meta of a queue: {type(error).__name__}: {error}",
+            file=path,
+            remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
+        ) from error

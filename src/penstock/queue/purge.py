@@ -1,0 +1,122 @@
+"""Remove a queue: its files and all that it remembers. What is not a queue's is left, and named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.errors import BusyError, SpecError
+from penstock.files import one_at_a_time
+from penstock.queue.folder import QueueFolder
+from penstock.queue.members import Census
+from penstock.queue.status import find_queue, names_of_splits
+
+__all__ = ["Purged", "is_of_a_queue", "purge"]
+
+_PART = r"\.[^/]+\.part"
+"""What somebody wrote and did not finish."""
+_OF_A_SPLIT = (
+    rf"SPLIT/(?:\d+\.batches|next|{_PART})",
+    rf"control/SPLIT/(?:taken|{_PART})",
+    rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
+    rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
+    rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",
+    r"quarantine/\.?SPLIT-\d+\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
+)
+_OF_ALL = (r"meta\.json", _PART, rf"who/(?:(?:provider|consumer)-[\w-]+(?:\.died)?|{_PART})")
+
+
+def is_of_a_queue(name: str, splits: Sequence[str], *, all_of_it: bool = True) -> bool:
+    """Whether a queue with these splits writes files of this name, given from its folder on; or whether the splits do.
+
+    >>> is_of_a_queue("train/00000117.batches", ["train"]), is_of_a_queue("train/notes.txt", ["train"])
+    (True, False)
+    >>> is_of_a_queue("meta.json", ["train"]), is_of_a_queue("meta.json", ["train"], all_of_it=False)
+    (True, False)
+    """
+    one_of_them = f"(?:{'|'.join(map(re.escape, splits))})"
+    patterns = [pattern.replace("SPLIT", one_of_them) for pattern in _OF_A_SPLIT if splits]
+    return any(re.fullmatch(pattern, name) for pattern in (*patterns, *(_OF_ALL if all_of_it else ())))
+
+
+@dataclass
+class Purged:
+    """What a purge did."""
+
+    queue: Path
+    removed: list[str] = field(default_factory=list)
+    """Files, as named from the queue's folder on."""
+    num_bytes: int = 0
+    left: list[str] = field(default_factory=list)
+    """What is there and not of a queue: it was not touched."""
+
+
+def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool = False) -> Purged:
+    """Remove the queue at `path`, or one split of it, with all that it remembers: numbers begin at 0 again.
+
+    BusyError names the processes that use it; `force` goes on all the same, and they then fail.
+    """
+    queue = find_queue(path)
+    splits = names_of_splits(queue)
+    if split is not None and split not in splits:
+        raise SpecError(
+            f"this queue has no split {split!r}",
+            parameter="split",
+            folder=queue.path,
+            splits=", ".join(splits) or "none",
+            remedy=f"--split {splits[0]}" if splits else "leave out --split",
+        )
+    chosen = splits if split is None else [split]
+    done = Purged(queue.path)
+    # Whoever comes now waits for this lock, or finds that the queue is gone.
+    with contextlib.nullcontext() if force else one_at_a_time(queue.path):
+        if not force:
+            _refuse_if_used(queue)
+        for file in _files_below(queue.path):
+            name = file.relative_to(queue.path).as_posix()
+            if is_of_a_queue(name, chosen, all_of_it=split is None) and not file.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    num_bytes = file.stat().st_size
+                    file.unlink()
+                    done.num_bytes += num_bytes
+                    done.removed.append(name)
+            elif file.is_symlink() or not is_of_a_queue(name, splits):
+                done.left.append(name)
+        _remove_empty_folders(queue, chosen, all_of_it=split is None)
+    return done
+
+
+def _refuse_if_used(queue: QueueFolder) -> None:
+    census = Census(queue.who)
+    living = [facts for role in ("provider", "consumer") for facts in census.living(role)]
+    if living:
+        raise BusyError(
+            f"{len(living)} {'process uses' if len(living) == 1 else 'processes use'} this queue",
+            folder=queue.path,
+            process="\n".join(facts.name for facts in living),
+            remedy="stop them first; --force removes the queue under them",
+        )
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Everything that is no folder; a link to one is not followed. meta.json first: without it nobody begins."""
+    names = []
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        names += [Path(parent, name) for name in (*files, *links)]
+    return iter(sorted(names, key=lambda path: (path.name != "meta.json", path)))
+
+
+def _remove_empty_folders(queue: QueueFolder, splits: Sequence[str], *, all_of_it: bool) -> None:
+    """Folders of a queue that hold nothing any more."""
+    parts = ("claimed", "returned", "wanted", "ranks")
+    folders = [f"control/{name}/{part}" for name in splits for part in parts]
+    folders += [*(f"control/{name}" for name in splits), *splits]
+    folders += ["control", "who", "quarantine", ""] if all_of_it else []
+    for name in folders:
+        with contextlib.suppress(OSError):  # not there, a link, or not empty
+            (queue.path / name).rmdir()

@@ -1,0 +1,97 @@
+"""Waiting for a file that somebody else makes: woken by changes, ended by a provider's death or by time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.errors import NotReadyError, WorkerError
+from penstock.machine import FolderWatch
+from penstock.queue.folder import QueueFolder, deleted
+from penstock.queue.members import Census, read_deaths
+
+__all__ = ["Waiter"]
+
+T = TypeVar("T")
+
+_LONGEST_LOOK_SECONDS = 0.5
+"""That a process died wakes nobody: so often is looked for it."""
+
+
+class Waiter:
+    """How one consumer waits, and how long it has waited in all."""
+
+    def __init__(self, queue: QueueFolder, census: Census, timeout_seconds: float) -> None:
+        self.queue = queue
+        self.census = census
+        self.timeout_seconds = timeout_seconds
+        self.seconds = 0.0
+        self.longest_seconds = 0.0
+        self._watches: dict[str, FolderWatch] = {}
+
+    def until(self, split: str, look: Callable[[], T | int]) -> T:
+        """What `look` finds; while it gives a number, that file is waited for."""
+        found = look()
+        if not isinstance(found, int):
+            return found
+        began = time.monotonic()
+        watch = self._watches.get(split)
+        if watch is None:
+            watch = self._watches[split] = FolderWatch(self.queue.path / split, self.queue.who)
+        try:
+            while True:
+                found = look()
+                if not isinstance(found, int):
+                    return found
+                self._raise_if_a_provider_died()
+                left = self.timeout_seconds - (time.monotonic() - began)
+                if left <= 0:
+                    raise self._late(split, found)
+                watch.wait(min(left, _LONGEST_LOOK_SECONDS))
+        finally:
+            passed = time.monotonic() - began
+            self.seconds += passed
+            self.longest_seconds = max(self.longest_seconds, passed)
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
+
+    def _raise_if_a_provider_died(self) -> None:
+        deaths = read_deaths(self.queue.who)
+        if deaths:
+            raise WorkerError(
+                deaths[-1].headline,
+                traceback=deaths[-1].traceback,
+                remedy="mend it and start the provider again: penstock prepare CONFIG; this consumer then goes on",
+            )
+        if not self.queue.path.is_dir():
+            raise deleted(self.queue.path)
+
+    def _late(self, split: str, number: int) -> NotReadyError:
+        providers = []
+        for facts, doing in self.census.look("provider"):
+            if not self.census.is_alive(facts.id):
+                continue
+            said = doing.what or "is there"
+            if doing.number >= 0:
+                said += (
+                    f" {doing.split} file {doing.number}"
+                    if said == "makes"
+                    else f" ({doing.split} file {doing.number})"
+                )
+            providers.append(f"{facts.name}: {said}" + (f", since {_ago(doing.since)}" if doing.since else ""))
+        return NotReadyError(
+            f"{split} file {number} was not there after {self.timeout_seconds:g} s",
+            folder=self.queue.path,
+            providers="\n".join(providers) if providers else "none is running",
+            remedy="timeout_seconds= waits longer"
+            if providers
+            else "penstock prepare CONFIG, with the same config, in another terminal",
+        )
+
+
+def _ago(since: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(since))} ({max(time.time() - since, 0):.0f} s ago)"

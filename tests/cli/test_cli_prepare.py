@@ -1,0 +1,282 @@
+"""`penstock prepare`, `train` and `run`: one config for both sides, real processes and real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.machine import is_alive
+from penstock.queue.members import Census
+
+SECONDS = 30.0
+"""For what takes a second on an idle machine."""
+
+CONFIG = "dataset = 'toy'\nbatch_size = 2\nblock_size = 3\nlevel = 1\nbatches_per_file = 2\nlearning_rate = 0.1\n"
+
+PROVIDER = """\
+import os
+import numpy as np
+from penstock import DataProviderBase
+
+class Toy(DataProviderBase):
+    def build_meta(self):
+        return {"batch_schema": [{"name": "x", "dtype": "int64", "shape": [self.block_size]}]}
+
+    def sample_batch(self, split, rng):
+        ...  # what a test adds
+        return {"x": np.full((self.batch_size, self.block_size), level)}
+"""
+
+TRAINER = """\
+import os, sys, time
+with open("trainer.tmp", "w") as file:
+    file.write(f"{os.getpid()} {' '.join(sys.argv)}")
+os.rename("trainer.tmp", "trainer")
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with config.py, train.py and data/toy/prepare_streaming.py; it is the current one."""
+    (tmp_path / "data/toy").mkdir(parents=True)
+    (tmp_path / "config.py").write_text(CONFIG)
+    (tmp_path / "data/toy/prepare_streaming.py").write_text(PROVIDER)
+    (tmp_path / "train.py").write_text(TRAINER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "execv", became_a_trainer)
+    return tmp_path
+
+
+def became_a_trainer(*arguments: Any) -> None:
+    raise AssertionError(f"this process would now be {arguments}")
+
+
+def let_batches(project: Path, statement: str) -> None:
+    """Let `sample_batch` do something first."""
+    file = project / "data/toy/prepare_streaming.py"
+    file.write_text(PROVIDER.replace("...  # what a test adds", statement))
+
+
+def until(found: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s for {what}"
+        time.sleep(0.02)
+    return answer
+
+
+def is_running(pid: int) -> bool:
+    """Alive, and not only waiting for somebody to collect it."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return not Path("/proc").is_dir() and is_alive(pid)
+
+
+@pytest.fixture
+def started(project, environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """started("run", "config.py"): the command line in a process group of its own, as a shell would start it."""
+    running: list[subprocess.Popen[str]] = []
+
+    def started(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        running.append(process)
+        return process
+
+    yield started
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def providers_of(project: Path) -> list[int]:
+    return [facts.pid for facts, _ in Census(project / "data/toy/queue/who").look("provider")]
+
+
+# prepare
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_prepare_makes_files_until_a_signal_and_says_how_many(number, project, started):
+    process = started("prepare", "config.py")
+    until(lambda: len(list((project / "data/toy/queue").glob("*/*.batches"))) == 4, "two files of each split")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "data/toy/queue: 4 files made\n")
+    assert err == "data/toy/queue: Toy makes batches until Ctrl-C\n"
+
+
+def test_prepare_takes_settings_from_the_command_line(project, succeeds):
+    let_batches(project, "print(self.level, level, self.config['level'], self.batch_size); self.stop()")
+    assert succeeds("prepare", "config.py", "--level=7", "--batch_size=5").out.splitlines()[0] == "7 7 7 5"
+
+
+def test_prepare_finds_datasets_in_another_folder(project, succeeds):
+    let_batches(project, "self.stop()")
+    (project / "data").rename(project / "elsewhere")
+    assert succeeds("prepare", "config.py", "--data", "elsewhere").out == "elsewhere/toy/queue: 0 files made\n"
+
+
+def test_prepare_finds_modules_of_the_current_folder(project, succeeds):
+    (project / "toy_numbers.py").write_text("level = 12")
+    (project / "config.py").write_text(CONFIG + "from toy_numbers import level\n")
+    let_batches(project, "print(level); self.stop()")
+    assert succeeds("prepare", "config.py").out.startswith("12\n")
+
+
+def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succeeds, penstock):
+    let_batches(project, "if split == 'val': self.stop()")
+    succeeds("prepare", "config.py")
+    before = {path: path.stat().st_mtime_ns for path in project.rglob("queue/**/*") if path.is_file()}
+    done = penstock("prepare", "config.py", "--level=2")
+    assert done.code == 2
+    text = done.err
+    assert "config level was 1, and is 2" in text
+    assert "penstock queue purge data/toy" in text
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_prepare_goes_on_after_a_change_that_makes_no_other_data(project, succeeds):
+    let_batches(project, "if split == 'val': self.stop()")
+    succeeds("prepare", "config.py")
+    file = project / "data/toy/prepare_streaming.py"
+    file.write_text(file.read_text().replace("class Toy", "# A toy.\nclass Toy"))
+    succeeds("prepare", "config.py", "--learning_rate=0.5")
+
+
+def test_prepare_shows_where_the_users_own_code_failed(project, penstock):
+    let_batches(project, "{}['nothing']")
+    done = penstock("prepare", "config.py")
+    assert done.code == 2
+    assert "penstock: sample_batch failed making train file 0: KeyError: 'nothing'" in done.err
+    assert "line 10, in sample_batch\n" in done.err
+    assert "{}['nothing']" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "remedy"),
+    [
+        (["prepare", "no.py"], "no.py", "config.py"),
+        (["prepare", "config.py", "--lvel=2"], "no config file sets lvel", "--level=2"),
+        (["prepare", "config.py", "--level", "2"], "--level: has no value", "--level=2"),
+        (["prepare", "config.py", "other.py"], "is not of the form --name=value", "--batch_size=64"),
+        (["prepare", "config.py", "--data", "none"], "there is no folder none/toy", "none"),
+        (["train", "config.py"], "Queue directory not found: data/toy/queue", "penstock prepare config.py"),
+        (["train", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
+        (["run", "config.py", "--providers", "0"], "at least one has to prepare", "--providers 1"),
+        (["run", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_refused_before_anything_starts(arguments, said, remedy, project, refuses):
+    text = refuses(*arguments)
+    assert said in text
+    assert remedy in text
+    assert not (project / "data/toy/queue").exists()
+    assert not (project / "trainer").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "run"])
+def test_a_folder_without_a_trainer_says_what_is_there(verb, project, refuses):
+    (project / "train.py").rename(project / "fit.py")
+    text = refuses(verb, "config.py")
+    assert "there is no train.py in this folder" in text
+    assert "config.py, fit.py" in text
+    assert "trainer = '...'" in text
+
+
+# train
+
+
+def test_train_becomes_the_trainer_with_its_arguments_and_exit_code(project, started):
+    (project / "data/toy/queue").mkdir()
+    (project / "fit.py").write_text(TRAINER + "sys.exit(7)")
+    (project / "config.py").write_text(CONFIG + "trainer = 'fit.py'\n")
+    process = started("train", "config.py", "--level=3")
+    assert process.wait(timeout=SECONDS) == 7
+    assert (project / "trainer").read_text() == f"{process.pid} fit.py config.py --level=3"
+
+
+# run
+
+
+def test_run_gives_the_trainers_exit_code_and_leaves_no_provider(project, started):
+    (project / "train.py").write_text(
+        TRAINER + "print('learned from', open('data/toy/queue/meta.json').read()[:1]); sys.exit(5)"
+    )
+    process = started("run", "config.py", "--providers", "2", "--level=4")
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 5
+    assert out == "learned from {\n"
+    assert (project / "trainer").read_text().endswith(" train.py config.py --level=4")
+    assert providers_of(project) == []
+    made = re.findall(r"provider [12] \| data/toy/queue: (\d+) files? made", err)
+    assert sum(map(int, made)) > 0  # one of them may have been stopped before it began
+    assert "penstock: " not in err
+
+
+@pytest.mark.parametrize("how", ["kill -9", "Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.slow)])
+def test_however_run_is_ended_it_leaves_no_process(how, project, started):
+    (project / "train.py").write_text(TRAINER + "time.sleep(600)")
+    process = started("run", "config.py", "--providers", "2")
+    until((project / "trainer").exists, "the trainer")
+    until(lambda: len(providers_of(project)) == 2, "both providers")
+    pids = [int((project / "trainer").read_text().split()[0]), *providers_of(project)]
+    assert all(map(is_running, pids))
+    if how == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals all of the group that it runs
+    else:
+        process.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGTERM)
+    process.communicate(timeout=SECONDS)
+    until(lambda: not any(map(is_running, pids)), "their end")
+    assert process.returncode == {"kill -9": -9, "Ctrl-C": 130, "SIGTERM": 143}[how]
+
+
+def test_a_provider_that_cannot_begin_ends_run_with_its_message(project, started):
+    (project / "data/toy/prepare_streaming.py").write_text(PROVIDER.replace("return {", "1 / 0; return {", 1))
+    process = started("run", "config.py")
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (2, "")
+    assert "provider 1 | penstock: build_meta failed: ZeroDivisionError" in err
+    assert "1 / 0; return {" in err
+    assert re.search(r"penstock: provider 1 \(pid \d+\) ended: exit code 2; none is left\n$", err)
+    assert not (project / "trainer").exists()
+
+
+@pytest.mark.slow
+def test_when_a_provider_dies_the_others_go_on(project, started):
+    let_batches(
+        project,
+        "if os.path.exists('trainer') and not os.path.exists('killed'): os.mkdir('killed'); os.kill(os.getpid(), 9)",
+    )
+    (project / "train.py").write_text(
+        TRAINER
+        + "import glob\n"
+        + "for file in glob.glob('data/toy/queue/*/*.batches'): os.unlink(file)\n"  # demand
+        + "while not os.path.exists('killed'): time.sleep(.01)\n"
+        + "for file in glob.glob('data/toy/queue/*/*.batches'): os.unlink(file)\n"
+        + "while not glob.glob('data/toy/queue/train/*.batches'): time.sleep(.01)\n"
+    )
+    process = started("run", "config.py", "--providers", "2")
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert re.search(r"penstock: provider [12] \(pid \d+\) ended: killed by SIGKILL; another goes on\n", err)

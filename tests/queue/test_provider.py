@@ -1,0 +1,353 @@
+"""`DataProviderBase`: the same bytes for the same number, whole files, and ends that lose nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from providers import SETTINGS, Numbered, Pair
+
+from penstock import DataProviderBase, DatasetConsumer, QueueError, SampleError, SpecError, WorkerError
+from penstock.queue.batch_file import read_facts
+from penstock.queue.members import read_deaths
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every ready file by name, and the hash of its bytes."""
+    return {
+        f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.glob("queue/*/*.batches"))
+    }
+
+
+def provider(folder: Path, kind=Numbered, **settings) -> DataProviderBase:
+    return kind(folder, **(SETTINGS | settings))
+
+
+# What is made
+
+
+def test_the_same_config_makes_the_same_bytes_also_after_a_restart(tmp_path):
+    provider(tmp_path / "one", max_backlog_files=9).run(max_files=6)
+    for _ in range(6):
+        provider(tmp_path / "parts", max_backlog_files=9).run(max_files=1)
+    assert files(tmp_path / "one") == files(tmp_path / "parts")
+    assert len(files(tmp_path / "one")) == 6
+
+
+def test_another_seed_split_or_number_makes_other_bytes(tmp_path):
+    provider(tmp_path / "a").run(max_files=4)
+    provider(tmp_path / "b", seed=8).run(max_files=4)
+    rows = [path.read_bytes()[-240:] for path in sorted(tmp_path.glob("*/queue/*/*.batches"))]
+    assert len(rows) == len(set(rows)) == 8
+
+
+def test_the_bytes_of_a_file_are_those_that_states_of_running_jobs_count_on(tmp_path):
+    batches = list(provider(tmp_path).batches("train", 3))
+    assert batches[0][1][0].tolist() == [4, 6, 0]
+    assert batches[4][1][-1].tolist() == [2, 2, 0]
+
+
+def test_two_providers_at_once_write_the_same_files_as_one(tmp_path):
+    provider(tmp_path / "one", max_backlog_files=12).run(("train",), max_files=12)
+    two = [provider(tmp_path / "two", max_backlog_files=12) for _ in range(2)]
+    threads = [threading.Thread(target=one.run, args=(("train",), 6)) for one in two]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+
+
+def test_meta_is_written_before_the_first_file_and_says_what_build_meta_said(tmp_path):
+    class Watching(Numbered):
+        def sample_batch(self, split, rng):
+            self.seen = json.loads((self.data_dir / "queue" / "meta.json").read_text())
+            return super().sample_batch(split, rng)
+
+    one = provider(tmp_path, Watching)
+    one.run(max_files=1)
+    assert one.seen["vocab_size"] == 7
+    assert one.seen["batch_schema"] == one.build_meta()["batch_schema"]
+
+
+def test_every_name_of_the_config_is_an_attribute_and_in_config(tmp_path):
+    one = Numbered(tmp_path, batch_size=4, block_size=3, dataset="toy", mask_probability=0.3, stages=[1, 2])
+    assert (one.dataset, one.mask_probability, one.stages) == ("toy", 0.3, [1, 2])
+    assert one.config["mask_probability"] == 0.3
+    assert one.config["batch_size"] == one.batch_size == 4
+    assert one.config["seed"] == 1337
+
+
+def test_input_files_are_those_named_input(tmp_path):
+    one = provider(tmp_path)
+    with pytest.raises(SpecError, match="there is no input file") as caught:
+        one.input_files()
+    assert caught.value.where["folder"] == tmp_path
+    for name in ("input.txt", "input.2.csv", "output.txt"):
+        (tmp_path / name).write_text("")
+    assert [path.name for path in one.input_files()] == ["input.2.csv", "input.txt"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "arrow"])
+def test_a_batch_may_be_of_numpy_torch_or_arrow(tmp_path, kind):
+    import torch
+
+    class Any(Numbered):
+        def sample_batch(self, split, rng):
+            batch = super().sample_batch(split, rng)
+            if kind == "torch":
+                return {name: torch.from_numpy(array) for name, array in batch.items()}
+            if kind == "arrow":
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(batch["x"].ravel()), self.block_size)
+                return {"id": pa.array(batch["id"]), "x": lists}
+            return batch
+
+    made, expected = (next(provider(tmp_path, of).batches("train", 0)) for of in (Any, Numbered))
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(made, expected, strict=True))
+
+
+def test_a_provider_may_ask_for_torchs_generator(tmp_path):
+    import torch
+
+    class Torch(Numbered):
+        rng_framework = "torch"
+
+        def sample_batch(self, split, rng):
+            assert isinstance(rng, torch.Generator)
+            size = (self.batch_size, self.block_size)
+            return {
+                "id": torch.arange(self.batch_size),
+                "x": torch.randint(0, 7, size, generator=rng, dtype=torch.int32),
+            }
+
+    first, again, other = (next(provider(tmp_path, Torch).batches("train", number))[1] for number in (5, 5, 6))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_kept_validation_batches_are_made_first_and_once(tmp_path):
+    one = provider(tmp_path, val_batches=7)
+    one.run(max_files=3)
+    assert [*files(tmp_path)] == ["train/00000000.batches", "train/00000001.batches", "val/00000000.batches"]
+    assert read_facts(tmp_path / "queue/val/00000000.batches").num_batches == 7
+    made = (tmp_path / "queue/val/00000000.batches").stat()
+    provider(tmp_path, val_batches=7, max_backlog_files=3).run(max_files=1)
+    assert (tmp_path / "queue/val/00000000.batches").stat() == made
+    provider(tmp_path, val_batches=8, max_backlog_files=4).run(max_files=1)
+    assert read_facts(tmp_path / "queue/val/00000000.batches").num_batches == 8
+
+
+# Stale
+
+
+class Changed(Numbered):
+    def build_meta(self):
+        return super().build_meta() | {"vocab_size": 9}
+
+
+def test_a_queue_of_another_meta_is_refused_with_the_difference_and_the_command(tmp_path):
+    provider(tmp_path).run(max_files=1)
+    before = files(tmp_path), (tmp_path / "queue/meta.json").read_bytes()
+    with pytest.raises(QueueError, match="made by something else") as caught:
+        provider(tmp_path, Changed).run(max_files=1)
+    assert "vocab_size" in caught.value.where["difference"]
+    assert f"penstock queue purge {tmp_path}" in caught.value.remedy
+    assert (files(tmp_path), (tmp_path / "queue/meta.json").read_bytes()) == before
+
+
+def test_another_seed_is_another_queue_and_another_batch_size_or_learning_rate_is_not(tmp_path):
+    provider(tmp_path, learning_rate=0.1).run(max_files=1)
+    provider(tmp_path, learning_rate=0.2, batch_size=8).run(max_files=1)
+    with pytest.raises(QueueError, match="made by something else") as caught:
+        provider(tmp_path, seed=3).run(max_files=1)
+    assert "seed" in caught.value.where["difference"]
+
+
+def test_a_queue_that_nothing_was_made_for_takes_the_new_meta(tmp_path):
+    provider(tmp_path).run(max_files=0)
+    assert provider(tmp_path, Changed).run(max_files=1) == 1
+    assert DatasetConsumer(tmp_path).meta["vocab_size"] == 9
+
+
+# Ends
+
+
+class Failing(Numbered):
+    def sample_batch(self, split, rng):
+        if self.number == 1:
+            raise ValueError("low >= high")
+        return super().sample_batch(split, rng)
+
+
+def test_an_error_of_sample_batch_is_named_with_its_file_and_line_and_left_for_consumers(tmp_path):
+    with pytest.raises(WorkerError, match="sample_batch failed making train file 1: ValueError: low >= high") as caught:
+        provider(tmp_path, Failing).run(("train",))
+    line = Failing.sample_batch.__code__.co_firstlineno + 2
+    assert caught.value.where["at"] == f"test_provider.py:{line}"
+    assert isinstance(caught.value.__cause__, ValueError)
+    (death,) = read_deaths(tmp_path / "queue/who")
+    assert (death.split, death.number, death.place) == ("train", 1, f"test_provider.py:{line}")
+    assert [*files(tmp_path)] == ["train/00000000.batches"]
+    assert not list((tmp_path / "queue/train").glob(".*.part"))
+
+
+def test_a_mended_provider_goes_on_with_the_file_that_failed(tmp_path):
+    with pytest.raises(WorkerError):
+        provider(tmp_path, Failing).run(("train",))
+    meta = json.loads((tmp_path / "queue/meta.json").read_text())
+    Failing.sample_batch, broken = Numbered.sample_batch, Failing.sample_batch
+    try:
+        assert meta["vocab_size"] == 7
+        provider(tmp_path, Failing).run(("train",), max_files=1)
+    finally:
+        Failing.sample_batch = broken
+    assert [*files(tmp_path)] == ["train/00000000.batches", "train/00000001.batches"]
+    assert read_deaths(tmp_path / "queue/who") == []
+
+
+def test_an_error_of_build_meta_is_left_for_consumers_too(tmp_path):
+    class NoMeta(Numbered):
+        def build_meta(self):
+            return {"size": 1 / 0}
+
+    with pytest.raises(WorkerError, match="build_meta failed: ZeroDivisionError"):
+        provider(tmp_path, NoMeta).run()
+    with pytest.raises(WorkerError, match=r"died: ZeroDivisionError: division by zero, test_provider\.py"):
+        DatasetConsumer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda batch: batch.pop("x"), "field 'x' is missing"),
+        (lambda batch: batch.update(z=batch["x"]), "field 'z' is not in the schema"),
+        (lambda batch: batch.update(x=batch["x"].astype("int64")), "field 'x' is int64"),
+        (lambda batch: batch.update(x=batch["x"][:, :2]), r"field 'x' has shape \[4, 2\]"),
+        (lambda batch: batch.update(x=batch["x"][:2]), r"field 'x' has shape \[2, 3\]"),
+        (lambda batch: batch.update(x="text"), "field 'x' is no array"),
+    ],
+)
+def test_a_batch_that_does_not_fit_its_schema_is_named_and_no_file_appears(tmp_path, change, said):
+    class Wrong(Numbered):
+        def sample_batch(self, split, rng):
+            batch = super().sample_batch(split, rng)
+            if self.index == 3:
+                change(batch)
+            return batch
+
+    with pytest.raises(SampleError, match=said) as caught:
+        provider(tmp_path, Wrong).run()
+    assert caught.value.where["batch"] == "train file 0, batch 2"
+    assert "batch_schema" in caught.value.remedy
+    assert files(tmp_path) == {}
+    with pytest.raises(WorkerError, match=f"died making train file 0: SampleError: {said}"):
+        DatasetConsumer(tmp_path).get_batch("train")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly_and_the_next_one_goes_on(tmp_path, number):
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from providers import Numbered
+class Slow(Numbered):
+    def sample_batch(self, split, rng):
+        time.sleep(0.01)
+        print("sampling", flush=True)
+        return super().sample_batch(split, rng)
+made = Slow({str(tmp_path)!r}, batch_size=4, block_size=3, batches_per_file=1000).run()
+print("made", made, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sampling\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out.splitlines()[-1], err) == (0, "made 0", "")
+    assert not list((tmp_path / "queue/train").glob(".*.part"))
+    assert not os.listdir(tmp_path / "queue/who")
+
+
+def test_it_waits_without_work_and_wakes_when_a_file_is_taken(tmp_path, running):
+    one = running(sleep_seconds=30)
+    with DatasetConsumer(tmp_path / "data", framework="numpy") as consumer:
+        for _ in range(20):  # four files: it had made two, and made room for more wakes it long before 30 s
+            consumer.get_batch("train")
+    assert one.error is None
+
+
+def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, capsys):
+    import errno
+
+    from penstock.queue import batch_file
+
+    full, pwrite = [True], os.pwrite
+
+    def write(descriptor, data, offset):
+        if full[0] and getattr(data, "nbytes", 0) == 48:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(batch_file.os, "pwrite", write)
+    running()
+    consumer = DatasetConsumer(tmp_path / "data", framework="numpy", timeout_seconds=0.5)
+    with pytest.raises(TimeoutError, match="train file 0 was not there") as caught:
+        consumer.get_batch("train")
+    assert "No space left on device" in caught.value.where["providers"]
+    full[0] = False
+    consumer.timeout_seconds = 20
+    consumer._waits["train"].timeout_seconds = 20
+    assert consumer.get_batch("train")["id"].tolist() == [0, 1, 2, 3]
+    consumer.close()
+    assert capsys.readouterr().err.count("No space left on device") >= 1
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": -4}, "batch_size"),
+        ({"batch_size": 4.0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"block_size": 0}, "block_size"),
+        ({"target_size": -1}, "target_size"),
+        ({"batches_per_file": 0}, "batches_per_file"),
+        ({"max_backlog_files": 0}, "max_backlog_files"),
+        ({"val_batches": 0}, "val_batches"),
+        ({"sleep_seconds": 0}, "sleep_seconds"),
+        ({"sleep_seconds": float("nan")}, "sleep_seconds"),
+        ({"seed": "1337"}, "seed"),
+        ({"run": 3}, "run"),
+        ({"sample_batch": 3}, "sample_batch"),
+    ],
+)
+def test_a_parameter_that_cannot_work_is_named_before_anything_is_written(tmp_path, settings, name):
+    with pytest.raises(SpecError, match=name) as caught:
+        provider(tmp_path, Pair, **settings)
+    assert caught.value.where["parameter"] == name
+    assert caught.value.remedy
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_provider_without_its_two_methods_says_which_is_missing(tmp_path):
+    class Empty(DataProviderBase):
+        pass
+
+    with pytest.raises(SpecError, match="Empty has no build_meta"):
+        Empty(tmp_path, 4, 3).run()
+    Empty.build_meta = Numbered.build_meta
+    with pytest.raises(SpecError, match="Empty has no sample_batch"):
+        Empty(tmp_path / "other", 4, 3).run()

@@ -1,0 +1,443 @@
+"""What a queue promises when something goes wrong: real signals, at random moments, and every id accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide, rows_provider
+
+from penstock.errors import QueueError
+from penstock.queue.consumer import DatasetConsumer
+
+few_or_many = pytest.mark.parametrize("times", [8, pytest.param(50, marks=pytest.mark.slow)])
+KILL_OR_TERM = (signal.SIGKILL, signal.SIGTERM)
+SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", "1"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path, SEED)
+    yield started
+    started.close()
+
+
+def ready_files(queue: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((queue / "train").glob("*.batches"))}
+
+
+def made_undisturbed(folder: Path, num_files: int) -> dict[str, bytes]:
+    """The first files of a queue, by one provider that nobody disturbs."""
+    rows_provider(folder, max_backlog_files=num_files).run(("train",), max_files=num_files)
+    return ready_files(folder / "queue")
+
+
+def ready_numbers(run: Run) -> list[int]:
+    return [int(path.stem) for path in sorted((run.queue / "train").glob("*.batches"))]
+
+
+# Kills
+
+
+@few_or_many
+def test_killed_providers_make_the_files_of_one_that_nobody_disturbs(run: Run, tmp_path: Path, times: int) -> None:
+    providers = ["p0", "p1", "p2"]
+    for name in providers:
+        run.start(provide, name, settings={"max_backlog_files": 1 << 20})
+    run.disturb(providers, times, *KILL_OR_TERM)
+    for name in providers:
+        run.kill(name)
+    last = run.start(provide, "p0", settings={"max_backlog_files": 1})
+    control = run.queue / "control" / "train"
+    run.wait_for(
+        "end of what the dead began",
+        lambda: (
+            not any((control / "wanted").iterdir())
+            and not any((run.queue / "train").glob(".*"))
+            and ready_numbers(run) == [*range(len(ready_numbers(run)))]
+            and ready_numbers(run)
+        ),
+    )
+    run.kill("p0", signal.SIGTERM)
+
+    assert last.exitcode == 0
+    made = ready_files(run.queue)
+    assert made == made_undisturbed(tmp_path / "other", len(made)), run.told()
+    run.check_nothing_is_left()
+
+
+@few_or_many
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_a_killed_consumer_is_handed_at_most_one_batch_again(run: Run, times: int, batch_size: int | None) -> None:
+    run.start(provide, "p")
+    run.start(consume, "c", settings={"batch_size": batch_size})
+    run.disturb(["c"], times, *KILL_OR_TERM)
+    end = run.finish("c")
+
+    assert run.num_repeats(end) <= times * (1 if batch_size is None else 2)
+    in_order = list(dict.fromkeys(id for line in run.handed() for id in line["ids"]))
+    assert in_order == sorted(in_order)
+    run.check_nothing_is_left()
+
+
+@few_or_many
+def test_what_a_killed_consumer_did_not_commit_comes_again(run: Run, times: int) -> None:
+    run.start(provide, "p")
+    run.start(consume, "c", settings={"delete": "checkpoint"}, commit_every=7)
+    run.disturb(["c"], times, longest_seconds=0.06)
+    end = run.finish("c")
+
+    run.num_repeats(end)
+    committed = -1
+    for pid, lines in by_process(run):
+        ids = [id for line in lines if "ids" in line for id in line["ids"]]
+        if ids:
+            assert position(ids[0]) <= position(committed) + 1 + 7 * BATCH, f"{pid}\n{run.told()}"
+            assert position(ids[0]) > position(committed), f"{pid} was handed what was committed\n{run.told()}"
+            assert [*map(position, ids)] == [*range(position(ids[0]), position(ids[0]) + len(ids))], run.told()
+        committed = max([committed, *(line["after"] for line in lines if line.get("event") == "committed")])
+    run.check_nothing_is_left()
+
+
+@few_or_many
+@pytest.mark.parametrize("delete", ["consumed", "checkpoint"])
+def test_a_killed_consumer_goes_on_exactly_at_its_last_state(run: Run, times: int, delete: str) -> None:
+    run.start(provide, "p")
+    run.start(consume, "c", settings={"delete": delete}, save_every=6)
+    run.disturb(["c"], times, longest_seconds=0.06)
+    run.finish("c")
+
+    check_each_went_on_at_its_state(run, times)
+
+
+@few_or_many
+def test_nothing_is_lost_or_doubled_when_one_of_four_consumers_and_providers_are_killed(run: Run, times: int) -> None:
+    consumers, providers = ["c0", "c1", "c2", "c3"], ["p0", "p1"]
+    for name in providers:
+        run.start(provide, name)
+    for name in consumers:
+        run.start(consume, name)
+    run.disturb(consumers + providers, times)
+    end = run.finish(*consumers, more_files=6)
+
+    assert run.num_repeats(end) <= times
+    run.check_nothing_is_left()
+
+
+def test_without_kills_each_batch_goes_to_exactly_one_of_four_consumers(run: Run) -> None:
+    consumers = ["c0", "c1", "c2", "c3"]
+    for name in ("p0", "p1"):
+        run.start(provide, name)
+    for name in consumers:
+        run.start(consume, name)
+    run.wait_for("batches for all", lambda: {line["who"] for line in run.handed()} == {*consumers})
+    end = run.finish(*consumers, more_files=8)
+
+    assert run.num_repeats(end) == 0
+    assert sum(line["redelivered_batches"] + line["lost_claims"] for line in run.handed()) == 0
+    run.check_nothing_is_left()
+
+
+def position(id: int) -> int:
+    """Where a row is in the stream of all rows; -1 of no row."""
+    return -1 if id < 0 else id // 1000 * FILE_ROWS + id % 1000
+
+
+def by_process(run: Run) -> list[tuple[int, list[dict[str, Any]]]]:
+    """What each process of the consumer wrote down, in the order in which they lived."""
+    lines: dict[int, list[dict[str, Any]]] = {}
+    for line in run.log():
+        if line["who"] == "c":
+            lines.setdefault(line["pid"], []).append(line)
+    return [*lines.items()]
+
+
+def check_each_went_on_at_its_state(run: Run, times: int) -> None:
+    """What each process was handed follows, without a gap, on the state that it loaded."""
+    run.check_rows()
+    num_loaded = 0
+    for pid, lines in by_process(run):
+        began = lines[0]["at"] if lines[0].get("event") == "began" else None
+        ids = [id for line in lines if "ids" in line for id in line["ids"]]
+        if began is not None and ids:
+            num_loaded += 1
+            first = position(began)
+            assert [*map(position, ids)] == [*range(first, first + len(ids))], f"{pid}\n{run.told()}"
+    assert num_loaded > times // 4, f"{num_loaded} of {times} went on at a state: too few to say anything"
+
+
+# Disks and folders
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1000])
+def test_on_a_full_disk_a_provider_waits_and_goes_on_when_there_is_room(run: Run, num_bytes: int) -> None:
+    # A file has more than 1000 bytes; what is written beside it has less, so that 0 is another fault.
+    run.start(provide, "p")
+    run.start(consume, "c")
+    for _ in range(5):
+        run.wait_for_batches()
+        run.limit_file_bytes("p", num_bytes)
+        run.wait_for("the end of what is there", lambda: not ready_numbers(run))
+        time.sleep(run.rng.uniform(0, 0.1))
+        run.limit_file_bytes("p", resource.RLIM_INFINITY)
+    end = run.finish("c")
+
+    assert run.num_repeats(end) == 0
+    if num_bytes:  # otherwise that could not be written either
+        assert "goes on when there is room" in (run.folder / "p.err").read_text()
+    run.check_nothing_is_left()
+
+
+def test_a_consumer_that_waits_for_a_provider_without_room_says_so(run: Run) -> None:
+    run.start(provide, "p")
+    run.wait_for("files", lambda: len(ready_numbers(run)) == 2)
+    run.limit_file_bytes("p", 1000)
+    run.start(consume, "c", settings={"timeout_seconds": 1})
+    run.at["c"].join(30)
+
+    (error,) = run.errors()
+    assert (error["who"], error["kind"]) == ("c", "NotReadyError")
+    assert f"provider, pid {run.at['p'].pid}: waits: File too large" in error["text"]
+    assert "train file 2 was not there after 1 s" in error["text"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_on_a_disk_that_others_fill_both_wait_and_nothing_is_lost(tmp_path: Path) -> None:
+    run = Run(tmp_path, SEED)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", run.data_dir], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        run.start(provide, "p", pause_seconds=0)
+        run.start(consume, "c")
+        for _ in range(5):
+            run.wait_for_batches()
+            fill(run.data_dir / "filler")
+            time.sleep(run.rng.uniform(0.02, 0.2))
+            (run.data_dir / "filler").unlink()
+            for line in run.errors()[:]:  # a consumer says so, and is started again
+                assert (line["who"], line["kind"]) == ("c", "OutOfSpaceError"), run.told()
+                run.log().remove(line)
+                run.at["c"].join()
+                run.start_again("c")
+        end = run.finish("c")
+        assert run.num_repeats(end) == 0
+        run.check_nothing_is_left()
+    finally:
+        run.close()
+        subprocess.run(["umount", run.data_dir], check=True)
+
+
+def fill(path: Path) -> None:
+    with suppress(OSError), open(path, "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(15, marks=pytest.mark.slow)])
+def test_a_queue_that_is_deleted_under_both_is_one_clear_error_and_its_state_goes_on_exactly(
+    run: Run, times: int
+) -> None:
+    run.start(provide, "p")
+    run.start(consume, "c", save_every=4)
+    for _ in range(times):
+        run.wait_for_batches(7)
+        time.sleep(run.rng.uniform(0, 0.05))
+        while run.queue.exists():  # again, where something was put into a folder that was just emptied
+            shutil.rmtree(run.queue, ignore_errors=True)
+        for name in ("p", "c"):
+            run.at[name].join(30)
+            assert not run.at[name].is_alive(), run.told()
+        for line in run.errors():
+            assert line["kind"] == "QueueError", run.told()
+            assert "the queue folder was deleted while it was in use" in line["text"], run.told()
+            assert "penstock prepare CONFIG" in line["text"]
+        assert {line["who"] for line in run.errors()} == {"p", "c"}, run.told()
+        for line in run.errors():
+            run.log().remove(line)
+        run.start_again("p")
+        run.wait_for("queue", (run.queue / "meta.json").exists)
+        run.start_again("c")
+    run.wait_for_batches()
+    run.finish("c")
+
+    check_each_went_on_at_its_state(run, times)
+
+
+@few_or_many
+def test_damaged_files_are_put_aside_with_a_report_and_made_again(run: Run, times: int) -> None:
+    run.start(provide, "p", settings={"max_backlog_files": 4})
+    run.start(consume, "c", pause_seconds=0.01)
+    for _ in range(times):
+        path = run.queue / "train" / f"{max(run.wait_for('a file', lambda: ready_numbers(run))):08}.batches"
+        with suppress(FileNotFoundError), open(path, "r+b", buffering=0) as file:  # it may be claimed by now
+            size = os.fstat(file.fileno()).st_size
+            if run.rng.random() < 0.3:
+                file.truncate(run.rng.randrange(size))
+            else:
+                at = run.rng.randrange(size)
+                file.seek(at)
+                (byte,) = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte ^ 1 << run.rng.randrange(8)]))
+        run.wait_for_batches()
+    end = run.finish("c", more_files=5)
+
+    assert run.num_repeats(end) == 0
+    ids = [id for line in run.handed() for id in line["ids"] if id < end * 1000]
+    assert ids == ids_below(end)
+    reports = [json.loads(path.read_text()) for path in (run.queue / "quarantine").glob("*.json")]
+    damaged = list((run.queue / "quarantine").glob("*.batches"))
+    assert len(reports) == len(damaged) == run.handed()[-1]["quarantined_files"] > 0
+    assert all(report["split"] == "train" and report["reason"] for report in reports)
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_processes_that_lose_their_permissions_say_so_and_go_on_when_they_have_them_again(times: int) -> None:
+    uid = 65534 if os.geteuid() == 0 else os.geteuid()
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # the folders of pytest are for their owner alone
+    run = Run(folder, SEED, uid=uid) if uid != os.geteuid() else Run(folder, SEED)
+    try:
+        folder.chmod(0o755)
+        run.data_dir.chmod(0o777)
+        (folder / "log.jsonl").touch()
+        run.start(provide, "p")
+        run.start(consume, "c")
+        for _ in range(times):
+            run.wait_for_batches(3)
+            time.sleep(run.rng.uniform(0, 0.05))
+            run.queue.chmod(0)
+            for name in ("p", "c"):
+                run.at[name].join(30)
+                assert not run.at[name].is_alive(), run.told()
+            run.queue.chmod(0o755)
+            for line in run.errors():
+                assert line["kind"] == "QueueError", run.told()
+                assert "Permission denied" in line["text"], run.told()
+                assert str(run.queue) in line["text"], run.told()
+            assert {line["who"] for line in run.errors()} == {"p", "c"}, run.told()
+            for line in run.errors():
+                run.log().remove(line)
+            run.start_again("p")
+            run.start_again("c")
+        end = run.finish("c")
+        assert run.num_repeats(end) <= times
+        run.check_nothing_is_left()
+    finally:
+        run.close()
+        shutil.rmtree(folder)
+
+
+# Clocks, identities, processes that hang
+
+
+def test_clocks_that_jump_make_nobody_dead_or_alive(run: Run) -> None:
+    consumers = ["c0", "c1", "c2"]
+    for number, name in enumerate(["p0", "p1", *consumers]):
+        run.start(provide if name[0] == "p" else consume, name, clock_seed=number)
+    for _ in range(30):
+        for path in [*run.queue.rglob("*")]:
+            if run.rng.random() < 0.3:
+                moment = time.time() + run.rng.uniform(-1, 1) * 24 * 3600
+                with suppress(FileNotFoundError):
+                    os.utime(path, (moment, moment))
+        time.sleep(0.01)
+    end = run.finish(*consumers, more_files=6)
+
+    assert run.num_repeats(end) == 0
+    assert sum(line["redelivered_batches"] + line["lost_claims"] for line in run.handed()) == 0
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_provider_that_forks_while_it_makes_a_file_is_two_that_make_the_same_files(
+    run: Run, tmp_path: Path, number: int
+) -> None:
+    run.start(provide, "p", settings={"max_backlog_files": 12}, fork_at=number)
+    run.start(consume, "c")
+    end = run.finish("c", more_files=12)
+
+    assert run.num_repeats(end) == 0
+    assert [id for line in run.handed() for id in line["ids"] if id < end * 1000] == ids_below(end)
+    expected = made_undisturbed(tmp_path / "other", end + 16)
+    assert all(content == expected[name] for name, content in ready_files(run.queue).items())
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(25, marks=pytest.mark.slow)])
+def test_two_providers_that_start_at_once_make_each_file_once(tmp_path: Path, times: int) -> None:
+    expected = made_undisturbed(tmp_path / "other", 6)
+    for time_ in range(times):
+        (tmp_path / str(time_)).mkdir()
+        run = Run(tmp_path / str(time_), SEED)
+        try:
+            for name in ("p0", "p1"):
+                run.start(provide, name, settings={"max_backlog_files": 6}, pause_seconds=0)
+            run.wait_for("six files", lambda run=run: {*range(6)} <= {*ready_numbers(run)})
+            run.stop_providers()
+            assert not run.errors(), run.told()
+            made = ready_files(run.queue)
+            assert {name: content for name, content in made.items() if name in expected} == expected, run.told()
+            run.check_nothing_is_left()
+        finally:
+            run.close()
+
+
+def test_a_consumer_that_hangs_longer_than_its_lease_loses_its_file_to_another_and_goes_on(run: Run) -> None:
+    run.start(provide, "p")
+    run.start(consume, "hangs", settings={"lease_seconds": 0.4}, pause_seconds=0.1)
+    run.wait_for("two batches", lambda: len(run.handed("hangs")) == 2)
+    run.send("hangs", signal.SIGSTOP)
+    run.start(consume, "lives", settings={"lease_seconds": 0.4})
+    held = run.handed("hangs")[-1]["ids"][0] // 1000
+    run.wait_for("the file", lambda: any(line["ids"][0] // 1000 == held for line in run.handed("lives")))
+    before = len(run.handed("hangs"))
+    run.send("hangs", signal.SIGCONT)
+    run.wait_for("more batches", lambda: len(run.handed("hangs")) > before)
+    end = run.finish("hangs", "lives", more_files=4)
+
+    assert run.num_repeats(end) <= 1
+    assert run.handed("hangs")[-1]["lost_claims"] == 1
+    assert all(line["ids"][0] // 1000 != held for line in run.handed("hangs")[before:])
+    run.check_nothing_is_left()
+
+
+# One process
+
+
+@pytest.mark.parametrize("delete", ["consumed", "checkpoint"])
+def test_a_notebook_cell_that_is_run_again_loses_no_row(tmp_path: Path, delete: str) -> None:
+    rng = random.Random(SEED)
+    num_files = 30
+    rows_provider(tmp_path, max_backlog_files=num_files).run(("train",), max_files=num_files)
+    handed: list[int] = []
+    consumers, num_counted = [], 0
+    while num_files * 1000 - 1000 + FILE_ROWS - 1 not in handed:
+        consumers.append(DatasetConsumer(tmp_path, framework="numpy", timeout_seconds=1, delete=delete))
+        for _ in range(rng.randrange(1, 12)):
+            if (num_files - 1) * 1000 + FILE_ROWS - 1 not in handed:
+                handed += consumers[-1].get_batch("train")[0][:, 0].tolist()
+        num_counted += consumers[-1].stats()["train"]["redelivered_batches"]
+        if delete == "checkpoint" and rng.random() < 0.7:
+            consumers[-1].commit()
+
+    assert sorted(set(handed)) == ids_below(num_files)
+    num_repeats = (len(handed) - len(set(handed))) // BATCH
+    assert num_repeats == len(consumers) - 1 if delete == "consumed" else num_repeats > len(consumers) - 1
+    assert num_repeats <= num_counted
+    for replaced in consumers[:-1]:
+        with pytest.raises(QueueError, match="a newer DatasetConsumer of this process reads this queue"):
+            replaced.get_batch("train")
+    for consumer in consumers:
+        consumer.close()

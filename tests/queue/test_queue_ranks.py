@@ -1,0 +1,122 @@
+"""Ranks that share a queue: one order whatever their number, gone on with by another number, and by one that died."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide
+
+SEED = 1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path, SEED)
+    started.start(provide, "p", pause_seconds=0)
+    yield started
+    started.close()
+
+
+def start_ranks(
+    run: Run, world_size: int, *, prefix: str = "r", batch_size: int | None = None, **job: Any
+) -> list[str]:
+    names = [f"{prefix}{rank}" for rank in range(world_size)]
+    for rank, name in enumerate(names):
+        settings = {"rank": rank, "world_size": world_size, "batch_size": batch_size}
+        run.start(consume, name, settings=settings, **job)
+    return names
+
+
+def global_order(run: Run, names: list[str]) -> list[int]:
+    """Ids as all ranks together were handed them: step by step, rank by rank."""
+    steps = itertools.zip_longest(*([line["ids"] for line in run.handed(name)] for name in names), fillvalue=[])
+    return [id for step in steps for ids in step for id in ids]
+
+
+def stop(run: Run, names: list[str]) -> None:
+    """End ranks where each of them is, as a preempted job ends."""
+    for name in names:
+        run.kill(name)
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_together_are_handed_the_one_order(run: Run, world_size: int, batch_size: int | None) -> None:
+    names = start_ranks(run, world_size, batch_size=batch_size)
+    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in names))
+    end = run.finish(*names, more_files=3)
+
+    together = global_order(run, names)
+    whole = min(len(run.handed(name)) for name in names) * world_size * (batch_size or BATCH)
+    assert together[:whole] == ids_below(end + 9)[:whole]
+    assert whole >= end * FILE_ROWS - world_size * (batch_size or BATCH), run.told()
+    run.check_rows()
+    run.check_nothing_is_left()
+
+
+def place(state: dict[str, Any]) -> int:
+    """The row at which a state goes on."""
+    return state["train"]["file"] * FILE_ROWS + state["train"]["batch"] * BATCH
+
+
+@pytest.mark.parametrize("after", [2, 3, 6])
+def test_the_state_of_four_ranks_goes_on_with_another_number_of_them(run: Run, after: int) -> None:
+    names = start_ranks(run, 4, save_every=5)
+    states = [run.folder / f"{name}.state" for name in names]
+    run.wait_for("states", lambda: all(path.exists() for path in states))
+    stop(run, names)
+    state = min(
+        (json.loads(path.read_text()) for path in states), key=lambda s: (s["train"]["file"], s["train"]["batch"])
+    )
+    begins = state["train"]["file"] * FILE_ROWS + state["train"]["batch"] * BATCH
+    assert begins % (4 * 5 * BATCH) == 0  # whole steps of all ranks, and the same for each
+    for rank in range(after):
+        (run.folder / f"s{rank}.state").write_text(json.dumps(state))
+    others = start_ranks(run, after, prefix="s", save_every=1000)
+    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in others))
+    end = run.finish(*others, more_files=3)
+
+    together = global_order(run, others)
+    whole = min(len(run.handed(name)) for name in others) * after * BATCH
+    assert together[:whole] == ids_below(end + 9)[begins : begins + whole], run.told()
+
+
+@pytest.mark.parametrize("after", [4, 2])
+def test_ranks_that_are_all_killed_lose_nothing_where_they_start_again_without_a_state(run: Run, after: int) -> None:
+    names = start_ranks(run, 4)
+    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 6 for name in names))
+    stop(run, names)
+    others = start_ranks(run, after, prefix="s")
+    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in others))
+    end = run.finish(*others, more_files=3)
+
+    steps_before = min(len(run.handed(name)) for name in names)
+    together = global_order(run, others)
+    begins = ids_below(end).index(together[0])
+    assert (steps_before - 1) * 4 * BATCH <= begins <= steps_before * 4 * BATCH, run.told()
+    whole = min(len(run.handed(name)) for name in others) * after * BATCH
+    assert together[:whole] == ids_below(end + 9)[begins : begins + whole], run.told()
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_handed_at_most_its_last_batch_again(run: Run, times: int) -> None:
+    names = start_ranks(run, 3, pause_seconds=0.01)
+    run.disturb(names, times, signal.SIGKILL, signal.SIGTERM, longest_seconds=0.06)
+    end = run.finish(*names, more_files=3)
+
+    num_repeats = 0
+    for rank, name in enumerate(names):
+        batches = [line["ids"] for line in run.handed(name)]
+        kept = [ids for ids, following in itertools.zip_longest(batches, batches[1:]) if ids != following]
+        num_repeats += len(batches) - len(kept)
+        every = ids_below(end + 9)
+        mine = [every[at : at + BATCH] for at in range(rank * BATCH, len(every), 3 * BATCH)]
+        assert kept == mine[: len(kept)], f"{name}\n{run.told()}"
+    assert num_repeats <= times
+    run.check_nothing_is_left()
