@@ -166,6 +166,7 @@ def test_training_and_validation_have_stages_of_their_own():
         ("unmasking_stages=[{'type': 'random', 'weight': 0}]", r"unmasking_stages: every weight is 0"),
         ("mask_probability=1.0", r"mask_probability must be a number above 0 and below 1, got 1.0"),
         ("ignore_index=0", r"ignore_index must be below 0, where no character is, got 0"),
+        ("n_head=3", r"n_embd=128 does not divide by n_head=3"),
         ("max_iters=0", r"max_iters must be a whole number of at least 1, got 0"),
     ],
 )
@@ -214,7 +215,8 @@ def _project(name, tmp_path):
 
 def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
-    folder, short = _project("char_diffusion", tmp_path), ["--max_iters=16", "--eval_interval=4", "--warmup_iters=2"]
+    folder = _project("char_diffusion", tmp_path)
+    short = ["--max_iters=12", "--eval_interval=4", "--warmup_iters=2", "--n_embd=32"]
     command = ["train.py", "config/train_char_diffusion.py"]
     with _start(folder, "prepare.py", "config/train_char_diffusion.py") as prepare:
         try:
@@ -226,6 +228,9 @@ def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, mon
                     if line.startswith("iter     4"):
                         break
                 killed.kill()
+            with ps.DatasetConsumer(folder / "data" / "char_diffusion", framework="numpy") as consumer:
+                for _ in range(60):  # as if it had come further before it died: the first file is read and deleted
+                    consumer.get_batch("train")
             with _start(folder, *command, *short) as train:
                 printed = train.communicate()[0]
             assert train.returncode == 0
@@ -233,7 +238,7 @@ def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, mon
             assert prepare.wait(30) == 0
         finally:
             prepare.kill()
-    assert re.match(r"going on at iter (4|8|12)\n", printed)
+    assert re.match(r"going on at iter (4|8)\n", printed)
     (shown, *_) = re.findall(
         r"^hidden   (.+)\nfilled   (.+)\nreally   (.+)\n.* hidden characters are right$", printed, re.M
     )
@@ -247,7 +252,7 @@ def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, mon
     _train_in_this_process(config, monkeypatch, torch)
     ours, undisturbed = (torch.load(f"{out}/checkpoint.pt") for out in ("out", "undisturbed"))
     assert ours["consumer"] == undisturbed["consumer"]
-    assert ours["iter"] == undisturbed["iter"] == 16
+    assert ours["iter"] == undisturbed["iter"] == 12
     for name, weights in undisturbed["model"].items():
         assert torch.equal(ours["model"][name], weights), name
 

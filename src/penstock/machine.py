@@ -366,6 +366,7 @@ class FolderWatch:
 
     def _wait_until(self, deadline: float) -> bool:
         is_changed = self._look_at_folders()
+        began = time.monotonic()
         while True:
             is_blind = len(self._watches) < len(self._folders)
             left_seconds = max(deadline - time.monotonic(), 0.0)
@@ -379,7 +380,8 @@ class FolderWatch:
                 return True
             if is_blind:
                 self._nap_seconds = min(2 * self._nap_seconds, _LONGEST_NAP_SECONDS)
-                return True
+                if time.monotonic() > began + _LONGEST_BLIND_SECONDS:
+                    return True
             if pause_seconds == left_seconds:
                 return False
 
@@ -440,6 +442,8 @@ class FolderWatch:
 
 _SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.05
 _LOOK_SECONDS = 1.0
+_LONGEST_BLIND_SECONDS = 0.25
+"""A folder's own time tells of most changes: whoever waits looks himself so often, and not after every nap."""
 
 _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
 _IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000

@@ -125,7 +125,7 @@ def consume(folder: str, name: str, job: dict[str, Any]) -> None:
                 if job.get("save_every") and num_batches % job["save_every"] == 0:
                     write_whole(saved, json.dumps(consumer.state_dict()).encode())
                     consumer.commit()  # a checkpoint that is safe
-                time.sleep(rng.random() * job.get("pause_seconds", 0.002))
+                time.sleep(rng.uniform(0.3, 1) * job.get("pause_seconds", 0.002))
     except Exception as error:
         _say_error(out, name, error)
 

@@ -54,6 +54,7 @@ def test_batches_come_in_order_and_files_that_were_read_are_deleted(tmp_path):
     prepare(tmp_path, 3)
     with opened(tmp_path) as consumer:
         assert ids(consumer, 11) == stream(44)
+        consumer.commit()
         assert sorted(path.name for path in (tmp_path / "queue/train").glob("*.batches")) == []
         assert [path.name[:8] for path in (tmp_path / "queue/control/train/claimed").glob("*.batches")] == ["00000002"]
     assert [path.name for path in (tmp_path / "queue/train").glob("*.batches")] == ["00000002.batches"]
@@ -415,7 +416,10 @@ def test_a_forked_child_is_a_consumer_of_its_own(tmp_path):
         assert ids(consumer, 1) == stream(4)
         child = os.fork()
         if not child:
-            os._exit(0 if ids(consumer, 2) == stream(8, FILE_ROWS) else 1)
+            try:
+                is_right = ids(consumer, 2) == stream(8, FILE_ROWS)
+            finally:
+                os._exit(0 if is_right else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert ids(consumer, 4) == stream(16, 4)
         assert ids(consumer, 1) == stream(4, FILE_ROWS + 4)  # the child's end recorded its first batch, not its last

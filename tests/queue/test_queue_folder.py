@@ -103,7 +103,7 @@ def test_an_empty_folder_does_not_start_again_at_0(queue):
     for number in range(3):
         assert make(split, provider) == number
         assert read(split, consumer, [], [])
-    assert (queue.path / "train" / "next").read_text() == "3\n"
+    assert int((queue.path / "train" / "next").read_text()) == 3
     assert not list((queue.path / "train").glob("*.batches"))
     assert make(open_split(queue), join(queue, "provider")) == 3
 
@@ -412,15 +412,21 @@ def test_a_wrong_clock_decides_nothing(queue, monkeypatch):
 
 def test_a_forked_child_does_not_keep_its_parents_member_alive(queue):
     member = join(queue, "consumer")
-    read_end, write_end = os.pipe()
+    (begun, say_begun), (ended, say_ended) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        os.read(read_end, 1)
+        os.close(say_ended)
+        os.write(say_begun, b"1")
+        os.read(ended, 1)  # until the parent has looked, or is gone
         os._exit(0 if not member.is_here else 1)
-    kill(member)
-    assert not Census(queue.who).is_alive(member.id)
-    os.write(write_end, b"1")
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        os.read(begun, 1)
+        kill(member)
+        assert not Census(queue.who).is_alive(member.id)
+    finally:
+        os.close(say_ended)
+        status = os.waitpid(child, 0)[1]
+    assert status == 0
 
 
 def test_what_a_provider_died_of_is_left_for_others(queue):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide
 
-SEED = 1
+SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", "1"))
 
 
 @pytest.fixture

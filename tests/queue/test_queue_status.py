@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -455,6 +456,27 @@ def test_a_queue_in_use_is_not_purged_unless_forced(data, consumer):
     finally:
         member.leave()
     assert not (data / "queue").exists()
+
+
+@pytest.mark.parametrize("what", ["list", "remove"])
+def test_a_purge_that_may_not_do_all_of_it_does_nothing(data, what, monkeypatch):
+    """As root everything is allowed: so the system's answers are made up."""
+    train, scandir, access, before = str(data / "queue/train"), os.scandir, os.access, tree(data)
+
+    def listed(path):
+        if what == "list" and str(path) == train:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), train)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    if what == "remove":
+        monkeypatch.setattr(os, "access", lambda path, mode: str(path) != train and access(path, mode))
+    with pytest.raises(QueueError, match="may not remove the files of this queue") as caught:
+        purge(data)
+    assert str(caught.value.where["folder"]) == train
+    assert f"chmod u+rwx {train}" in str(caught.value.remedy)
+    monkeypatch.undo()
+    assert tree(data) == before
 
 
 def test_the_dead_do_not_keep_a_queue(data):

@@ -21,9 +21,11 @@ def validate(config):
 
 
 def about_settings(config):
-    for name in WHOLE_NUMBERS:
-        if not isinstance(config.get(name), int) or config[name] < 1:
-            yield f"{name} must be a whole number of at least 1, got {config.get(name)!r}"
+    wrong = [name for name in WHOLE_NUMBERS if not isinstance(config.get(name), int) or config[name] < 1]
+    for name in wrong:
+        yield f"{name} must be a whole number of at least 1, got {config.get(name)!r}"
+    if not wrong and config["n_embd"] % config["n_head"]:
+        yield f"n_embd={config['n_embd']} does not divide by n_head={config['n_head']}"
     for name in SHARES:
         if not is_between(0, config.get(name), 1):
             yield f"{name} must be a number above 0 and below 1, got {config.get(name)!r}"

@@ -70,9 +70,9 @@ def _tell(folder: Path) -> bool:
     run = _Run(folder, write_project(folder))
     _show_project(run)
     with run.provider(1) as first, run.provider(2) as second:
-        held = [_train_and_kill(run, first, second)]
+        _train_and_kill(run, first, second)
         with run.provider(3) as third:
-            held += [_damage_and_go_on(run, [second, third]), _is_what_it_would_have_been(run)]
+            held = [_damage_and_go_on(run, [second, third]), _is_what_it_would_have_been(run)]
             held += [_shows_the_queue(run), _stop([second, third])]
     return all(held)
 
@@ -159,8 +159,8 @@ def _show_project(run: _Run) -> None:
 # 2. Kill a provider, and the trainer
 
 
-def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bool:
-    head(2, "kill -9, while it trains: a provider in the middle of a file, and the trainer in the middle of one")
+def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.Popen[str]) -> None:
+    head(2, "kill -9: a provider in the middle of a file that it makes, the trainer of one that it reads")
     _wait((run.dataset / "queue" / "meta.json").exists, [first, second], "the queue", run)
     lost: list[int] = []
 
@@ -176,7 +176,6 @@ def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.
         f"  Trainer {pid} got SIGKILL after step {run.last['step']}, with {run.last['batch']} of "
         f"{BATCHES_PER_FILE} batches of train file {run.last['file']}."
     )
-    return True
 
 
 def _killed_in_mid_file(run: _Run, provider: subprocess.Popen[str]) -> list[int]:
@@ -208,8 +207,8 @@ def _wait(is_there: Callable[[], bool], providers: list[subprocess.Popen[str]], 
 
 def _damage_and_go_on(run: _Run, providers: list[subprocess.Popen[str]]) -> bool:
     head(3, "One bit of a file that waits is flipped, and the trainer goes on from its checkpoint")
-    _wait(lambda: len(run.ready) > 1, providers, "a file that waits", run)
-    damaged = run.ready[-1]
+    _wait(lambda: bool(run.ready), providers, "a file that waits", run)
+    damaged = run.ready[0]
     _flip_a_bit(damaged)
     pid = run.watch()
     again = sum(len(reports) > 1 for reports in run.reports.values())

@@ -44,8 +44,8 @@ import penstock as ps
 
 class CodeProvider(ps.DataProviderBase):
     def build_meta(self):
-        field = {"dtype": "int64", "shape": [self.block_size]}
-        return {"vocab_size": 256, "batch_schema": [{"name": "x", **field}, {"name": "y", **field}]}
+        fields = [{"name": name, "dtype": "int64", "shape": [self.block_size]} for name in "xy"]
+        return {"vocab_size": 256, "batch_schema": fields}
 
     def sample_batch(self, split, rng):
         time.sleep(self.seconds_per_batch)  # stands for what takes time

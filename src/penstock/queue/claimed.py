@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from penstock.errors import PlanError, QueueError
@@ -17,6 +18,9 @@ from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Read
 from penstock.queue.waiting import Waiter
 
 __all__ = ["ClaimedStream", "Counts", "be_the_only_one_here", "check_facts", "check_shape"]
+
+_TAKES_PER_LOOK = 8
+"""So often is looked whether the next file is there, to read it ahead."""
 
 
 @dataclass
@@ -107,7 +111,7 @@ class ClaimedStream:
         """Read the next file while the rest of this one is used; where others read too, it may be theirs."""
         if len(self._files) == 1 and not self.reader.is_ahead:
             held = self._files[0]
-            if held.claim.is_alone and 2 * held.row >= held.file.num_rows:
+            if held.claim.is_alone and self.counts.batches % _TAKES_PER_LOOK == 1:
                 self.reader.read_ahead(self.folder.ready_path(held.claim.number + 1))
 
     def _open(self) -> _Held:
@@ -166,12 +170,18 @@ class ClaimedStream:
         for held in self._files:
             held.recorded = held.row
             held.claim.record(held.row, held.row)
+        self.reader.finish()
 
     def _finish_spent(self) -> None:
         while self._spent:
-            if not self._spent[0].claim.done():
-                self.counts.lost_claims += 1
+            held = self._spent[0]
+            held.claim.record(held.row, held.row)  # now: whenever the file is deleted, nothing of it comes again
             self._spent.pop(0)
+            self.reader.do_later(partial(self._finish, held.claim))
+
+    def _finish(self, claim: Claim) -> None:
+        if not claim.done():
+            self.counts.lost_claims += 1
 
     # Where it is
 
@@ -198,6 +208,7 @@ class ClaimedStream:
         """Let go of all files: what is not recorded is there for others."""
         if record:
             self.record()
+        self.reader.close()
         for held in (*self._spent, *self._files):
             try:
                 self.folder.give_back(held.claim)
@@ -237,6 +248,8 @@ def be_the_only_one_here(stream: _OneOfAProcess) -> None:
             remedy="use that one; several readers are several processes, or have rank= and world_size=",
         )
     key = (str(stream.folder.path), stream.rank, os.getpid())
+    if _readers.get(key) is stream:
+        return
     with _readers_lock:
         before = _readers.get(key)
         _readers[key] = stream

@@ -220,6 +220,10 @@ class SplitFolder:
             following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
         if taken is None:
             taken = min([following, *ready])
+        following = max(following, taken)  # after a reader went back, numbers from there on may be there still
+        there = {*ready, *making, *claimed}
+        while following in there:
+            following += 1
         return Listing(
             tuple(ready), making, claimed, _numbers_in(self.wanted), _numbers_in(self.returned), following, taken
         )
@@ -255,12 +259,9 @@ class SplitFolder:
                 if number in abandoned and not self._take_over(number, there.making[number]):
                     continue
                 return self._begin(number, provider, there)
-            number = max(there.next, there.taken)  # after a reader went back, it may be past numbers that were there
-            while number in there.ready or number in there.making or number in there.claimed:
-                number += 1
-            if sum(waiting < number for waiting in there.ready) >= max_backlog_files:
+            if sum(number < there.next for number in there.ready) >= max_backlog_files:
                 return None
-            return self._begin(number, provider, there)
+            return self._begin(there.next, provider, there)
 
     def begin_kept(self, provider: Member, fits: Callable[[Path], bool]) -> Part | None:
         """As `begin`, of a split that is one file, made once: where it is not there, or not as it should be."""
@@ -505,7 +506,12 @@ def _read_number(path: Path) -> int | None:
 
 
 def write_number(path: Path, number: int) -> None:
-    write_text(path, f"{number}\n")
+    """In place: a rename over a file makes some file systems write it out at once. Whoever finds it empty, knows."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, f"{number:<20d}\n".encode(), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _read_rows_text(path: Path) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from penstock.files import one_at_a_time
 from penstock.machine import FolderWatch
 from penstock.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
 from penstock.queue.folder import FULL, Part, QueueFolder, SplitFolder, deleted, named
-from penstock.queue.members import Census, Member, place_of
+from penstock.queue.members import Census, Facts, Member, place_of
 from penstock.queue.meta import check_meta
 from penstock.queue.meta_file import Meta, read_meta, write_meta
 from penstock.queue.schema import Field, checked, fields_of
@@ -274,7 +274,11 @@ class _Work:
                 elif self._make(*begun):
                     num_made += 1
         except Exception as error:
-            self.member.died(error.__cause__ or error, *self.at)
+            others: list[Facts] = []
+            with contextlib.suppress(OSError):  # whatever it was, it may keep us from looking too
+                others = [facts for facts in self.census.living("provider") if facts.id != self.member.id]
+            if self.at != (None, None) or not others:  # one that is refused at the door ends nobody's training
+                self.member.died(error.__cause__ or error, *self.at)
             clear = named(error, self.queue) if isinstance(error, OSError) else None
             raise clear or error  # noqa: B904 (its cause stays what it was)
         return num_made
@@ -378,7 +382,8 @@ class _Work:
         self.at = None, None
         if is_there and self.provider.verbose:
             seconds, num_batches = time.perf_counter() - began, self.provider.num_batches(folder.name)
-            print(f"{folder.name} file {part.number}: {num_batches} batches in {seconds:.2f} s", flush=True)
+            with contextlib.suppress(OSError):  # it may go to a file on a disk that is full now
+                print(f"{folder.name} file {part.number}: {num_batches} batches in {seconds:.2f} s", flush=True)
         return is_there
 
     def _write(self, folder: SplitFolder, part: Part) -> bool:

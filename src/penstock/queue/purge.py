@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.errors import BusyError, SpecError
+from penstock.errors import BusyError, QueueError, SpecError
 from penstock.files import one_at_a_time
 from penstock.queue.folder import QueueFolder
 from penstock.queue.members import Census
@@ -17,7 +19,7 @@ from penstock.queue.status import find_queue, names_of_splits
 
 __all__ = ["Purged", "is_of_a_queue", "purge"]
 
-_PART = r"\.[^/]+\.part"
+_PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
 """What somebody wrote and did not finish."""
 _OF_A_SPLIT = (
     rf"SPLIT/(?:\d+\.batches|next|{_PART})",
@@ -76,7 +78,9 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
         if not force:
             _refuse_if_used(queue)
-        for file in _files_below(queue.path):
+        files = _files_below(queue.path)
+        _refuse_if_not_allowed(files)
+        for file in files:
             name = file.relative_to(queue.path).as_posix()
             if is_of_a_queue(name, chosen, all_of_it=split is None) and not file.is_symlink():
                 with contextlib.suppress(FileNotFoundError):
@@ -102,13 +106,34 @@ def _refuse_if_used(queue: QueueFolder) -> None:
         )
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def _files_below(folder: Path) -> list[Path]:
     """Everything that is no folder; a link to one is not followed. meta.json first: without it nobody begins."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # which somebody removed meanwhile
+            raise _not_allowed(error.filename, error.strerror) from error
+
     names = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=refuse):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         names += [Path(parent, name) for name in (*files, *links)]
-    return iter(sorted(names, key=lambda path: (path.name != "meta.json", path)))
+    return sorted(names, key=lambda path: (path.name != "meta.json", path))
+
+
+def _refuse_if_not_allowed(files: Sequence[Path]) -> None:
+    """Before the first file is gone: half a queue, without its meta, would be taken for a new one."""
+    for folder in dict.fromkeys(file.parent for file in files):
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise _not_allowed(folder, os.strerror(errno.EACCES))
+
+
+def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:
+    return QueueError(
+        "this process may not remove the files of this queue",
+        folder=folder,
+        reason=reason,
+        remedy=f"chmod u+rwx {shlex.quote(str(folder))}, or as the user that it belongs to; nothing was removed",
+    )
 
 
 def _remove_empty_folders(queue: QueueFolder, splits: Sequence[str], *, all_of_it: bool) -> None:

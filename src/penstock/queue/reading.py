@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,13 +60,15 @@ class LoadedFile:
 
 
 class Reader:
-    """Reads files into memory that is used again when no batch of them is held, the next one in a thread."""
+    """Reads files into memory that is used again when no batch of them is held; the next one in a thread."""
 
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         """`memory`: where to read files to; None for memory of this process that is used again."""
         self._memory = memory or pooled(BlockPool())
         self._ahead: tuple[tuple[int, ...], Future[LoadedFile]] | None = None
         self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._to_do: deque[Future[None]] = deque()
 
     def load(self, path: Path) -> LoadedFile:
         """A file: from what was read ahead, if it is that one. Raises DamagedFile."""
@@ -86,20 +89,39 @@ class Reader:
         if identity[2] > _MOST_BYTES_AHEAD:
             os.close(descriptor)
             return
-        future: Future[LoadedFile] = Future()
-        self._ahead = identity, future
-        arguments = (future, descriptor)
-        threading.Thread(target=self._fill, args=arguments, name="penstock-queue-ahead", daemon=True).start()
+        self._ahead = identity, self._in_thread().submit(self._read_and_close, descriptor)
 
     @property
     def is_ahead(self) -> bool:
         return self._ahead is not None
 
-    def _fill(self, future: Future[LoadedFile], descriptor: int) -> None:
+    def do_later(self, work: Callable[[], None]) -> None:
+        """Do something in the thread: to delete a large file takes milliseconds."""
+        while self._to_do and self._to_do[0].done():
+            self._to_do.popleft().result()
+        self._to_do.append(self._in_thread().submit(work))
+
+    def finish(self) -> None:
+        """Wait for what is to be done."""
+        while self._to_do:
+            self._to_do.popleft().result()
+
+    def close(self) -> None:
+        """End the thread, after what is to be done. The reader can be used again."""
+        self._ahead = None
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        self._to_do.clear()
+
+    def _in_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-queue")
+        return self._thread
+
+    def _read_and_close(self, descriptor: int) -> LoadedFile:
         try:
-            future.set_result(self._read(descriptor))
-        except BaseException as error:  # whoever needs the file gets it
-            future.set_exception(error)
+            return self._read(descriptor)
         finally:
             os.close(descriptor)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from functools import partial
 from pathlib import Path
 
 from penstock.errors import BusyError
@@ -211,7 +212,8 @@ class StripedStream:
             there = self.folder.listing()
             for number in there.ready:
                 if number < lowest:
-                    self.folder.ready_path(number).unlink(missing_ok=True)
+                    path = self.folder.ready_path(number)
+                    self.reader.do_later(partial(path.unlink, missing_ok=True))
             if lowest > there.taken:
                 write_number(self.folder.control / "taken", lowest)
 
@@ -239,6 +241,7 @@ class StripedStream:
         if record:
             with contextlib.suppress(OSError):
                 self.record()
+        self.reader.close()
         self._leave()
         self._files.clear()
 

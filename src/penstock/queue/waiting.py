@@ -16,7 +16,7 @@ __all__ = ["Waiter"]
 T = TypeVar("T")
 
 _LONGEST_LOOK_SECONDS = 0.5
-"""That a process died wakes nobody: so often is looked for it."""
+"""Not everywhere does the death of a process wake those who wait: so often is looked for it."""
 
 
 class Waiter:
