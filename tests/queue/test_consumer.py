@@ -327,11 +327,41 @@ def test_a_queue_that_was_made_anew_under_a_consumer_is_not_mixed_with_the_old_o
         ids(consumer, 5)
         shutil.rmtree(tmp_path / "queue")
         prepare(tmp_path, 2, Changed)
-        with pytest.raises(QueueError, match="was made by another provider than the queue that this consumer opened"):
+        with pytest.raises(QueueError, match="was deleted while it was in use, and made again by another provider"):
             ids(consumer, 1)
     assert len(list((tmp_path / "queue/train").glob("*.batches"))) == 2
     with opened(tmp_path) as consumer:
         assert consumer.meta["vocab_size"] == 9
+
+
+def test_a_queue_that_was_deleted_and_made_again_is_not_read_from_its_beginning(tmp_path):
+    prepare(tmp_path, 1)
+    with opened(tmp_path, timeout_seconds=1) as consumer:
+        ids(consumer, 5)
+        state = consumer.state_dict()
+        shutil.rmtree(tmp_path / "queue")
+        prepare(tmp_path, 3)
+        with pytest.raises(QueueError, match="was deleted while it was in use, and made again from its beginning"):
+            ids(consumer, 1)
+    with opened(tmp_path) as consumer:
+        consumer.load_state_dict(state)
+        assert ids(consumer, 3) == stream(12, FILE_ROWS)
+
+
+def test_files_of_another_provider_are_refused_though_the_folder_is_the_same(tmp_path):
+    class Changed(Numbered):
+        def build_meta(self):
+            return super().build_meta() | {"vocab_size": 9}
+
+    prepare(tmp_path, 1)
+    prepare(tmp_path / "other", 2, Changed)
+    shutil.copy(tmp_path / "other/queue/train/00000001.batches", tmp_path / "queue/train")
+    with opened(tmp_path, timeout_seconds=1) as consumer:
+        ids(consumer, 5)
+        with pytest.raises(QueueError, match="train file 1 was made by another provider") as caught:
+            ids(consumer, 1)
+        assert "penstock queue purge" in caught.value.remedy
+    assert (tmp_path / "queue/train/00000001.batches").exists()
 
 
 # Waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,38 @@ def test_an_init_that_keeps_names_to_itself_loses_none(opened):
         depth=3,
     )
     assert (provider.depth, provider.config["depth"]) == (3, 3)
+
+
+@pytest.mark.parametrize("parameters", ["data_dir, batch_size", "data_dir, batch_size, **names"])
+def test_a_seed_that_an_init_does_not_hand_on_counts_all_the_same(opened, parameters):
+    code = f"class P(DataProviderBase):\n    def __init__(self, {parameters}):\n        super().__init__(data_dir, 4)\n"
+    provider = opened(HEAD + code, seed=7, batches_per_file=5)
+    assert (provider.seed, provider.config["seed"], provider.batches_per_file) == (7, 7, 5)
+
+
+def test_a_seed_that_an_init_chooses_itself_stays(opened):
+    code = "class P(DataProviderBase):\n    def __init__(self, seed, **names):\n        super().__init__(**names)\n"
+    assert opened(HEAD + code, seed=7).seed == 1337
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "remedy"),
+    [
+        ("self.big = 1", "P.__init__ does not call the __init__ of DataProviderBase", r"super\(\).__init__"),
+        ("raise SystemExit('no')", "prepare_streaming.py:4: SystemExit in P.__init__: no", "correct the file"),
+    ],
+)
+def test_an_init_that_makes_no_provider_is_named(opened, body, said, remedy):
+    code = HEAD + f"class P(DataProviderBase):\n    def __init__(self, **names):\n        {body}\n"
+    with pytest.raises(SpecError, match=said) as refused:
+        opened(code)
+    assert re.search(remedy, str(refused.value.remedy))
+
+
+def test_an_import_with_a_dot_says_how_a_file_beside_it_is_imported(opened):
+    with pytest.raises(SpecError, match="relative import") as refused:
+        opened(HEAD + "from .helper import N\n")
+    assert "without the dots" in str(refused.value.remedy)
 
 
 def test_an_init_that_asks_for_what_nobody_sets_is_named(opened):

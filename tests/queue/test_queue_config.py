@@ -342,6 +342,9 @@ BAD = {
         "run = 1", "run is a method or attribute that every provider", "rename run"
     ),
     "a setting named like a property": setting("meta = 1", "meta is a method or attribute", "rename meta"),
+    "a setting named self": setting("self = 1", "self is what a provider calls itself", "rename self"),
+    "another rng": setting("rng_framework = 'jax'", "rng_framework must be 'numpy' or 'torch', got 'jax'", "'numpy'"),
+    "a flag in words": setting("reproducible = 'no'", "reproducible must be True or False, got 'no'", "reproducible ="),
     "a setting named config": setting("config = {}", "config is a method or attribute", "rename config"),
     "a setting named data_dir": setting("data_dir = 'x'", "data_dir is a method or attribute", "rename data_dir"),
     "a setting named like the provider's own": Bad(

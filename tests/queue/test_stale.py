@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import linecache
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import penstock
 from penstock.errors import QueueError, SpecError
 from penstock.queue.meta import check_meta
-from penstock.queue.stale import Stamp, differences, normalised, stamp_of
+from penstock.queue.stale import Stamp, _plain, differences, normalised, stamp_of
 
 META = {"vocab_size": 65, "batch_schema": [{"name": "x", "dtype": "int64", "shape": [8]}]}
 
@@ -229,6 +230,39 @@ def test_the_code_of_a_function_in_the_config_counts(stamped):
     other.__qualname__ = first.__qualname__
     assert stamped(mask_probability=first).settings["mask_probability"] == "def first(x):\n    return x + 1"
     assert stamped(mask_probability=first).fingerprint != stamped(mask_probability=other).fingerprint
+
+
+@pytest.mark.parametrize(
+    "setting", ["Curve", "Curve()", "Curve().at", "[Curve(3)]", "partial(level, 2)", "partial(Curve)"]
+)
+def test_the_code_of_a_class_in_the_config_counts_and_what_an_object_of_it_holds(setting, tmp_path, monkeypatch):
+    """A class that a config defines has no module, so Python does not find its text."""
+    monkeypatch.chdir(tmp_path)
+    Path("data/toy").mkdir(parents=True)
+    Path("data/toy/prepare_streaming.py").write_text("")
+
+    def plain(code: str) -> Any:
+        head = "from functools import partial\ndataset, batch_size, block_size = 'toy', 1, 1\n"
+        Path("config.py").write_text(f"{head}{code}\ncurve = {setting}\n")
+        linecache.clearcache()
+        return _plain(penstock.load_config("config.py")["curve"])
+
+    code = (
+        "class Curve:\n    z = 3\n    def __init__(self, top=1):\n        self.top = top\n"
+        "    def at(self, x):\n        return x\ndef level(x):\n    return x\n"
+    )
+    first = plain(code)
+    assert plain(code) == plain(code + "rate = 3") == first
+    assert plain(code.replace("return x", "return 2 * x")) != first
+    if "level" not in setting:
+        assert plain(code.replace("z = 3", "z = 4")) != first
+        assert plain(code.replace("self.top = top", "self.top = 5")) != first
+
+
+def test_a_setting_that_holds_itself_has_an_end():
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert str(_plain(ring)).count("1") < 20
 
 
 def test_of_a_script_only_the_class_and_its_bases_count(tmp_path):

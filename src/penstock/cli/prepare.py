@@ -8,8 +8,12 @@ of these may run at once, also on other machines that see the folder: they share
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.cli.common import counted
@@ -56,6 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def find_modules_here() -> None:
     """Config and provider find modules of the current folder, as `python prepare.py` would let them."""
+    with _ctrl_c_just_ends():
+        import penstock.queue.provider  # noqa: F401 (before the current folder is on the path)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+@contextlib.contextmanager
+def _ctrl_c_just_ends() -> Iterator[None]:
+    """While NumPy is imported: a KeyboardInterrupt in the middle of that comes out as an ImportError."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -10,6 +10,7 @@ uses the queue, and leaves what is not a queue's.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError(
                 f"--{name} is of {of}, not of {arguments.what}",
                 parameter=name,
-                remedy=f"penstock queue {of} {arguments.path}",
+                remedy=f"penstock queue {of} {shlex.quote(arguments.path)}",
             )
     shown = None if arguments.all else _SHOWN
     if arguments.what == "status":
@@ -124,7 +125,7 @@ def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterat
         yield f"  making    file {one['number']} by {_by(one['by'])}{since}"
     for one in split["returned"]:
         yield (
-            f"  returned  file {one['number']}: {one['recorded']:,} rows recorded, {one['handed']:,} handed over, "
+            f"  returned  file {one['number']}: {counted(one['recorded'], 'row')} recorded, {one['handed']:,} handed over, "
             "the rest comes again"
         )
     if split["wanted"]:
@@ -218,7 +219,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     print(f"penstock: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
     if not arguments.quarantine:
         print(
-            f"  try        penstock queue verify {arguments.path} --quarantine: a provider makes them again",
+            f"  try        penstock queue verify {shlex.quote(arguments.path)} --quarantine: a provider makes them again",
             file=sys.stderr,
         )
     return 1
@@ -235,9 +236,12 @@ def _purge(arguments: argparse.Namespace, shown: int | None) -> int:
         print_json({"queue": str(done.queue), "num_bytes": done.num_bytes, "removed": done.removed, "left": done.left})
         return 0
     what = f"{counted(len(done.removed), 'file')}, {bytes_in_words(done.num_bytes)}"
-    print(f"removed {what} from {done.queue}")
-    print("\n".join(_limited([f"  {printable(name)}" for name in done.removed], shown)))
+    print("\n".join([f"removed {what} from {done.queue}", *_names(done.removed, shown)]))
     if done.left:
         print(f"left, because no queue writes such files: {counted(len(done.left), 'file')}")
-        print("\n".join(_limited([f"  {printable(name)}" for name in done.left], shown)))
+        print("\n".join(_names(done.left, shown)))
     return 0
+
+
+def _names(names: Sequence[str], shown: int | None) -> Iterator[str]:
+    return _limited([f"  {printable(name)}" for name in names], shown)

@@ -220,8 +220,9 @@ class _Together:
 
 
 def _pump(lines: IO[str], prefix: str) -> None:
-    with contextlib.suppress(ValueError, OSError):  # our stderr is gone: nobody reads it
-        for line in lines:
+    for line in lines:
+        # Where nobody reads our stderr any more, lines are still taken: a provider would wait for room for them.
+        with contextlib.suppress(ValueError, OSError):
             sys.stderr.write(f"{prefix}{line.rstrip()}\n")  # in one piece: others write there, too
             sys.stderr.flush()
 
@@ -241,6 +242,8 @@ def _launch(function: str, *arguments: Any) -> list[str]:
     """A Python that ends with this process, however this one ends, and does what the function says."""
     paths = [path or os.getcwd() for path in sys.path]
     code = (
+        # While it begins, Ctrl-C needs no traceback. (`signal` might be a file of this folder.)
+        "import _signal as s; s.getsignal(s.SIGINT) == s.SIG_IGN or s.signal(s.SIGINT, s.SIG_DFL); "
         f"import sys; sys.path[:] = {paths!r}; "
         f"import penstock.cli.run as run; run.{function}({os.getpid()}, *{arguments!r})"
     )
@@ -258,13 +261,13 @@ def _as_provider(parent_pid: int, given: list[str]) -> None:
 def _as_trainer(parent_pid: int, trainer: str, given: list[str]) -> None:
     from penstock.machine import die_with_parent, is_linux
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the trainer runs, Ctrl-C needs no traceback
     die_with_parent(parent_pid)
     if is_linux():  # which remembers whose child it is
         os.execv(sys.executable, [sys.executable, trainer, *given])
     import runpy
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [trainer, *given]
     sys.path.insert(0, str(Path(trainer).resolve().parent))
     runpy.run_path(trainer, run_name="__main__")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.prepare import find_modules_here
-from penstock.errors import MissingQueueError, SpecError
+from penstock.errors import MissingQueueError, QueueError, SpecError
 
 if TYPE_CHECKING:
     from penstock.queue.config import SharedConfig
@@ -44,8 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.settings)
     trainer = trainer_of(config)
     queue = Path(config.data_dir) / "queue"
+    if queue.exists() and not queue.is_dir():
+        raise QueueError(f"{queue} is not a folder", remedy="move that file away: the queue lies there")
     if not queue.is_dir():
-        given = " ".join([arguments.config, *arguments.settings])
+        given = shlex.join([arguments.config, *arguments.settings])
         raise MissingQueueError(
             f"Queue directory not found: {queue}",
             remedy=f"penstock prepare {given}, in another terminal; or both at once: penstock run {given}",

@@ -13,8 +13,8 @@ from typing import Protocol
 from penstock.errors import PlanError, QueueError
 from penstock.queue.batch_file import DamagedFile, FileFacts
 from penstock.queue.folder import Claim, SplitFolder
-from penstock.queue.members import Member
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
+from penstock.queue.seat import Seat
 from penstock.queue.waiting import Waiter
 
 __all__ = ["ClaimedStream", "Counts", "be_the_only_one_here", "check_facts", "check_shape"]
@@ -53,15 +53,13 @@ class _Held:
 class ClaimedStream:
     """Rows of the files that this consumer claims, in the order of their numbers."""
 
-    def __init__(
-        self, folder: SplitFolder, member: Member, waiter: Waiter, reader: Reader, fingerprint: str, *, at_once: bool
-    ) -> None:
+    def __init__(self, folder: SplitFolder, seat: Seat, waiter: Waiter, reader: Reader, *, at_once: bool) -> None:
         """`at_once`: what was handed out is recorded with the next batch; otherwise only by `record`."""
         self.folder = folder
-        self.member = member
+        self.seat = seat
+        self._seated = seat.number
         self.waiter = waiter
         self.reader = reader
-        self.fingerprint = fingerprint
         self.at_once = at_once
         self.counts = Counts()
         self._files: list[_Held] = []
@@ -116,7 +114,8 @@ class ClaimedStream:
 
     def _open(self) -> _Held:
         while True:
-            claim: Claim = self.waiter.until(self.folder.name, lambda: self.folder.claim(self.member))
+            self._stay()
+            claim: Claim = self.waiter.until(self.folder.name, lambda: self.folder.claim(self.seat.member))
             try:
                 held = self._load(claim)
             except BaseException:
@@ -126,12 +125,20 @@ class ClaimedStream:
                 self.counts.files += 1
                 return held
 
+    def _stay(self) -> None:
+        """Be seen by others. What this process held while it seemed dead is theirs, or comes again from the queue."""
+        self.seat.stay()
+        if self._seated != self.seat.number:
+            self._seated = self.seat.number
+            self.forget_lost_files()
+            self.release(record=False)
+
     def _load(self, claim: Claim) -> _Held | None:
         """A claimed file, from where it is to be read. None where it is damaged, or nothing of it is left."""
         inode = claim.path.stat().st_ino
         try:
             file = self.reader.load(claim.path)
-            check_facts(file.facts, self.folder, claim.number, self.fingerprint)
+            check_facts(file.facts, self.folder, claim.number, self.seat.meta.fingerprint)
         except DamagedFile as error:
             self.folder.quarantine(claim.number, error.reason, claim.path, inode, claim)
             self.counts.quarantined_files += 1
@@ -200,7 +207,7 @@ class ClaimedStream:
     def seek(self, position: Position, shape: FileShape, *, can_be_made_again: bool) -> None:
         be_the_only_one_here(self)
         self.release(record=False)
-        self.folder.rewind(position.file, self.member, can_be_made_again=can_be_made_again)
+        self.folder.rewind(position.file, self.seat.member, can_be_made_again=can_be_made_again)
         self._start = position, shape
         self._last = None
 

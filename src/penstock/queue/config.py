@@ -25,7 +25,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from penstock.errors import SpecError
-from penstock.queue.names import base_members, base_parameters, methods_written, names_read
+from penstock.queue.names import base_members, base_parameters, builtins_called, methods_written, names_read
 from penstock.spec import suggest
 
 __all__ = ["PROVIDER_FILE", "VALIDATOR_FILE", "SharedConfig", "load_config"]
@@ -35,7 +35,7 @@ VALIDATOR_FILE = "validator.py"
 _REQUIRED = {"dataset": "'<folder under data/>'", "batch_size": "64", "block_size": "256"}
 _SIZES = ("batch_size", "block_size", "target_size", "batches_per_file", "max_backlog_files", "val_batches")
 _MAY_BE_NONE = ("target_size", "val_batches")
-_FLAGS = ("verbose", "durable")
+_FLAGS = ("verbose", "durable", "reproducible")
 _MODULE_NAME = "penstock_config"
 _SHOWN = 80
 """So many characters of a value are shown."""
@@ -371,7 +371,11 @@ class _Loading:
                 near = difflib.get_close_matches(name.replace("-", "_"), known, n=3)
                 what = f"no config file sets {name}, so there is nothing to replace"
                 what += f"; near are {', '.join(near)}" if near else ""
-                self.add(what, f"--{name}", f"--{near[0]}={text}" if near else f"{name} = {text} in {self.path}")
+                self.add(
+                    what,
+                    f"--{name}",
+                    f"--{near[0]}={text}" if near else f"{name.replace('-', '_')} = {text} in {self.path}",
+                )
 
     def _replace(self, name: str, text: str, old: object) -> None:
         try:
@@ -464,6 +468,9 @@ class _Loading:
         self._check("sleep_seconds", _seconds)
         for name in _FLAGS:
             self._check(name, _flag)
+        self._check("rng_framework", _framework)
+        if "self" in self.values:
+            self.add("self is what a provider calls itself", self.at("self"), "rename self, e.g. to self_setting")
 
     def _check(self, name: str, wrong: Callable[[Any], tuple[str, str] | None]) -> None:
         if name in self.values and (found := wrong(self.values[name])):
@@ -527,6 +534,11 @@ class _Loading:
             if name in self.values and name not in base_members() and not callable(self.values[name]):
                 what = f"{name} is a setting ({self.at(name)}) and a method or property of the provider"
                 self.add(what, f"{file}:{line}", f"rename one of them, e.g. the setting to {name}_setting")
+
+        for name, line in builtins_called(text, str(file)).items():
+            if name in self.values and not callable(self.values[name]):
+                what = f"the provider calls {name}(), and the setting of that name ({self.at(name)}) is in its way"
+                self.add(what, f"{file}:{line}", f"rename the setting {name}, e.g. to {name}_setting")
 
     def _how_to_set(self, name: str, unread: Sequence[str]) -> str:
         """By renaming a setting that the provider does not read, where one is much like it: a name misspelt."""
@@ -634,6 +646,10 @@ def _seconds(value: Any) -> tuple[str, str] | None:
 
 def _flag(value: Any) -> tuple[str, str] | None:
     return None if isinstance(value, bool) else ("True or False", str(bool(value)))
+
+
+def _framework(value: Any) -> tuple[str, str] | None:
+    return None if value in ("numpy", "torch") else ("'numpy' or 'torch'", "'numpy'")
 
 
 def _why_no_name(dataset: object) -> str | None:

@@ -23,10 +23,11 @@ from penstock.queue.claimed import ClaimedStream, Counts
 from penstock.queue.direct import DirectStream
 from penstock.queue.folder import QueueFolder, named
 from penstock.queue.kept import KeptStream
-from penstock.queue.members import Census, Member, read_deaths
+from penstock.queue.members import Census, read_deaths
 from penstock.queue.meta_file import Meta, read_meta
 from penstock.queue.reading import Arrays, FileShape, Position, Reader
 from penstock.queue.schema import fields_of, is_pair
+from penstock.queue.seat import Seat
 from penstock.queue.striped import StripedStream
 from penstock.queue.waiting import Waiter
 
@@ -98,7 +99,6 @@ class DatasetConsumer:
         self._waits: dict[str, Waiter] = {}
         self._is_closed = False
         self._pid = os.getpid()
-        self._member: Member | None = None
         if provider is not None:
             self._meta = provider.meta
             self.data_dir = provider.data_dir if data_dir is None else Path(data_dir)
@@ -119,11 +119,8 @@ class DatasetConsumer:
         self._is_pair = is_pair(self._fields)
         _check_sizes(self._fields, block_size, target_size)
         self._handed: Any = None if self._framework == "numpy" else _adapter(self._framework).handed
-        weakref.finalize(self, _let_go, self._streams, self._waits, self._members_to_leave())
-
-    def _members_to_leave(self) -> list[Member]:
-        self._members: list[Member] = []
-        return self._members
+        self._seats: list[Seat] = []
+        weakref.finalize(self, _let_go, self._streams, self._waits, self._seats)
 
     def _wait_for_meta(self, timeout_seconds: float) -> Meta:
         """What the provider wrote before its first file. One that has just started may still read its data."""
@@ -176,7 +173,7 @@ class DatasetConsumer:
             stream = self._streams.get(split)
             if stream is None or self._pid != os.getpid() or self._is_closed:
                 stream = self._stream(split)
-            if self._member is not None and self._member.was_silent:
+            if self._seats and self._seats[0].was_silent:
                 self._come_back()
             if device is not None and self._handed is None:
                 raise _no_device(device)
@@ -209,8 +206,7 @@ class DatasetConsumer:
             self._pid = os.getpid()
             self._streams.clear()
             self._waits.clear()
-            self._members.clear()
-            self._member = None
+            self._seats.clear()
         if not isinstance(split, str) or split not in ("train", "val"):
             raise _bad("split", split, "'train' or 'val'", "consumer.get_batch('train')")
         if split not in self._streams:
@@ -222,33 +218,26 @@ class DatasetConsumer:
             return DirectStream(self._provider, split, self._rank or 0, self._world_size or 1)
         folder = self._queue.split(split, self._census)
         self._waits[split] = waiter = Waiter(self._queue, self._census, self.timeout_seconds)
-        fingerprint = self._meta.fingerprint
         if split == "val" and self._meta.val_batches:
-            return KeptStream(folder, waiter, fingerprint)
-        member, reader, at_once = self._membership(), Reader(self._memory()), self._delete == "consumed"
-        folder.sweep()
+            return KeptStream(folder, waiter, self._meta.fingerprint)
+        seat, reader, at_once = self._seat(), Reader(self._memory()), self._delete == "consumed"
         if self._rank is None or self._world_size is None:
-            return ClaimedStream(folder, member, waiter, reader, fingerprint, at_once=at_once)
-        return StripedStream(folder, member, waiter, reader, fingerprint, self._rank, self._world_size, at_once=at_once)
+            return ClaimedStream(folder, seat, waiter, reader, at_once=at_once)
+        return StripedStream(folder, seat, waiter, reader, self._rank, self._world_size, at_once=at_once)
 
     def _memory(self) -> Any:
         """Where files are read to: memory of the device's own kind, if there is one."""
         return _adapter("torch").memory_for(self._device) if self._framework == "torch" else None
 
-    def _membership(self) -> Member:
-        if self._member is None:
-            self._member = Member(
-                self._queue.who, "consumer", self._lease_seconds, rank=self._rank, world_size=self._world_size
-            )
-            self._members.append(self._member)
-            with contextlib.suppress(OSError):
-                self._census.bury_the_dead()
-        return self._member
+    def _seat(self) -> Seat:
+        if not self._seats:
+            self._seats.append(Seat(self._queue, self._meta, self._lease_seconds, self._rank, self._world_size))
+        return self._seats[0]
 
     def _come_back(self) -> None:
         """This process was stopped for a while, and others may have taken it for dead."""
-        assert self._member is not None
-        self._member.come_back()
+        self._seats[0].stay()
+        self._seats[0].member.beat()
         for stream in self._streams.values():
             stream.forget_lost_files()
 
@@ -346,7 +335,7 @@ class DatasetConsumer:
             if not self._is_closed:
                 self._is_closed = True
                 if self._pid == os.getpid():
-                    _let_go(self._streams, self._waits, self._members, record=self._delete == "consumed")
+                    _let_go(self._streams, self._waits, self._seats, record=self._delete == "consumed")
 
     def __enter__(self) -> DatasetConsumer:
         return self
@@ -355,28 +344,28 @@ class DatasetConsumer:
         if kind is not None and not self._is_closed and self._pid == os.getpid():
             # The batch that was worked on may not have been used: it comes again.
             self._is_closed = True
-            _let_go(self._streams, self._waits, self._members)
+            _let_go(self._streams, self._waits, self._seats)
         self.close()
 
     def __repr__(self) -> str:
         return f"DatasetConsumer({str(self.data_dir)!r})"
 
 
-def _let_go(streams: dict[str, _Stream], waits: dict[str, Waiter], members: list[Member], record: bool = False) -> None:
+def _let_go(streams: dict[str, _Stream], waits: dict[str, Waiter], seats: list[Seat], record: bool = False) -> None:
     """Leave the queue. Without `record`, the batch that was handed out last comes again: nobody said it was used."""
     pid = os.getpid()
-    if any(member.facts.pid != pid for member in members):  # a forked child: all this is its parent's
+    if any(seat.pid != pid for seat in seats):  # a forked child: all this is its parent's
         return
     for stream in streams.values():
         with contextlib.suppress(OSError):
             stream.release(record=record)
     for waiter in waits.values():
         waiter.close()
-    for member in members:
-        member.leave()
+    for seat in seats:
+        seat.leave()
     streams.clear()
     waits.clear()
-    members.clear()
+    seats.clear()
 
 
 def _adapter(framework: str) -> Any:

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 import tokenize
 import traceback
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, SpecError
+from penstock.queue.names import base_parameters
 
 if TYPE_CHECKING:
     from penstock.queue.config import SharedConfig
@@ -178,6 +180,8 @@ def _failed(error: BaseException, file: Path, when: str) -> SpecError:
         remedy = error.remedy or remedy
     elif isinstance(error, ModuleNotFoundError) and error.name:
         remedy = f"pip install {error.name.partition('.')[0]}, or a file {error.name}.py beside {file}"
+    elif isinstance(error, ImportError) and "relative import" in said:
+        remedy = "import it without the dots: a file beside this one is found by its plain name"
     elif isinstance(error, NameError) and error.name:
         remedy = f"set {error.name} in the config, or in {file}"
     return SpecError(f"{at}: {type(error).__name__} {when}: {said}".rstrip(": "), file=file, remedy=remedy)
@@ -256,11 +260,24 @@ def _made(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBas
         provider = kind(**given)
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error, file, f"in {kind.__qualname__}.__init__") from error
-    own = {name: value for name, value in vars(provider).items() if name in given}
+    if "config" not in vars(provider):
+        raise SpecError(
+            f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase",
+            parameter="__init__",
+            file=file,
+            remedy="def __init__(self, **settings): super().__init__(**settings), and then your own",
+        )
     # What an __init__ did not hand on to the base class. What it made of its own arguments stays.
-    provider._take_config({name: value for name, value in config.items() if name not in provider.config})
+    kept_back = {
+        name
+        for name, default in base_parameters().items()
+        if name in config and name not in names and getattr(provider, name, default) == default
+    }
+    own = {name: value for name, value in vars(provider).items() if name in given and name not in kept_back}
+    unknown = kept_back | {name for name in config if name not in provider.config}
+    provider._take_config({name: value for name, value in config.items() if name in unknown})
     vars(provider).update(own)
     return provider
 
@@ -269,7 +286,7 @@ def refuse_direct_run(kind: type) -> None:
     """End a process that runs a provider's file by itself: without the config it would make other data."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if isinstance(file, str) and Path(file).name == PROVIDER_FILE:
-        given = next((word for word in sys.argv[1:] if word.endswith(".py")), "CONFIG")
+        given = shlex.quote(next((word for word in sys.argv[1:] if word.endswith(".py")), "CONFIG"))
         raise SystemExit(
             f"penstock: {file} is not run by itself: {kind.__qualname__} needs the shared config\n"
             f"  try        penstock prepare {given}, or python prepare.py {given}"

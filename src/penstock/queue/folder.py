@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import struct
 import time
@@ -140,12 +141,12 @@ class Claim:
     """Rows that somebody before was handed, recorded or not."""
     is_alone: bool
     """Whether nobody else reads this split."""
-    _rows: int = -1
+    _rows: mmap.mmap
 
     def record(self, recorded: int, handed: int) -> None:
         """Write down how far this reader is. It survives a kill -9 of the reader."""
         # A reader before this one may have been handed more: that comes again too, and is counted.
-        os.pwrite(self._rows, _ROWS.pack(recorded, max(handed, self.handed)), 0)
+        _ROWS.pack_into(self._rows, 0, recorded, max(handed, self.handed))
 
     def is_held(self) -> bool:
         """Whether it was not given to another, while this process seemed dead."""
@@ -165,9 +166,7 @@ class Claim:
 
     def drop(self) -> None:
         """Let go of it without saying so: the file stays where it is."""
-        if self._rows >= 0:
-            os.close(self._rows)
-            self._rows = -1
+        self._rows.close()
 
 
 class SplitFolder:
@@ -347,11 +346,10 @@ class SplitFolder:
     def _claim(self, number: int, consumer: Member, there: Listing) -> Claim:
         recorded, handed = _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")
         path = self.claimed / f"{number:0{_DIGITS}d}.{consumer.id}{EXTENSION}"
-        rows = os.open(_rows_beside(path), os.O_RDWR | os.O_CREAT, 0o644)
+        rows = _mapped_rows(_rows_beside(path), recorded, handed)
         is_alone = all(holder == consumer.id for holder in there.claimed.values())
         claim = Claim(number, path, recorded, handed, is_alone, rows)
         try:
-            claim.record(recorded, handed)
             if number >= there.taken:
                 write_number(self.control / "taken", number + 1)  # before: a kill, or a full disk, and it comes again
             os.rename(self.ready_path(number), path)
@@ -471,6 +469,16 @@ class SplitFolder:
         if member_id == me.id:
             return not other_than
         return self.census.is_alive(member_id)
+
+
+def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
+    """A new file beside a claimed one, as memory: writing into it is no call, and survives this process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, _ROWS.pack(recorded, handed), 0)
+        return mmap.mmap(descriptor, _ROWS.size)
+    finally:
+        os.close(descriptor)
 
 
 def read_rows(path: Path) -> tuple[int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from functools import cached_property
+import secrets
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class Meta:
     stamp: Stamp
     reproducible: bool = True
     val_batches: int | None = None
+    born: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)
+    """Of this folder: one that was deleted and made again, of the same provider, is another queue."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -38,6 +41,7 @@ def write_meta(path: Path, meta: Meta) -> None:
     ours = {
         "format": _FORMAT,
         "fingerprint": meta.fingerprint,
+        "born": meta.born,
         "reproducible": meta.reproducible,
         "val_batches": meta.val_batches,
         "made_from": meta.stamp.to_json(),
@@ -61,9 +65,8 @@ def read_meta(path: Path) -> Meta | None:
                 file=path,
                 remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
             )
-        return Meta(
-            content, Stamp.from_json(ours["made_from"], content), bool(ours["reproducible"]), ours["val_batches"]
-        )
+        stamp = Stamp.from_json(ours["made_from"], content)
+        return Meta(content, stamp, bool(ours["reproducible"]), ours["val_batches"], str(ours["born"]))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,7 +24,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
 
-__all__ = ["NameRead", "base_members", "base_names", "base_parameters", "methods_written", "names_read"]
+__all__ = [
+    *("NameRead", "base_members", "base_names", "base_parameters"),
+    *("builtins_called", "methods_written", "names_read"),
+]
 
 # What a provider has of the base class, besides what `dir()` of that class says.
 _INSTANCE_NAMES = (
@@ -75,6 +78,26 @@ def methods_written(source: str | bytes, file: str) -> dict[str, int]:
                 if {_last_name(d) for d in part.decorator_list} <= {"property", "staticmethod", "classmethod"}:
                     found[part.name] = part.lineno
     return {name: line for name, line in found.items() if name not in settable}
+
+
+def builtins_called(source: str | bytes, file: str) -> dict[str, int]:
+    """Functions of Python itself that the source calls, such as `max`, and the first line of each.
+
+    A setting of that name takes its place. Not those that the source binds anywhere itself.
+    """
+    found: dict[str, int] = {}
+    bound: set[str] = set()
+    for node in ast.walk(_parsed(source, file)):
+        match node:
+            case ast.Call(func=ast.Name(id=name), lineno=line) if hasattr(builtins, name):
+                found[name] = min(line, found.get(name, line))
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=given):
+                bound.add(given or name)
+    return {name: line for name, line in found.items() if name not in bound}
 
 
 def _parsed(source: str | bytes, file: str) -> ast.Module:

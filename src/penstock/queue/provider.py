@@ -305,7 +305,7 @@ class _Work:
                     raise _stale(self.queue, there.stamp, meta.stamp)
                 self.provider.go_by(there)  # the same, as another version of Python writes its code
             if there is not None and (there.reproducible, there.val_batches) != (meta.reproducible, meta.val_batches):
-                write_meta(self.queue.meta, replace(meta, stamp=self.provider.meta.stamp))
+                write_meta(self.queue.meta, replace(meta, stamp=self.provider.meta.stamp, born=there.born))
             for path in (*self.queue.who.glob("*.died"), *self.queue.path.glob(".meta.json.*.part")):
                 path.unlink(missing_ok=True)
         self.census.bury_the_dead()

@@ -18,6 +18,7 @@ import tokenize
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ SETTINGS_THAT_ARE_NOT_DATA = frozenset(
 """How much is made at a time, and when and where, is no part of what a row holds. (The seed is compared by itself.)"""
 
 _DIFF_LINES, _KEYS_SHOWN, _VALUE_CHARS = 12, 5, 60
+_DEPTH = 8
+"""Settings are compared so deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,30 +252,54 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """A setting as JSON: as it is where it is JSON, otherwise text that is the same in every process."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
+    if depth > _DEPTH:
+        return "..."  # it may hold itself
+    inside = partial(_plain, depth=depth + 1)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [inside(item) for item in value]
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in value.items()}
+        return {key if isinstance(key, str) else repr(key): inside(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):  # Python shows them in another order every time
-        return sorted((_plain(item) for item in value), key=_canonical)
+        return sorted((inside(item) for item in value), key=_canonical)
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):  # shown, a long array would be cut
         if getattr(value, "shape", None) == ():
-            return _plain(value.item())
+            return inside(value.item())
         return f"{value.dtype}{list(value.shape)} {fingerprint_bytes(value.tobytes())}"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
-    if callable(value):
-        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-        if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-            return _without_address(repr(value))
-        return (_text_of_object(value) if is_users(getattr(value, "__module__", None)) else None) or name
-    return _without_address(repr(value))
+    if isinstance(value, types.MethodType):
+        return [inside(value.__func__), inside(value.__self__)]
+    if isinstance(value, partial):
+        return [inside(value.func), inside(value.args), inside(value.keywords)]
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return _plain_code(value, inside)
+    is_told = type(value).__repr__ is not object.__repr__ or not is_users(type(value).__module__)
+    held = {} if is_told else {name: inside(part) for name, part in sorted(getattr(value, "__dict__", {}).items())}
+    kind = None if is_told else inside(type(value))
+    text = _without_address(repr(value))
+    return text if is_told or (not held and isinstance(kind, str)) else {"object of": kind, **held}
+
+
+def _plain_code(value: Any, inside: Callable[[Any], Any]) -> Any:
+    """A function or a class: its code where Python knows it (not that of a class in a config), or what the class has."""
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if not is_users(getattr(value, "__module__", None)):
+        return name
+    if (text := _text_of_object(value)) is not None:
+        return text
+    parts = vars(value).items() if isinstance(value, type) else ()
+    held = {
+        part: inside(getattr(what, "__func__", None) or getattr(what, "fget", None) or what)
+        for part, what in sorted(parts)
+        if not (part.startswith("__") and part.endswith("__")) or isinstance(what, types.FunctionType)
+    }
+    return {"class": name, **held} if held else name
 
 
 def _without_address(text: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import struct
 import time
 from collections.abc import Mapping
@@ -40,6 +41,12 @@ def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
             "this folder is not a queue: it has no meta.json, and nothing else of one",
             folder=given / "queue",
             remedy="look for a mistake in the path",
+        )
+    if (given / "queue").exists() or given.is_file():
+        raise QueueError(
+            "this is a file, and a queue is a folder",
+            file=given if given.is_file() else given / "queue",
+            remedy="data/<dataset> as PATH; a file in the place of the queue must be moved away",
         )
     raise MissingQueueError(
         "Queue directory not found",
@@ -146,8 +153,8 @@ def _listing(split: SplitFolder) -> Listing:
         raise QueueError(
             "a folder of this queue is missing",
             folder=error.filename,
-            remedy=f"penstock prepare CONFIG makes it again, or penstock queue purge {split.queue.path} --split "
-            f"{split.name} removes the rest",
+            remedy=f"penstock prepare CONFIG makes it again, or penstock queue purge "
+            f"{shlex.quote(str(split.queue.path))} --split {split.name} removes the rest",
         ) from None
 
 

@@ -16,8 +16,9 @@ from penstock.errors import BusyError
 from penstock.queue.batch_file import DamagedFile
 from penstock.queue.claimed import Counts, be_the_only_one_here, check_facts, check_shape
 from penstock.queue.folder import SplitFolder, write_number
-from penstock.queue.members import Facts, Member
+from penstock.queue.members import Facts
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
+from penstock.queue.seat import Seat
 from penstock.queue.waiting import Waiter
 
 __all__ = ["StripedStream"]
@@ -31,20 +32,18 @@ class StripedStream:
     def __init__(
         self,
         folder: SplitFolder,
-        member: Member,
+        seat: Seat,
         waiter: Waiter,
         reader: Reader,
-        fingerprint: str,
         rank: int,
         world_size: int,
         *,
         at_once: bool,
     ) -> None:
         self.folder = folder
-        self.member = member
+        self.seat = seat
         self.waiter = waiter
         self.reader = reader
-        self.fingerprint = fingerprint
         self.rank: int | None = rank
         self._rank = rank
         self.world_size = world_size
@@ -102,12 +101,13 @@ class StripedStream:
     def _file(self, number: int) -> LoadedFile:
         file = self._files.get(number)
         while file is None:
+            self.seat.stay()
             path: Path = self.waiter.until(self.folder.name, lambda: self._look(number))
             with contextlib.suppress(FileNotFoundError):
                 inode = path.stat().st_ino
                 try:
                     file = self.reader.load(path)
-                    check_facts(file.facts, self.folder, number, self.fingerprint)
+                    check_facts(file.facts, self.folder, number, self.seat.meta.fingerprint)
                 except DamagedFile as error:
                     self.folder.quarantine(number, error.reason, path, inode)
                     self.counts.quarantined_files += 1
@@ -150,7 +150,7 @@ class StripedStream:
                     process=", ".join(single or [f"{one.name} (rank {one.rank} of {one.world_size})" for one in wrong]),
                     remedy="all readers have another rank= of the same world_size=; stop the others",
                 )
-            folder.return_what_the_dead_held(there, self.member)
+            folder.return_what_the_dead_held(there, self.seat.member)
             began, joined_before = _read_begin(self._begin_path())
             joined = [facts.id for facts in ranks if facts.id in joined_before]
             if not joined:  # the first of its run, though others may be about to join
@@ -160,7 +160,7 @@ class StripedStream:
                 began = begin
             else:
                 begin = position or _read_place(mine) or began or Position(there.taken, 0)
-            _write_begin(self._begin_path(), began or begin, [*joined, self.member.id])
+            _write_begin(self._begin_path(), began or begin, [*joined, self.seat.member.id])
             self._record = os.open(mine, os.O_RDWR | os.O_CREAT, 0o644)
             os.pwrite(self._record, _PLACE.pack(*begin), 0)
         return begin
@@ -182,7 +182,7 @@ class StripedStream:
 
     def _other_ranks(self) -> list[Facts]:
         """Living ranks but this one, and but the one that this process had before, in a notebook."""
-        me = self.member.facts
+        me = self.seat.member.facts
         return [
             facts
             for facts in self.folder.census.living("consumer")
@@ -231,7 +231,7 @@ class StripedStream:
         be_the_only_one_here(self)
         self._leave()
         if self._is_first():
-            self.folder.rewind(position.file, self.member, can_be_made_again=can_be_made_again)
+            self.folder.rewind(position.file, self.seat.member, can_be_made_again=can_be_made_again)
         self._files.clear()
         self._deleted_below = -1
         self._counts_in = shape
