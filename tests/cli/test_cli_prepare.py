@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.run import _launch
 from penstock.machine import is_alive
 from penstock.queue.members import Census
 
@@ -204,7 +205,28 @@ def test_a_folder_without_a_trainer_says_what_is_there(verb, project, refuses):
     assert "trainer = '...'" in text
 
 
+def test_ctrl_c_while_modules_are_imported_is_no_fault_of_penstock(project, started):
+    """NumPy turns a KeyboardInterrupt in the middle of its import into an ImportError."""
+    (project / "numpy.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    raise ImportError from None\n"
+    )
+    process = started("prepare", "config.py")
+    assert process.communicate(timeout=SECONDS) == ("", "")
+    assert process.returncode == -signal.SIGINT
+
+
 # train
+
+
+def test_train_shows_commands_that_a_shell_understands(project, refuses):
+    (project / "config.py").rename("my config.py")
+    text = refuses("train", "my config.py")
+    assert "penstock prepare 'my config.py', in another terminal; or both at once: penstock run 'my config.py'" in text
+
+
+def test_train_says_so_where_a_file_is_in_the_place_of_the_queue(project, refuses):
+    (project / "data/toy/queue").touch()
+    assert "data/toy/queue is not a folder" in refuses("train", "config.py")
 
 
 def test_train_becomes_the_trainer_with_its_arguments_and_exit_code(project, started):
@@ -260,6 +282,26 @@ def test_a_provider_that_cannot_begin_ends_run_with_its_message(project, started
     assert "1 / 0; return {" in err
     assert re.search(r"penstock: provider 1 \(pid \d+\) ended: exit code 2; none is left\n$", err)
     assert not (project / "trainer").exists()
+
+
+def test_providers_go_on_where_nobody_reads_what_they_say(project, started):
+    let_batches(project, "print('x' * 200_000)")  # more than a pipe holds
+    (project / "train.py").write_text(
+        "import os, time\nwhile not os.path.exists('data/toy/queue/train/00000001.batches'): time.sleep(.01)"
+    )
+    process = started("run", "config.py")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None
+    assert process.wait(timeout=SECONDS) == 0
+
+
+def test_ctrl_c_before_the_trainer_runs_shows_no_traceback(environment):
+    python, option, code = _launch("_as_trainer", "train.py", [])
+    before_it_imports, _, _ = code.partition("import penstock")
+    interrupted = before_it_imports + "import signal; signal.raise_signal(signal.SIGINT)"
+    done = subprocess.run([python, option, interrupted], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.slow

@@ -123,6 +123,14 @@ def test_verify_names_what_is_damaged_and_ends_with_code_1(data, penstock):
     assert (told.code, told.json["ok"], told.json["damaged"][0]["moved_to"]) == (1, False, None)
 
 
+def test_verify_shows_a_command_that_a_shell_understands(data, penstock):
+    (data.parent / "my toy").symlink_to(data)
+    damage(data / "queue/train/00000001.batches")
+    assert (
+        f"verify '{data.parent / 'my toy'}' --quarantine: " in penstock("queue", "verify", data.parent / "my toy").err
+    )
+
+
 def test_verify_puts_damaged_files_aside_where_it_is_told_to(data, penstock, succeeds):
     damage(data / "queue/train/00000001.batches")
     ran = penstock("queue", "verify", data, "--quarantine")
@@ -153,6 +161,13 @@ def test_purge_of_a_queue_in_use_names_who_uses_it(data, refuses, succeeds):
         assert (data / "queue/meta.json").exists()
         succeeds("queue", "purge", data, "--force")
         assert not (data / "queue/meta.json").exists()
+
+
+def test_a_purge_of_nothing_lists_nothing(data, succeeds):
+    succeeds("queue", "purge", data)
+    for name in ("control", "who"):
+        (data / "queue" / name).mkdir(parents=True)
+    assert succeeds("queue", "purge", data).out == f"removed 0 files, 0 bytes from {data / 'queue'}\n"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ class Rows(DataProviderBase):
         self.next_id = number * 1000
         if number == Rows.fork_at:
             Rows.fork_at = None
-            os.fork()
+            if not os.fork():
+                (self.data_dir.parent / "forked").write_text(str(os.getpid()))
         return super().batches(split, number)
 
     def sample_batch(self, split: str, rng: Any) -> dict[str, Any]:
@@ -280,6 +281,10 @@ class Run:
         return "\n".join(said)
 
     def close(self) -> None:
+        forked = self.folder / "forked"
+        if forked.exists():  # no child of ours
+            with suppress(ProcessLookupError):
+                os.kill(int(forked.read_text()), signal.SIGKILL)
         for process in self.processes:
             if process.is_alive():
                 process.kill()

@@ -347,6 +347,13 @@ BAD = {
     "a flag in words": setting("reproducible = 'no'", "reproducible must be True or False, got 'no'", "reproducible ="),
     "a setting named config": setting("config = {}", "config is a method or attribute", "rename config"),
     "a setting named data_dir": setting("data_dir = 'x'", "data_dir is a method or attribute", "rename data_dir"),
+    "a setting named like a function that the provider calls": Bad(
+        f"{PROVIDER}:5",
+        "the provider calls max(), and the setting of that name (config/train.py:4) is in its way",
+        "rename the setting max",
+        GOOD + "max = 5\nmin = 3\nlen = abs\nsum = 2\n",
+        files={PROVIDER: GOOD_PROVIDER.replace("class", "def sum(x): len(x)\nMOST = max(1, sum([min]))\nclass", 1)},
+    ),
     "a setting named like the provider's own": Bad(
         f"{PROVIDER}:3",
         "vocab_size is a setting (config/train.py:4) and a method or property of the provider",

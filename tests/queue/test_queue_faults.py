@@ -17,10 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide, rows_provider
+from queue_jobs import (
+    BATCH,
+    BATCHES_PER_FILE,
+    FILE_ROWS,
+    Rows,
+    Run,
+    consume,
+    ids_below,
+    provide,
+    rows_provider,
+)
 
 from penstock.errors import QueueError
 from penstock.queue.consumer import DatasetConsumer
+from penstock.queue.folder import QueueFolder
+from penstock.queue.members import Census, Member
 
 few_or_many = pytest.mark.parametrize("times", [8, pytest.param(50, marks=pytest.mark.slow)])
 KILL_OR_TERM = (signal.SIGKILL, signal.SIGTERM)
@@ -286,7 +298,7 @@ def test_a_queue_that_is_made_anew_under_a_consumer_is_not_gone_on_with(run: Run
 
     (error,) = run.errors()
     assert (error["who"], error["kind"]) == ("c", "QueueError")
-    assert "the queue folder was deleted while it was in use" in error["text"]
+    assert "the queue was deleted while it was in use, and made again from its beginning" in error["text"]
     ids = [id for line in run.handed() for id in line["ids"]]
     assert ids == ids_below(9)[: len(ids)]  # none of file 0 again
 
@@ -383,12 +395,26 @@ def test_a_provider_that_forks_while_it_makes_a_file_is_two_that_make_the_same_f
 ) -> None:
     run.start(provide, "p", settings={"max_backlog_files": 12}, fork_at=number)
     run.start(consume, "c")
+    forked = run.wait_for("fork", lambda: read_pid(run.folder / "forked"))
     end = run.finish("c", more_files=12)
+    os.kill(forked, signal.SIGTERM)
+    run.wait_for("end of the fork", lambda: has_ended(forked))
 
     assert run.num_repeats(end) == 0
     assert [id for line in run.handed() for id in line["ids"] if id < end * 1000] == ids_below(end)
     expected = made_undisturbed(tmp_path / "other", end + 16)
     assert all(content == expected[name] for name, content in ready_files(run.queue).items())
+
+
+def read_pid(path: Path) -> int | None:
+    return int(path.read_text() or "0") or None if path.exists() else None
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # nobody may wait for it
+    except FileNotFoundError:
+        return True
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(25, marks=pytest.mark.slow)])
@@ -457,3 +483,38 @@ def test_a_notebook_cell_that_is_run_again_loses_no_row(tmp_path: Path, delete: 
             replaced.get_batch("train")
     for consumer in consumers:
         consumer.close()
+
+
+def test_what_comes_a_third_time_is_counted_though_less_of_it_came_the_second_time(tmp_path: Path) -> None:
+    rows_provider(tmp_path).run(("train",), max_files=2)
+    num_batches, counted = [4, 1, 4], []
+    for num in num_batches:  # each goes on for the one before it, which committed nothing
+        consumer = DatasetConsumer(tmp_path, framework="numpy", delete="checkpoint")
+        for _ in range(num):
+            consumer.get_batch("train")
+        counted.append(consumer.stats()["train"]["redelivered_batches"])
+    consumer.close()
+
+    assert counted == [0, 4, 4]
+
+
+def test_a_state_goes_on_where_a_provider_that_cannot_repeat_itself_stopped_in_the_middle_of_a_file(
+    tmp_path: Path,
+) -> None:
+    class Unrepeatable(Rows):
+        reproducible = False
+
+    Unrepeatable(tmp_path, BATCH, batches_per_file=BATCHES_PER_FILE).run(("train",), max_files=2)
+    queue = QueueFolder(tmp_path / "queue")
+    stopped = Member(queue.who, "provider", 30.0)
+    folder = queue.split("train", Census(queue.who))
+    part = folder.begin(stopped, 9)
+    assert part is not None
+    folder.give_up(part)
+    stopped.leave()
+    with DatasetConsumer(tmp_path, framework="numpy", delete="checkpoint") as consumer:
+        consumer.get_batch("train")
+        state = consumer.state_dict()
+    with DatasetConsumer(tmp_path, framework="numpy", delete="checkpoint") as consumer:
+        consumer.load_state_dict(state)  # file 2 was begun and never there: it is not a file that was lost
+        assert consumer.get_batch("train")[0][:, 0].tolist() == [3, 4, 5]

@@ -250,6 +250,7 @@ def test_a_queue_is_found_by_its_dataset_and_by_itself(data):
     ("files", "error", "said"),
     [
         pytest.param([], MissingQueueError, "Queue directory not found", id="nothing"),
+        pytest.param(["queue"], QueueError, "this is a file", id="a file"),
         pytest.param(["queue/notes.txt"], QueueError, "not a queue", id="a folder of that name"),
         pytest.param(["queue/meta.json", "queue/train/next"], QueueError, "not a queue", id="somebody's meta.json"),
     ],
@@ -261,7 +262,7 @@ def test_what_is_not_a_queue_is_refused_and_left(tmp_path, use, files, error, sa
     before = tree(tmp_path)
     with pytest.raises(error, match=said) as caught:
         use(tmp_path)
-    assert caught.value.where["folder"] == tmp_path / "queue"
+    assert tmp_path / "queue" in (caught.value.where.get("folder"), caught.value.where.get("file"))
     assert caught.value.remedy is not None
     assert tree(tmp_path) == before
 

@@ -125,8 +125,8 @@ def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterat
         yield f"  making    file {one['number']} by {_by(one['by'])}{since}"
     for one in split["returned"]:
         yield (
-            f"  returned  file {one['number']}: {counted(one['recorded'], 'row')} recorded, {one['handed']:,} handed over, "
-            "the rest comes again"
+            f"  returned  file {one['number']}: {counted(one['recorded'], 'row')} recorded, "
+            f"{one['handed']:,} handed over, the rest comes again"
         )
     if split["wanted"]:
         yield f"  wanted    {_listed([str(number) for number in split['wanted']], shown)}"
@@ -218,10 +218,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         return 0
     print(f"penstock: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
     if not arguments.quarantine:
-        print(
-            f"  try        penstock queue verify {shlex.quote(arguments.path)} --quarantine: a provider makes them again",
-            file=sys.stderr,
-        )
+        again = f"penstock queue verify {shlex.quote(arguments.path)} --quarantine"
+        print(f"  try        {again}: a provider makes them again", file=sys.stderr)
     return 1
 
 

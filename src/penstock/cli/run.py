@@ -232,7 +232,8 @@ def _code_of(process: subprocess.Popen[Any]) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(ValueError, OSError):  # nobody reads our stderr any more
+        print(f"penstock: {text}", file=sys.stderr, flush=True)
 
 
 # In the processes that are started

@@ -220,6 +220,7 @@ class DatasetConsumer:
         self._waits[split] = waiter = Waiter(self._queue, self._census, self.timeout_seconds)
         if split == "val" and self._meta.val_batches:
             return KeptStream(folder, waiter, self._meta.fingerprint)
+        folder.sweep()
         seat, reader, at_once = self._seat(), Reader(self._memory()), self._delete == "consumed"
         if self._rank is None or self._world_size is None:
             return ClaimedStream(folder, seat, waiter, reader, at_once=at_once)
@@ -237,7 +238,7 @@ class DatasetConsumer:
     def _come_back(self) -> None:
         """This process was stopped for a while, and others may have taken it for dead."""
         self._seats[0].stay()
-        self._seats[0].member.beat()
+        self._seats[0].member.come_back()
         for stream in self._streams.values():
             stream.forget_lost_files()
 

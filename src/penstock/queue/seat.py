@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from penstock.errors import QueueError
 from penstock.queue.folder import QueueFolder, deleted
-from penstock.queue.members import Member
+from penstock.queue.members import Census, Member
 from penstock.queue.meta_file import Meta, read_meta
 
 __all__ = ["Seat"]
@@ -32,6 +33,8 @@ class Seat:
         if self._member is None:
             ranks = {"rank": self.rank, "world_size": self.world_size}
             self._member = Member(self.queue.who, "consumer", self.lease_seconds, **ranks)
+            with contextlib.suppress(OSError):
+                Census(self.queue.who).bury_the_dead()
         return self._member
 
     @property

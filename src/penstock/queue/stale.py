@@ -279,15 +279,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return [inside(value.func), inside(value.args), inside(value.keywords)]
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return _plain_code(value, inside)
-    is_told = type(value).__repr__ is not object.__repr__ or not is_users(type(value).__module__)
+    is_told = not _is_shown_by_default(value) or not is_users(type(value).__module__)
     held = {} if is_told else {name: inside(part) for name, part in sorted(getattr(value, "__dict__", {}).items())}
     kind = None if is_told else inside(type(value))
     text = _without_address(repr(value))
     return text if is_told or (not held and isinstance(kind, str)) else {"object of": kind, **held}
 
 
+def _is_shown_by_default(value: Any) -> bool:
+    """As `<Thing object>`, which says nothing of what it holds."""
+    return getattr(type(value), "__repr__", None) is getattr(object, "__repr__", None)
+
+
 def _plain_code(value: Any, inside: Callable[[Any], Any]) -> Any:
-    """A function or a class: its code where Python knows it (not that of a class in a config), or what the class has."""
+    """A function or a class: its code, or what the class has where Python does not know that: of one in a config."""
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
     if not is_users(getattr(value, "__module__", None)):
         return name
