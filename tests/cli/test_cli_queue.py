@@ -64,11 +64,26 @@ def test_status_says_where_every_file_is_and_who_works(data, succeeds):
         f"  claimed   file 0 by consumer, pid {os.getpid()} on {host}, alive: 4 of 12 rows recorded, 8 handed over",
         "  wanted    3",
         "val, kept",
-        "  ready     1 file, 2 batches, 8 rows, N bytes, the oldest for N s: 0",
+        "  kept      2 batches, 8 rows, N bytes, for N s",
         "providers  none",
         "consumers",
         f"  pid {os.getpid()} on {host}, alive",
     ]
+
+
+def test_status_tells_of_kept_batches_whether_they_are_made_whole_and_used(data, succeeds):
+    file = data / "queue/val/kept.batches"
+    (data / "queue/val/.kept.provider-1-ab.part").touch()
+    assert "\n  making    kept batches by provider, pid 1, dead\n" in succeeds("queue", "status", data).out
+    file.write_bytes(file.read_bytes()[:3])
+    assert "\nval, kept\n  kept      damaged: " in succeeds("queue", "status", data).out
+    file.unlink()
+    assert "\nval, kept\n  kept      not made yet\n" in succeeds("queue", "status", data).out
+    Toy(data, 4, batches_per_file=3, val_batches=1).run(("val",), max_files=1)
+    Toy(data, 4, batches_per_file=3).run(("val",), max_files=1)
+    text = succeeds("queue", "status", data).out
+    assert "\nval  next 1, taken up to 0\n  kept      1 batch, 4 rows, " in text
+    assert "; not used now, without val_batches\n  ready     1 file, 3 batches, 12 rows, " in text
 
 
 def test_status_as_json(data, succeeds):
@@ -131,6 +146,20 @@ def test_verify_shows_a_command_that_a_shell_understands(data, penstock):
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "remedies"),
+    [
+        ("meta.json", ["penstock queue purge DATA, and prepare again"]),
+        ("train/next", ["penstock prepare CONFIG: the next file writes that number anew"]),
+        ("train/00000001.batches", ["penstock queue verify DATA --quarantine: a provider makes them again"]),
+    ],
+)
+def test_verify_says_what_helps_against_each_kind_of_damage(file, remedies, data, penstock):
+    (data / "queue" / file).write_text("x")
+    _, _, said = penstock("queue", "verify", data).err.partition("  try        ")
+    assert [line.strip() for line in said.splitlines()] == [line.replace("DATA", str(data)) for line in remedies]
+
+
 def test_verify_puts_damaged_files_aside_where_it_is_told_to(data, penstock, succeeds):
     damage(data / "queue/train/00000001.batches")
     ran = penstock("queue", "verify", data, "--quarantine")
@@ -147,7 +176,7 @@ def test_purge_says_what_it_removed_and_what_it_left(data, succeeds):
     assert not any("val" in line or "meta.json" in line for line in lines[1:])
     assert lines[-2:] == ["left, because no queue writes such files: 1 file", "  train/notes.txt"]
     told = succeeds("queue", "purge", data, "--json").json
-    assert {"meta.json", "val/00000000.batches", "val/next"} <= set(told["removed"])
+    assert {"meta.json", "val/kept.batches", "control/val/taken"} <= set(told["removed"])
     assert told["left"] == ["train/notes.txt"]
 
 

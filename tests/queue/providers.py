@@ -35,6 +35,16 @@ class Numbered(DataProviderBase):
         return {"id": ids, "x": rng.integers(0, 7, (self.batch_size, self.block_size), dtype=np.int32)}
 
 
+class Counting(Numbered):
+    """It counts the validation files that it begins."""
+
+    num_begun = 0
+
+    def batches(self, split, number):
+        self.num_begun += split == "val"
+        return super().batches(split, number)
+
+
 SETTINGS = {"batch_size": 4, "block_size": 3, "batches_per_file": 5, "sleep_seconds": 0.2}
 
 

@@ -173,7 +173,7 @@ def test_a_state_loads_on_a_queue_that_was_thrown_away_since(tmp_path, running):
 def test_a_state_loads_in_the_middle_of_a_run(tmp_path, running):
     running()
     with opened(tmp_path / "data") as consumer:
-        start = consumer.state_dict() | {"train": {"file": 0, "batch": 0}, "batch_size": 4, "batches_per_file": 5}
+        start = consumer.state_dict() | {"train": {"file": 0, "batch": 0}, "cut": {"train": [4, 5]}}
         ids(consumer, 13)
         consumer.load_state_dict(start)
         assert ids(consumer, 13) == stream(52)
@@ -516,7 +516,7 @@ def test_a_state_that_does_not_belong_here_is_refused_and_nothing_moves(tmp_path
         ids(consumer, 3)
         before = consumer.state_dict()
         if state and "queue" not in state:
-            state = state | {"queue": before["queue"], "batch_size": 4, "batches_per_file": 5}
+            state = state | {"queue": before["queue"], "cut": {"train": [4, 5]}}
         with pytest.raises(PlanError, match=said) as caught:
             consumer.load_state_dict(state)
         assert caught.value.remedy
@@ -524,20 +524,28 @@ def test_a_state_that_does_not_belong_here_is_refused_and_nothing_moves(tmp_path
         assert ids(consumer, 1) == stream(4, 12)
 
 
-def test_a_state_of_batches_of_another_size_is_refused_by_both_numbers(tmp_path):
-    prepare(tmp_path, 2)
-    with opened(tmp_path) as consumer:
-        state = {
-            "queue": consumer.state_dict()["queue"],
-            "train": {"file": 1, "batch": 1},
-            "batch_size": 8,
-            "batches_per_file": 5,
-        }
+def test_a_state_of_batches_of_another_size_is_refused_by_both_numbers_until_the_provider_makes_those(
+    tmp_path, running
+):
+    first = running(batch_size=8)
+    with opened(tmp_path / "data") as consumer:
+        ids(consumer, 6)
+        state = consumer.state_dict()
+        after = ids(consumer, 3)
+        ids(consumer, 6)  # file 1 is deleted: the next provider has to make it again
+    first.stop()
+    second = running(batch_size=4)
+    with opened(tmp_path / "data") as consumer:
+        ids(consumer, 1)
         consumer.load_state_dict(state)
-        with pytest.raises(
-            PlanError, match="the state counts in files of 5 batches of 8 rows, and train file 1 has 5 of 4"
-        ):
-            consumer.get_batch("train")
+        said = "the state counts in files of 5 batches of 8 rows, and train file 1 has 5 of 4"
+        with pytest.raises(PlanError, match=said) as caught:
+            ids(consumer, 1)
+        assert "batch_size = 8" in caught.value.remedy
+        second.stop()
+        running(batch_size=8)
+        consumer.load_state_dict(state)
+        assert ids(consumer, 3) == after
 
 
 def test_a_closed_consumer_says_that_it_is(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from providers import SETTINGS, Numbered, Pair
 
 from penstock import DataProviderBase, DatasetConsumer, QueueError, SampleError, SpecError, WorkerError
-from penstock.queue.batch_file import read_facts
+from penstock.queue.folder import QueueFolder
 from penstock.queue.members import read_deaths
 
 
@@ -135,18 +136,6 @@ def test_a_provider_may_ask_for_torchs_generator(tmp_path):
     assert not np.array_equal(first, other)
 
 
-def test_kept_validation_batches_are_made_first_and_once(tmp_path):
-    one = provider(tmp_path, val_batches=7)
-    one.run(max_files=3)
-    assert [*files(tmp_path)] == ["train/00000000.batches", "train/00000001.batches", "val/00000000.batches"]
-    assert read_facts(tmp_path / "queue/val/00000000.batches").num_batches == 7
-    made = (tmp_path / "queue/val/00000000.batches").stat()
-    provider(tmp_path, val_batches=7, max_backlog_files=3).run(max_files=1)
-    assert (tmp_path / "queue/val/00000000.batches").stat() == made
-    provider(tmp_path, val_batches=8, max_backlog_files=4).run(max_files=1)
-    assert read_facts(tmp_path / "queue/val/00000000.batches").num_batches == 8
-
-
 # Stale
 
 
@@ -226,6 +215,46 @@ def test_an_error_of_build_meta_is_left_for_consumers_too(tmp_path):
         DatasetConsumer(tmp_path)
 
 
+def test_an_old_death_is_forgotten_before_the_next_provider_reads_its_data(tmp_path):
+    class Looking(Numbered):
+        def build_meta(self):
+            self.deaths = read_deaths(self.data_dir / "queue/who")
+            return super().build_meta()
+
+        def sample_batch(self, split, rng):
+            if self.config.get("fails"):
+                raise ValueError("low >= high")
+            return super().sample_batch(split, rng)
+
+    with pytest.raises(WorkerError):
+        provider(tmp_path, Looking, fails=True).run()
+    assert len(read_deaths(tmp_path / "queue/who")) == 1
+    again = provider(tmp_path, Looking, fails=True)
+    with pytest.raises(WorkerError):
+        again.run()
+    assert again.deaths == []
+
+
+@pytest.mark.parametrize("where", ["build_meta", "sample_batch"])
+def test_sys_exit_is_an_error_like_any_other(tmp_path, where):
+    class Exiting(Numbered):
+        pass
+
+    setattr(Exiting, where, lambda *_: sys.exit("no data"))
+    with pytest.raises(WorkerError, match=f"{where} failed.*: SystemExit: no data"):
+        provider(tmp_path, Exiting).run()
+    with pytest.raises(WorkerError, match=r"provider, pid \d+, died.*: SystemExit: no data, test_provider.py"):
+        DatasetConsumer(tmp_path, timeout_seconds=0).get_batch("train")
+
+
+def test_stop_before_run_ends_it_at_once_and_only_that_one(tmp_path):
+    one = provider(tmp_path)
+    one.stop()
+    assert one.run(max_files=1) == 0
+    assert not list(tmp_path.iterdir())
+    assert one.run(max_files=1) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -287,8 +316,6 @@ def test_it_waits_without_work_and_wakes_when_a_file_is_taken(tmp_path, running)
 
 
 def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, capsys):
-    import errno
-
     from penstock.queue import batch_file
 
     full, pwrite = [True], os.pwrite
@@ -312,6 +339,17 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
     assert capsys.readouterr().err.count("No space left on device") >= 1
 
 
+def test_a_file_system_that_is_read_only_is_named(tmp_path, monkeypatch):
+    def make(queue, splits):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(queue.path))
+
+    monkeypatch.setattr(QueueFolder, "make", make)
+    with pytest.raises(QueueError, match="cannot be written: Read-only file system") as caught:
+        provider(tmp_path).run(max_files=1)
+    assert caught.value.where["folder"] == tmp_path / "queue"
+    assert caught.value.remedy
+
+
 # Parameters
 
 
@@ -329,7 +367,9 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
         ({"val_batches": 0}, "val_batches"),
         ({"sleep_seconds": 0}, "sleep_seconds"),
         ({"sleep_seconds": float("nan")}, "sleep_seconds"),
+        ({"sleep_seconds": True}, "sleep_seconds"),
         ({"seed": "1337"}, "seed"),
+        ({"seed": -1}, "seed"),
         ({"run": 3}, "run"),
         ({"sample_batch": 3}, "sample_batch"),
     ],
@@ -337,6 +377,29 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
 def test_a_parameter_that_cannot_work_is_named_before_anything_is_written(tmp_path, settings, name):
     with pytest.raises(SpecError, match=name) as caught:
         provider(tmp_path, Pair, **settings)
+    assert caught.value.where["parameter"] == name
+    assert caught.value.remedy
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"splits": "train"}, "splits"),
+        ({"splits": ("train", "test")}, "splits"),
+        ({"splits": ["train", ["val"]]}, "splits"),
+        ({"splits": ("val", "val")}, "splits"),
+        ({"splits": ()}, "splits"),
+        ({"splits": None}, "splits"),
+        ({"max_files": -1}, "max_files"),
+        ({"max_files": 2.5}, "max_files"),
+        ({"max_files": "3"}, "max_files"),
+        ({"max_files": True}, "max_files"),
+    ],
+)
+def test_run_names_a_parameter_that_cannot_work_before_anything_is_written(tmp_path, parameters, name):
+    with pytest.raises(SpecError, match=f"{name} must be") as caught:
+        provider(tmp_path).run(**({"max_files": 1} | parameters))
     assert caught.value.where["parameter"] == name
     assert caught.value.remedy
     assert not list(tmp_path.iterdir())

@@ -177,7 +177,7 @@ def test_a_claimed_file_is_nobody_elses(queue):
     make(split, provider)
     first, second = join(queue, "consumer"), join(queue, "consumer")
     assert (split.claim(first).number, split.claim(second).number) == (0, 1)
-    assert split.claim(first) == 2
+    assert split.claim(first, {0}) == 2
 
 
 def test_a_dead_consumers_file_returns_from_what_it_recorded(queue):
@@ -389,16 +389,40 @@ def test_one_that_holds_its_lock_and_does_not_move_is_dead_after_its_lease_on_th
     assert census.is_alive(member.id)
 
 
+def as_if(queue: QueueFolder, member: Member, **facts: str) -> None:
+    """Let a member's file say something else."""
+    path = queue.who / member.id
+    content = path.read_bytes()
+    for name, value in facts.items():
+        content = content.replace(f'"{name}":"{getattr(member.facts, name)}"'.encode(), f'"{name}":"{value}"'.encode())
+    path.write_bytes(content)
+
+
 def test_one_of_another_machine_is_judged_by_its_counter_alone(queue, monkeypatch):
     member = Member(queue.who, "consumer", lease_seconds=1000)
     kill(member)
-    path = queue.who / member.id
-    path.write_bytes(path.read_bytes().replace(member.facts.boot.encode(), b"x" * len(member.facts.boot)))
+    as_if(queue, member, boot="another", host="elsewhere")
     census, now = Census(queue.who), [50.0]
     monkeypatch.setattr("penstock.queue.members.time.monotonic", lambda: now[0])
     assert census.is_alive(member.id)
     now[0] += 1001
     assert not census.is_alive(member.id)
+
+
+def test_one_of_this_machine_before_it_was_started_again_is_dead_at_once(queue):
+    split, provider, dead = open_split(queue), join(queue, "provider"), join(queue, "consumer")
+    make(split, provider)
+    split.claim(dead)
+    kill(dead)
+    as_if(queue, dead, boot="before")
+    split.rewind(0, join(queue, "consumer"), can_be_made_again=True)
+
+
+@pytest.mark.parametrize("facts", [{"host": "renamed"}, {"boot": "before"}])
+def test_one_that_holds_its_lock_is_alive_whatever_its_machine_was_called(queue, facts):
+    member = join(queue, "consumer")
+    as_if(queue, member, **facts)
+    assert Census(queue.who).is_alive(member.id)
 
 
 def test_a_wrong_clock_decides_nothing(queue, monkeypatch):

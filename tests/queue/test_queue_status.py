@@ -134,7 +134,24 @@ def test_kept_batches_are_told_as_such(tmp_path):
         True,
         False,
     )
-    assert [one["num_batches"] for one in told["splits"]["val"]["ready"]] == [5]
+    kept = told["splits"]["val"]["kept"]
+    size = (tmp_path / "queue/val/kept.batches").stat().st_size
+    assert [kept[name] for name in ("number", "num_batches", "num_rows", "num_bytes", "damage")] == [
+        *(None, 5, 20, size, None)
+    ]
+    assert told["splits"]["val"]["ready"] == []
+    assert told["splits"]["train"]["kept"] is None
+
+
+def test_kept_batches_that_are_being_made_are_told(tmp_path):
+    make_files(tmp_path, 1, splits=("train", "val"))
+    member = Member(tmp_path / "queue/who", "provider", 30.0)
+    member.say("makes kept val batches", "val")
+    (tmp_path / f"queue/val/.kept.{member.id}.part").touch()
+    (making,) = look(tmp_path)["splits"]["val"]["making"]
+    assert (making["number"], making["by"]["state"]) == (None, "alive")
+    assert making["age_seconds"] is not None
+    member.leave()
 
 
 def test_a_file_that_came_back_and_one_that_is_wanted_are_told(data, consumer):
@@ -338,10 +355,15 @@ def test_a_damaged_file_that_a_consumer_has_is_left_to_it(data, consumer):
 
 def test_a_damaged_kept_file_is_made_again(tmp_path):
     make_files(tmp_path, 1, splits=("val",), val_batches=2)
-    flip_last_byte(tmp_path / "queue/val/00000000.batches")
-    assert len(verify_queue(tmp_path, quarantine=True).damaged) == 1
+    file = tmp_path / "queue/val/kept.batches"
+    flip_last_byte(file)
+    (found,) = verify_queue(tmp_path, quarantine=True).damaged
+    assert (found.file, found.moved_to) == (file, tmp_path / "queue/quarantine/val-kept.0.batches")
+    (aside,) = look(tmp_path)["quarantine"]
+    assert (aside["split"], aside["number"]) == ("val", None)
     make_files(tmp_path, 1, splits=("val",), val_batches=2)
-    assert verify_queue(tmp_path).damaged == []
+    found = verify_queue(tmp_path)
+    assert (found.num_files, found.damaged) == (1, [])
     assert look(tmp_path)["splits"]["val"]["wanted"] == []
 
 
@@ -395,7 +417,18 @@ def test_a_purge_leaves_nothing_of_a_queue_and_the_dataset_alone(data, consumer)
     assert {"meta.json", "train/00000000.batches", "train/next"} < set(done.removed)
 
 
+def test_another_file_in_the_place_of_kept_batches_is_named(tmp_path):
+    make_files(tmp_path, 4, splits=("train", "val"))
+    (tmp_path / "queue/val/00000001.batches").rename(tmp_path / "queue/val/kept.batches")
+    (found,) = verify_queue(tmp_path).damaged
+    assert found.what == "it is val file 1, under the name of the kept val batches"
+
+
 def test_a_purge_of_ranks_and_kept_batches_leaves_nothing(tmp_path):
+    make_files(tmp_path, 1, splits=("val",), val_batches=2)
+    flip_last_byte(tmp_path / "queue/val/kept.batches")
+    verify_queue(tmp_path, quarantine=True)
+    (tmp_path / "queue/val/.kept.provider-1-ab.part").touch()
     make_files(tmp_path, 3, splits=("train", "val"), val_batches=2)
     with DatasetConsumer(tmp_path, framework="numpy", rank=0, world_size=1) as consumer:
         consumer.get_batch("train")

@@ -96,18 +96,18 @@ def _aside(one: dict[str, Any]) -> str:
 
 
 def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterator[str]:
-    yield (
-        f"{printable(name)}, kept"
-        if split["is_kept"]
-        else (f"{printable(name)}  next {split['next']}, taken up to {split['taken']}")
-    )
+    is_streamed = not split["is_kept"] or bool(split["next"])  # or it was, before val_batches was set
+    yield printable(name) + (f"  next {split['next']}, taken up to {split['taken']}" if is_streamed else ", kept")
+    if split["is_kept"] or split["kept"] is not None:
+        yield f"  kept      {_kept(split)}"
     ready = split["ready"]
     oldest = "" if split["oldest_seconds"] is None else f", the oldest for {_seconds(split['oldest_seconds'])}"
-    yield f"  ready     {_sizes(ready)}" + (f"{oldest}: {_numbers(ready, shown)}" if ready else "")
+    if is_streamed:
+        yield f"  ready     {_sizes(ready)}" + (f"{oldest}: {_numbers(ready, shown)}" if ready else "")
     for one in ready:
         if one["damage"]:
             yield f"            file {one['number']} is damaged: {printable(one['damage'])}"
-    if not split["is_kept"]:
+    if is_streamed:
         making, reading = split["files_per_second"], split["reading_rows_per_second"]
         yield (
             "  rate      "
@@ -122,7 +122,8 @@ def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterat
         )
     for one in split["making"]:
         since = "" if one["age_seconds"] is None else f", for {_seconds(one['age_seconds'])}"
-        yield f"  making    file {one['number']} by {_by(one['by'])}{since}"
+        file = "kept batches" if one["number"] is None else f"file {one['number']}"
+        yield f"  making    {file} by {_by(one['by'])}{since}"
     for one in split["returned"]:
         yield (
             f"  returned  file {one['number']}: {counted(one['recorded'], 'row')} recorded, "
@@ -134,14 +135,25 @@ def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterat
         yield f"  rank      {one['rank']} of {one['world_size']}: recorded up to file {one['file']}, row {one['row']:,}"
 
 
+def _kept(split: dict[str, Any]) -> str:
+    """The validation batches that are kept; of a queue that streams them now, those of before."""
+    kept = split["kept"]
+    if kept is None:
+        return "not made yet"
+    if kept["damage"]:
+        return f"damaged: {printable(kept['damage'])}"
+    unused = "" if split["is_kept"] else "; not used now, without val_batches"
+    return f"{_size([kept])}, for {_seconds(kept['age_seconds'])}{unused}"
+
+
 def _sizes(files: list[dict[str, Any]]) -> str:
-    if not files:
-        return "0 files"
+    return f"{counted(len(files), 'file')}, {_size(files)}" if files else "0 files"
+
+
+def _size(files: list[dict[str, Any]]) -> str:
     num_batches, num_rows = (sum(one[name] or 0 for one in files) for name in ("num_batches", "num_rows"))
     size = bytes_in_words(sum(one["num_bytes"] for one in files))
-    return (
-        f"{counted(len(files), 'file')}, {counted(num_batches, 'batch', 'batches')}, {counted(num_rows, 'row')}, {size}"
-    )
+    return f"{counted(num_batches, 'batch', 'batches')}, {counted(num_rows, 'row')}, {size}"
 
 
 def _numbers(files: list[dict[str, Any]], shown: int | None) -> str:
@@ -217,9 +229,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(f"{found.queue}: whole ({size})")
         return 0
     print(f"penstock: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
-    if not arguments.quarantine:
-        again = f"penstock queue verify {shlex.quote(arguments.path)} --quarantine"
-        print(f"  try        {again}: a provider makes them again", file=sys.stderr)
+    path = shlex.quote(arguments.path)
+    names = {one.file.name for one in found.damaged if one.moved_to is None}
+    remedies = [f"penstock queue purge {path}, and prepare again"] if "meta.json" in names else []
+    if {"next", "taken"} & names:
+        remedies += ["penstock prepare CONFIG: the next file writes that number anew"]
+    if any(name.endswith(".batches") for name in names) and not arguments.quarantine:
+        remedies += [f"penstock queue verify {path} --quarantine: a provider makes them again"]
+    for number, remedy in enumerate(remedies):
+        print(("" if number else "  try").ljust(13) + remedy, file=sys.stderr)
     return 1
 
 

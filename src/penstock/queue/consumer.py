@@ -7,6 +7,7 @@ ranks share, of kept validation batches, or of a provider in this process. Here 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import MissingQueueError, PenstockError, PlanError, SpecError, WorkerError
+from penstock.errors import MissingQueueError, PenstockError, PlanError, QueueError, SpecError, WorkerError
 from penstock.queue.claimed import ClaimedStream, Counts
 from penstock.queue.direct import DirectStream
 from penstock.queue.folder import QueueFolder, named
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DatasetConsumer"]
 
+_SPLITS = ("train", "val")
 _FRAMEWORKS = ("numpy", "torch", "mlx", "jax")
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 1.0
@@ -45,11 +47,13 @@ _START_SECONDS = 1.0
 class _Stream(Protocol):
     counts: Counts
 
-    def take(self, num_rows: int | None) -> Arrays: ...
+    def peek(self, num_rows: int | None) -> tuple[Arrays, Any]: ...
+    def move(self, taken: Any) -> None: ...
     def record(self) -> None: ...
-    def position(self) -> tuple[Position, FileShape] | None: ...
-    def seek(self, position: Position, shape: FileShape, *, can_be_made_again: bool) -> None: ...
+    def position(self) -> tuple[Position, FileShape | None] | None: ...
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None: ...
     def release(self, *, record: bool) -> None: ...
+    def drop(self) -> None: ...
     def forget_lost_files(self) -> None: ...
 
 
@@ -80,6 +84,7 @@ class DatasetConsumer:
         world_size-th batch, in an order that is the same in every run. `lease_seconds`: how long a consumer that does
         not move keeps its file, where nobody can see that it died.
         """
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         _check_positive(batch_size=batch_size, block_size=block_size, target_size=target_size)
         if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
             raise _bad("timeout_seconds", timeout_seconds, "seconds, at least 0", "timeout_seconds=60")
@@ -110,16 +115,21 @@ class DatasetConsumer:
             )
         else:
             self.data_dir = Path(data_dir)
-            self._queue = QueueFolder(self.data_dir / "queue")
+            self._queue = QueueFolder(Path(os.path.abspath(self.data_dir)) / "queue")
             self._census = Census(self._queue.who)
             self._meta = self._wait_for_meta(timeout_seconds)
         self.timeout_seconds = timeout_seconds
+        self._fingerprint = self._meta.fingerprint
+        self._said = copy.deepcopy(self._meta.said)  # the caller's, who may change it
         self._fields = fields_of(self._meta.said)
         self._names = [field.name for field in self._fields]
         self._is_pair = is_pair(self._fields)
         _check_sizes(self._fields, block_size, target_size)
         self._handed: Any = None if self._framework == "numpy" else _adapter(self._framework).handed
         self._seats: list[Seat] = []
+        self._last_state: dict[str, Any] = {"queue": self._fingerprint}
+        self._last_stats: dict[str, Any] = {}
+        _consumers.add(self)
         weakref.finalize(self, _let_go, self._streams, self._waits, self._seats)
 
     def _wait_for_meta(self, timeout_seconds: float) -> Meta:
@@ -159,7 +169,7 @@ class DatasetConsumer:
     @property
     def meta(self) -> dict[str, Any]:
         """What the provider's `build_meta` said."""
-        return self._meta.said
+        return self._said
 
     def schema(self, split: str) -> list[dict[str, Any]] | None:
         """The fields of a batch: name, dtype, shape, role."""
@@ -178,23 +188,28 @@ class DatasetConsumer:
             if device is not None and self._handed is None:
                 raise _no_device(device)
             try:
-                arrays = stream.take(self._batch_size)
+                arrays, taken = stream.peek(self._batch_size)
+                batch: dict[str, Any] = dict(zip(self._names, arrays, strict=True))
+                if self._handed is not None:
+                    batch = self._handed(batch, self._device if device is None else device)
+                handed = (batch["x"], batch["y"]) if self._is_pair else batch
+                counts = stream.counts
+                counts.rows += len(arrays[0])
+                counts.batches += 1
+                if split == "train":
+                    self._begin_validation_again()
+                stream.move(taken)  # last: until here nothing was taken
             except OSError as error:
                 clear = self._named(error)
                 if clear is None:
                     raise
                 raise clear from error
-            counts = stream.counts
-            counts.batches += 1
-            counts.rows += len(arrays[0])
-            if split == "train":
-                validation = self._streams.get("val")
-                if isinstance(validation, KeptStream | DirectStream):
-                    validation.begin_again()
-            batch: dict[str, Any] = dict(zip(self._names, arrays, strict=True))
-            if self._handed is not None:
-                batch = self._handed(batch, self._device if device is None else device)
-        return (batch["x"], batch["y"]) if self._is_pair else batch
+        return handed
+
+    def _begin_validation_again(self) -> None:
+        validation = self._streams.get("val")
+        if isinstance(validation, KeptStream | DirectStream):
+            validation.begin_again()
 
     def _stream(self, split: str) -> _Stream:
         """The stream of a split, made when it is first asked for; anew in a child process that was forked."""
@@ -207,8 +222,15 @@ class DatasetConsumer:
             self._streams.clear()
             self._waits.clear()
             self._seats.clear()
-        if not isinstance(split, str) or split not in ("train", "val"):
+        if not isinstance(split, str) or split not in _SPLITS:
             raise _bad("split", split, "'train' or 'val'", "consumer.get_batch('train')")
+        if split not in self._streams and not self._has(split):
+            raise QueueError(
+                f"this queue has no {split} files: its provider makes others only",
+                folder=self._queue.path,
+                split=split,
+                remedy="run(splits=('train', 'val')), which is the default",
+            )
         if split not in self._streams:
             self._streams[split] = self._new_stream(split)
         return self._streams[split]
@@ -219,7 +241,7 @@ class DatasetConsumer:
         folder = self._queue.split(split, self._census)
         self._waits[split] = waiter = Waiter(self._queue, self._census, self.timeout_seconds)
         if split == "val" and self._meta.val_batches:
-            return KeptStream(folder, waiter, self._meta.fingerprint)
+            return KeptStream(folder, waiter, self._fingerprint)
         folder.sweep()
         seat, reader, at_once = self._seat(), Reader(self._memory()), self._delete == "consumed"
         if self._rank is None or self._world_size is None:
@@ -266,100 +288,136 @@ class DatasetConsumer:
     def state_dict(self) -> dict[str, Any]:
         """Where each split is: the file and the batch in it that comes next. Small, and JSON."""
         with self._lock:
-            state: dict[str, Any] = {"queue": self._meta.fingerprint}
-            for split, stream in self._streams.items():
-                found = stream.position()
-                if found is not None:
-                    position, shape = found
-                    batch, row = divmod(position.row, shape.batch_size)
-                    state[split] = {"file": position.file, "batch": batch}
-                    if row:  # batches of another size than the provider's
-                        state[split]["row"] = row
-                    state |= {"batch_size": shape.batch_size, "batches_per_file": shape.num_batches}
-            return state
+            return copy.deepcopy(self._last_state) if self._is_closed else self._opened_state()
+
+    def _opened_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"queue": self._fingerprint}
+        cut: dict[str, list[int]] = {}
+        for split in _SPLITS:
+            found = self._stream(split).position() if split in self._streams or self._has(split) else None
+            if found is None:
+                continue
+            position, shape = found
+            batch, row = divmod(position.row, shape.batch_size if shape is not None else 1)
+            state[split] = {"file": position.file, "batch": batch}
+            if row:  # batches of another size than the provider's
+                state[split]["row"] = row
+            if shape is not None:
+                cut[split] = [*shape]
+        return state | {"cut": cut}
+
+    def _has(self, split: str) -> bool:
+        """Whether the queue has a split: a provider may have been told to make one only."""
+        return self._provider is not None or (self._queue.path / split).is_dir()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go where a state says, in every split that it names. Files that were deleted since are made again."""
-        places, shape = self._checked_state(state)
+        places = self._checked_state(state)
         with self._lock:
-            for split, position in places.items():
+            for split, (position, shape) in places.items():
                 stream = self._stream(split)
-                stream.seek(position, shape, can_be_made_again=self._meta.reproducible)
+                try:
+                    stream.seek(position, shape, can_be_made_again=self._meta.reproducible)
+                except OSError as error:
+                    clear = self._named(error)
+                    if clear is None:
+                        raise
+                    raise clear from error
 
-    def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, Position], FileShape]:
+    def _checked_state(self, state: Mapping[str, Any]) -> dict[str, tuple[Position, FileShape | None]]:
         if not isinstance(state, Mapping) or not isinstance(state.get("queue"), str):
             raise PlanError(
                 "this is not the state of a consumer",
                 parameter="state",
                 remedy="load_state_dict takes what consumer.state_dict() gave",
             )
-        if state["queue"] != self._meta.fingerprint:
+        if state["queue"] != self._fingerprint:
             raise PlanError(
                 "this state is of another queue: its schema, its provider's code, its settings or its seed differ",
                 parameter="state",
                 state=state["queue"],
-                queue=self._meta.fingerprint,
+                queue=self._fingerprint,
                 remedy="prepare with what the state was saved with; or begin at the queue's first batch, without it",
             )
+        cut = state.get("cut", {})
         places = {}
-        sizes = [state.get("batch_size", 1), state.get("batches_per_file", 1)]
         for split, place in state.items():
-            if split in ("queue", "batch_size", "batches_per_file"):
+            if split in ("queue", "cut"):
                 continue
-            if split not in ("train", "val") or not isinstance(place, Mapping):
+            if split not in _SPLITS or not isinstance(place, Mapping) or not isinstance(cut, Mapping):
                 raise _bad_place(split, place)
-            numbers = [place.get("file"), place.get("batch"), place.get("row", 0), *sizes]
+            shape = cut.get(split)
+            numbers = [place.get("file"), place.get("batch"), place.get("row", 0), *([] if shape is None else shape)]
             if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
                 raise _bad_place(split, place)
-            file, batch, row, batch_size, _ = numbers
-            places[split] = Position(file, batch * batch_size + row)
-        return places, FileShape(*sizes)
+            file, batch, row, *sizes = numbers
+            if (not sizes and (batch or row)) or (sizes and len(sizes) != len(FileShape._fields)):
+                raise _bad_place(split, place)
+            rows = FileShape(*sizes) if sizes else None
+            places[split] = Position(file, batch * (rows.batch_size if rows is not None else 1) + row), rows
+        return places
 
     def stats(self) -> dict[str, Any]:
         """What happened, for each split: batches, rows and files, waits in seconds, what came again and why."""
-        with self._lock:
-            told: dict[str, Any] = {}
-            for split, stream in self._streams.items():
-                told[split] = asdict(stream.counts)
-                waiter = self._waits.get(split)
-                if waiter is not None:
-                    told[split] |= {"wait_seconds": waiter.seconds, "longest_wait_seconds": waiter.longest_seconds}
-                    with contextlib.suppress(OSError):
-                        told[split]["backlog_files"] = self._queue.split(split, self._census).backlog()
-            return told
+        if self._is_closed:
+            return copy.deepcopy(self._last_stats)
+        told: dict[str, Any] = {}
+        for split, stream in [*self._streams.items()]:
+            told[split] = asdict(stream.counts)
+            waiter = self._waits.get(split)
+            if waiter is not None:
+                told[split] |= {"wait_seconds": waiter.seconds, "longest_wait_seconds": waiter.longest_seconds}
+                with contextlib.suppress(OSError):
+                    told[split]["backlog_files"] = self._queue.split(split, self._census).backlog()
+        return told
 
     # The end
 
     def close(self) -> None:
         """What was handed out counts as used (with delete="consumed"); the rest is there for others. Twice is fine."""
+        self._close(record=self._delete == "consumed")
+
+    def _close(self, *, record: bool) -> None:
+        for waiter in [*self._waits.values()]:
+            waiter.stop()  # before the lock, which a thread that waits holds
         with self._lock:
-            if not self._is_closed:
+            if self._is_closed:
+                return
+            if self._pid != os.getpid():
                 self._is_closed = True
-                if self._pid == os.getpid():
-                    _let_go(self._streams, self._waits, self._seats, record=self._delete == "consumed")
+                return
+            with contextlib.suppress(OSError, QueueError):  # the folder may be gone
+                self._last_state = self._opened_state()
+            self._last_stats = self.stats()
+            self._is_closed = True
+            for stream in self._streams.values():
+                with contextlib.suppress(OSError):
+                    stream.release(record=record)
+            _let_go(self._streams, self._waits, self._seats)
 
     def __enter__(self) -> DatasetConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._is_closed and self._pid == os.getpid():
-            # The batch that was worked on may not have been used: it comes again.
-            self._is_closed = True
-            _let_go(self._streams, self._waits, self._seats)
-        self.close()
+        # Where a step failed, the batch that it worked on may not have been used: it comes again.
+        self._close(record=kind is None and self._delete == "consumed")
+
+    def __reduce__(self) -> Any:
+        """For other processes: a consumer of their own, on the same queue."""
+        return _opened_again, (self._arguments,)
 
     def __repr__(self) -> str:
         return f"DatasetConsumer({str(self.data_dir)!r})"
 
 
-def _let_go(streams: dict[str, _Stream], waits: dict[str, Waiter], seats: list[Seat], record: bool = False) -> None:
-    """Leave the queue. Without `record`, the batch that was handed out last comes again: nobody said it was used."""
+def _let_go(streams: dict[str, _Stream], waits: dict[str, Waiter], seats: list[Seat]) -> None:
+    """Leave the queue without taking its lock: a collector may call this anywhere. Others find that nobody holds what
+    was held; the batch that was handed out last comes again, since nobody said that it was used."""
     pid = os.getpid()
     if any(seat.pid != pid for seat in seats):  # a forked child: all this is its parent's
         return
     for stream in streams.values():
-        with contextlib.suppress(OSError):
-            stream.release(record=record)
+        stream.drop()
     for waiter in waits.values():
         waiter.close()
     for seat in seats:
@@ -367,6 +425,22 @@ def _let_go(streams: dict[str, _Stream], waits: dict[str, Waiter], seats: list[S
     streams.clear()
     waits.clear()
     seats.clear()
+
+
+def _opened_again(arguments: dict[str, Any]) -> DatasetConsumer:
+    return DatasetConsumer(**arguments)
+
+
+_consumers: weakref.WeakSet[DatasetConsumer] = weakref.WeakSet()
+
+
+def _unlock_all() -> None:
+    """In a forked child: the lock may be that of a thread which is not here."""
+    for consumer in _consumers:
+        consumer._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_all)
 
 
 def _adapter(framework: str) -> Any:

@@ -24,34 +24,19 @@ class DirectStream:
         self._is_kept = split == "val" and bool(provider.val_batches)
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []
-        self._go_to(Position(0, 0))
+        self._row = 0
+        """Rows of the stream before the next one, of all ranks and files."""
+        self._making: tuple[int, Iterator[Arrays]] | None = None
+        self._made: tuple[int, int, Arrays] | None = None
+        """File, number in it, and batch that was made last."""
 
-    def _go_to(self, position: Position) -> None:
-        self._file, self._row = position
-        self._batches: Iterator[Arrays] | None = None
-        self._made = 0
-        self._batch: Arrays = []
-
-    def take(self, num_rows: int | None) -> Arrays:
+    def peek(self, num_rows: int | None) -> tuple[Arrays, int]:
         size = num_rows or self.provider.batch_size
-        before = Position(self._file, self._row)
-        try:
-            for _ in range(self._rank):
-                self._next_rows(size)
-            rows = joined(self._next_rows(size))
-            for _ in range(self._world_size - self._rank - 1):
-                self._skip(size)
-        except BaseException:
-            self._go_to(before)  # sample_batch raised: nothing was taken
-            raise
-        return rows
+        rows = joined(self._rows(self._row + self._rank * size, size))
+        return rows, self._row + self._world_size * size
 
-    def _skip(self, num_rows: int) -> None:
-        rows_per_file = self._rows_per_file
-        if self._row + num_rows > rows_per_file:
-            self._go_to(Position(self._file + 1, self._row + num_rows - rows_per_file))
-        else:
-            self._row += num_rows
+    def move(self, row: int) -> None:
+        self._row = row % self._rows_per_file if self._is_kept else row
 
     @property
     def _shape(self) -> FileShape:
@@ -61,57 +46,65 @@ class DirectStream:
     def _rows_per_file(self) -> int:
         return self._shape.batch_size * self._shape.num_batches
 
-    def _next_rows(self, num_rows: int) -> list[Arrays]:
+    def _rows(self, first: int, num_rows: int) -> list[Arrays]:
         pieces: list[Arrays] = []
-        batch_size = self.provider.batch_size
+        size = self.provider.batch_size
         while num_rows > 0:
-            while self._row >= self._rows_per_file:
-                self._go_to(Position(0 if self._is_kept else self._file + 1, self._row - self._rows_per_file))
-            batch = self._made_batch(self._row // batch_size)
-            start = self._row % batch_size
-            stop = min(start + num_rows, batch_size)
-            pieces.append([array[start:stop] for array in batch])
+            file, row = divmod(first, self._rows_per_file)
+            start = row % size
+            stop = min(start + num_rows, size)
+            batch = self._batch(0 if self._is_kept else file, row // size)
+            pieces.append([array[start:stop].copy() for array in batch])
             num_rows -= stop - start
-            self._row += stop - start
+            first += stop - start
         return pieces
 
-    def _made_batch(self, index: int) -> Arrays:
-        """A batch of the current file. Those before it are made too: they all draw from one generator."""
+    def _batch(self, file: int, index: int) -> Arrays:
+        """A batch of a file. Those before it are made too: they all draw from one generator."""
         if self._is_kept:
             if not self._kept:
-                self._kept = list(self.provider.batches(self.split, 0))
-            return [array.copy() for array in self._kept[index]]
-        if self._batches is None or index < self._made - 1:
-            self._batches, self._made = self.provider.batches(self.split, self._file), 0
-        while self._made <= index:
-            self._batch = next(self._batches)
-            self._made += 1
-            if self._made == 1:
-                self.counts.files += 1
-        return self._batch
+                self._kept = [_copied(batch) for batch in self.provider.batches(self.split, 0)]
+            return self._kept[index]
+        made = self._made
+        if made is not None and made[:2] == (file, index):
+            return made[2]
+        if self._making is None or made is None or made[0] != file or made[1] > index:
+            self._making, made = (file, self.provider.batches(self.split, file)), None
+            self.counts.files += 1
+        number = -1 if made is None else made[1]
+        self._made = None  # where sample_batch raises, the next call begins the file again
+        while number < index:
+            batch = _copied(next(self._making[1]))
+            number += 1
+        self._made = file, index, batch
+        return batch
 
     def begin_again(self) -> None:
         """The next evaluation begins with the first kept batch."""
         if self._is_kept:
-            self._go_to(Position(0, 0))
+            self._row = 0
 
     def record(self) -> None:
         """Nothing is used up."""
 
-    def position(self) -> tuple[Position, FileShape] | None:
-        if self._is_kept:
-            return None
-        number, row = self._file, self._row
-        if row >= self._rows_per_file:
-            number, row = number + 1, row - self._rows_per_file
-        return Position(number, row), self._shape
+    def position(self) -> tuple[Position, FileShape | None] | None:
+        return None if self._is_kept else (Position(*divmod(self._row, self._rows_per_file)), self._shape)
 
-    def seek(self, position: Position, shape: FileShape, *, can_be_made_again: bool) -> None:
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
         check_shape(shape, self._shape, f"{self.split} file {position.file}")
-        self._go_to(position)
+        if not self._is_kept:
+            self._row = position.file * self._rows_per_file + position.row
 
     def release(self, *, record: bool) -> None:
-        self._batches = None
+        self.drop()
+
+    def drop(self) -> None:
+        self._making = self._made = None
 
     def forget_lost_files(self) -> None:
         """It holds none."""
+
+
+def _copied(batch: Arrays) -> Arrays:
+    """A batch of its own memory: a provider may fill the same arrays again."""
+    return [array.copy() for array in batch]

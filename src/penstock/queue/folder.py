@@ -6,6 +6,8 @@
     control/train/returned/00000115                ready again: its reader died, this far
     control/train/wanted/00000114                  ready no more, and needed: a provider makes it first
     train/next, control/train/taken                the next number that a provider begins, that a consumer takes
+    control/train/ranks                            how far ranks are, which share files and claim none (see ranks.py)
+    val/kept.batches                               no number: validation batches that are kept; .kept.ID.part while made
 
 Every step from one to the next is one rename, which happened or did not: a process that is killed between two leaves a
 number in exactly one of these places. Choosing a number is done under a lock of the split's, by one at a time.
@@ -21,16 +23,21 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import BusyError, OutOfSpaceError, PenstockError, QueueError
 from penstock.files import is_part, one_at_a_time, sync_folder
-from penstock.queue.members import Census, Member
+from penstock.queue.batch_file import DamagedFile, read_facts
+from penstock.queue.members import Census, Facts, Member
+from penstock.queue.ranks import Progress, RankRecords
+from penstock.queue.reading import Position
 
 __all__ = [
     "EXTENSION",
     "FULL",
+    "KEPT",
     "Claim",
     "Listing",
     "Part",
@@ -48,6 +55,7 @@ __all__ = [
 EXTENSION = ".batches"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system calls a full disk."""
+KEPT = "kept"
 _DIGITS = 8
 _ROWS = struct.Struct("<qq")
 
@@ -123,7 +131,8 @@ class Listing:
 class Part:
     """A number that a provider makes, and the file that it writes."""
 
-    number: int
+    number: int | None
+    """None: of the kept batches."""
     path: Path
     inode: int
     """A file of the same name that is another one is of nobody: its maker seemed dead, and woke up."""
@@ -146,7 +155,15 @@ class Claim:
     def record(self, recorded: int, handed: int) -> None:
         """Write down how far this reader is. It survives a kill -9 of the reader."""
         # A reader before this one may have been handed more: that comes again too, and is counted.
-        _ROWS.pack_into(self._rows, 0, recorded, max(handed, self.handed))
+        handed = max(handed, self.handed)
+        if self._rows.closed:
+            write_rows(self.path, recorded, handed)
+        else:
+            _ROWS.pack_into(self._rows, 0, recorded, handed)
+
+    def rest(self) -> None:
+        """Hold nothing open for it: it stays claimed, and can be recorded, given back or done."""
+        self._rows.close()
 
     def is_held(self) -> bool:
         """Whether it was not given to another, while this process seemed dead."""
@@ -177,14 +194,22 @@ class SplitFolder:
         self.name = name
         self.census = census
         self.path = queue.path / name
+        self.identity = os.path.realpath(self.path)
+        """By which a process knows it again, whatever way leads to it."""
         self.control = queue.path / "control" / name
         self.claimed = self.control / "claimed"
         self.returned = self.control / "returned"
         self.wanted = self.control / "wanted"
         self.ranks = self.control / "ranks"
+        self.records = RankRecords(self.ranks)
 
     def ready_path(self, number: int) -> Path:
         return self.path / file_name(number)
+
+    @property
+    def kept_path(self) -> Path:
+        """Batches that are made once and kept. No number of the stream: it begins and goes on as if they were not."""
+        return self.path / f"{KEPT}{EXTENSION}"
 
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:
@@ -236,7 +261,10 @@ class SplitFolder:
         with self.one_at_a_time():
             for folder in (self.path, self.control, self.returned, self.ranks):
                 for name in os.listdir(folder):
-                    if is_part(name) and (folder != self.path or _made_by(name) is None):
+                    if not is_part(name) or (folder == self.path and _made_by(name) is not None):
+                        continue
+                    keeper = _kept_by(name)
+                    if keeper is None or not self.census.is_alive(keeper):
                         (folder / name).unlink(missing_ok=True)
             for path in self.queue.quarantine.glob(f".{self.name}-*.part"):
                 path.unlink(missing_ok=True)
@@ -262,16 +290,25 @@ class SplitFolder:
                 return None
             return self._begin(there.next, provider, there)
 
-    def begin_kept(self, provider: Member, fits: Callable[[Path], bool]) -> Part | None:
-        """As `begin`, of a split that is one file, made once: where it is not there, or not as it should be."""
+    def begin_kept(self, provider: Member, is_due: Callable[[Path], bool]) -> Part | None:
+        """As `begin`, of the kept batches: where they are due, and nobody else makes them."""
         with self.one_at_a_time():
-            there = self.listing()
-            maker = there.making.get(0)
-            if (maker is not None and self._lives(maker, provider)) or (0 in there.ready and fits(self.ready_path(0))):
+            if not is_due(self.kept_path):
                 return None
-            if maker is not None and not self._take_over(0, maker):
-                return None
-            return self._begin(0, provider, there)
+            for maker in self.keepers():
+                if maker != provider.id and self._lives(maker, provider):
+                    return None
+                self._kept_part(maker).unlink(missing_ok=True)
+            part = self._kept_part(provider.id)
+            part.touch()
+            return Part(None, part, part.stat().st_ino)
+
+    def keepers(self) -> list[str]:
+        """Providers, dead ones too, that make the kept batches."""
+        return sorted(maker for name in os.listdir(self.path) if (maker := _kept_by(name)) is not None)
+
+    def _kept_part(self, member_id: str) -> Path:
+        return self.path / f".{KEPT}.{member_id}.part"
 
     def _begin(self, number: int, provider: Member, there: Listing) -> Part:
         part = self._part(number, provider.id)
@@ -305,7 +342,7 @@ class SplitFolder:
             if part.path.stat().st_ino != part.inode:
                 part.path.unlink()
                 return False
-            os.rename(part.path, self.ready_path(part.number))
+            os.rename(part.path, self.kept_path if part.number is None else self.ready_path(part.number))
         except FileNotFoundError:
             if not self.path.is_dir():
                 raise deleted(self.queue.path) from None
@@ -317,21 +354,27 @@ class SplitFolder:
     def give_up(self, part: Part) -> None:
         """A number that was begun and will not be made here: another provider makes it."""
         with self.one_at_a_time():
-            if part.path.exists():
+            if part.number is not None and part.path.exists():
                 self._want(part.number)  # first: a kill between the two must not leave it nowhere
-                part.path.unlink(missing_ok=True)
+            part.path.unlink(missing_ok=True)
 
     # For consumers
 
-    def claim(self, consumer: Member) -> Claim | int:
+    def claim(self, consumer: Member, mine: AbstractSet[int] = frozenset()) -> Claim | int:
         """The next file, which nobody else gets; or the number that must be waited for.
 
         Files are taken in the order of their numbers. What somebody before did not finish comes first, and what has
-        to be made again is waited for.
+        to be made again is waited for. `mine`: what the caller has; another one that is claimed in its name was claimed
+        by a call that was interrupted.
         """
         with self.one_at_a_time():
+            if self.records.are_there() and (missing := self._go_on_for_ranks(consumer)) is not None:
+                return missing
             there = self.listing()
-            if self.return_what_the_dead_held(there, consumer):
+            interrupted = [n for n, holder in there.claimed.items() if holder == consumer.id and n not in mine]
+            for number in interrupted:
+                self._return(self._claimed_path(number, consumer.id))
+            if self.return_what_the_dead_held(there, consumer) or interrupted:
                 there = self.listing()
             again = [number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken]
             number = min(again, default=there.taken)
@@ -345,7 +388,7 @@ class SplitFolder:
 
     def _claim(self, number: int, consumer: Member, there: Listing) -> Claim:
         recorded, handed = _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")
-        path = self.claimed / f"{number:0{_DIGITS}d}.{consumer.id}{EXTENSION}"
+        path = self._claimed_path(number, consumer.id)
         rows = _mapped_rows(_rows_beside(path), recorded, handed)
         is_alone = all(holder == consumer.id for holder in there.claimed.values())
         claim = Claim(number, path, recorded, handed, is_alone, rows)
@@ -362,17 +405,131 @@ class SplitFolder:
         self._want_no_more(number)  # asked for while its maker gave it its name
         return claim
 
+    def _claimed_path(self, number: int, holder: str) -> Path:
+        return self.claimed / f"{number:0{_DIGITS}d}.{holder}{EXTENSION}"
+
+    def beginning(self) -> tuple[int, int]:
+        """The file that `claim` would give next, and how many of its rows were used before."""
+        with self.one_at_a_time():
+            after_ranks = self.records.left_off()
+            if after_ranks is not None:
+                return after_ranks.recorded
+            there = self.listing()
+            again = [number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken]
+            dead = [number for number, holder in there.claimed.items() if not self.census.is_alive(holder)]
+            number = min([*again, *dead], default=there.taken)
+            if number in dead:
+                return number, read_rows(self._claimed_path(number, there.claimed[number]))[0]
+            return number, _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")[0]
+
+    # Ranks, which share files, and single consumers, which claim them: one kind after the other
+
+    def living_ranks(self, me: Member | None) -> list[Facts]:
+        """Ranks that read this split, but this one, and but the one that this process had before, in a notebook."""
+        joined = self.records.began()[1]
+        if not joined:
+            return []
+        living = [
+            facts
+            for facts in self.census.living("consumer")
+            if facts.id in joined and (me is None or not (facts.id == me.id or _is_replaced_by(facts, me.facts)))
+        ]
+        return sorted(living, key=lambda facts: facts.rank or 0)
+
+    def _go_on_for_ranks(self, consumer: Member) -> int | None:
+        """Ranks have read this split: where they are gone, go on from the slowest one. Or a number to wait for."""
+        self._refuse_beside(self.living_ranks(consumer))
+        left = self.records.left_off()
+        if left is None:
+            self.records.clear()
+            return None
+        there = self.listing()
+        number, row = left.recorded
+        while row:  # it may lie beyond the end of its file, where a step is longer than that
+            num_rows = self._num_rows(number)
+            if num_rows is None:
+                if number <= there.next and number not in there.making:
+                    self._want(number)
+                return number
+            if row < num_rows:
+                break
+            number, row = number + 1, row - num_rows
+        self.forget_returned()
+        for old in range(number, left.handed.file + 1):
+            recorded = row if old == number else 0
+            handed = left.handed.row if old == left.handed.file else self._num_rows(old) or 0
+            if max(recorded, handed):
+                self._write_returned(old, recorded, max(recorded, handed))
+        if row and left.handed.file < number:
+            self._write_returned(number, row, row)
+        self._drop_below(number, there)
+        write_number(self.control / "taken", number)
+        self.records.clear(left)
+        return None
+
+    def _refuse_beside(self, ranks: list[Facts]) -> None:
+        if ranks:
+            raise BusyError(
+                f"ranks read {self.name} now, and a consumer without rank= would be handed the same rows",
+                folder=self.queue.path,
+                process=", ".join(f"{one.name} (rank {one.rank} of {one.world_size})" for one in ranks),
+                remedy="give this one a rank= of their world_size=; or close or stop them, and it goes on where they "
+                "were",
+            )
+
+    def _num_rows(self, number: int) -> int | None:
+        """Of a file that waits. One that is damaged is found to be when it is read: it has as many as you like."""
+        try:
+            return read_facts(self.ready_path(number)).num_rows
+        except FileNotFoundError:
+            return None
+        except DamagedFile:
+            return 1 << 62
+
+    def _drop_below(self, number: int, there: Listing) -> None:
+        for old in there.ready:
+            if old < number:
+                self.ready_path(old).unlink(missing_ok=True)
+        for old, maker in there.making.items():
+            if old < number:
+                self._part(old, maker).unlink(missing_ok=True)
+                self.ready_path(old).unlink(missing_ok=True)  # where its maker was faster
+        for old in there.wanted:
+            if old < number:
+                self._want_no_more(old)
+
+    def left_off(self, there: Listing) -> Progress:
+        """Where `claim` would go on, when nobody holds a file, and up to where rows were handed out."""
+        again = {number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken}
+        number = min(again, default=there.taken)
+        gone = [old + 1 for old in range(number, there.taken) if old not in again]  # read by consumers that were faster
+        handed = [Position(old, _read_rows_text(self._returned_path(old))[1]) for old in there.returned]
+        recorded = Position(number, _read_rows_text(self._returned_path(number))[0])
+        return Progress(recorded, max([recorded, *handed, *(Position(after, 0) for after in gone)]))
+
+    def forget_returned(self) -> None:
+        """How far single consumers were: ranks go on for them, and have written that down."""
+        for marker in self.returned.iterdir():
+            marker.unlink(missing_ok=True)
+
+    def _returned_path(self, number: int) -> Path:
+        return self.returned / f"{number:0{_DIGITS}d}"
+
     def give_back(self, claim: Claim) -> None:
         """End a claim: what of the file is not recorded is there for others, or for this reader later."""
         claim.drop()
         with self.one_at_a_time():
             self._return(claim.path)
 
-    def quarantine(self, number: int, reason: str, path: Path, inode: int, claim: Claim | None = None) -> Path:
-        """Put a damaged file aside, with the reason, and ask for its number again."""
+    def quarantine(self, number: int | None, reason: str, path: Path, inode: int, claim: Claim | None = None) -> Path:
+        """Put a damaged file aside, with the reason, and ask for its number again.
+
+        Kept batches have none: that they are missing is seen.
+        """
+        name = KEPT if number is None else f"{number:0{_DIGITS}d}"
         with self.one_at_a_time():
             for attempt in range(1 << 20):
-                aside = self.queue.quarantine / f"{self.name}-{number:0{_DIGITS}d}.{attempt}{EXTENSION}"
+                aside = self.queue.quarantine / f"{self.name}-{name}.{attempt}{EXTENSION}"
                 if not aside.exists():
                     break
             with contextlib.suppress(FileNotFoundError):
@@ -380,8 +537,9 @@ class SplitFolder:
                     return aside
                 report = {"split": self.name, "number": number, "reason": reason, "found": time.time()}
                 write_text(aside.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
-                self._want(number)  # first: a number that is wanted and there is not made again
-                if claim is not None and claim.handed:
+                if number is not None:
+                    self._want(number)  # first: a number that is wanted and there is not made again
+                if number is not None and claim is not None and claim.handed:
                     self._write_returned(number, claim.recorded, claim.handed)
                 os.rename(path, aside)
             if claim is not None:
@@ -396,9 +554,17 @@ class SplitFolder:
             if number <= there.next and number not in there.ready and number not in there.making:
                 self._want(number)
 
-    def rewind(self, number: int, consumer: Member, *, can_be_made_again: bool) -> None:
-        """Let number and all after it come, once more where they came before. For the only reader of a split."""
+    def rewind(self, number: int, consumer: Member, *, can_be_made_again: bool) -> list[Claim]:
+        """Let number and all after it come, once more where they came before. For the only reader of a split.
+
+        Files before it are deleted; those that cannot be made again are the caller's, to be deleted later. Nothing is
+        done where other ranks of the caller have begun: one of them did it.
+        """
         with self.one_at_a_time():
+            is_rank, ranks = consumer.facts.rank is not None, self.living_ranks(consumer)
+            if ranks and is_rank:
+                return []
+            self._refuse_beside(ranks)
             there = self.listing()
             others = {holder for holder in there.claimed.values() if self._lives(holder, consumer, other_than=True)}
             if others:
@@ -418,27 +584,35 @@ class SplitFolder:
                     "reproducible = False",
                 )
             for held, holder in there.claimed.items():
-                path = self.claimed / f"{held:0{_DIGITS}d}.{holder}{EXTENSION}"
+                path = self._claimed_path(held, holder)
                 _rows_beside(path).unlink(missing_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, self.ready_path(held))
+            before = []
             for old in (*there.ready, *there.claimed):
-                if old < number:
+                if old < number and can_be_made_again:
                     self.ready_path(old).unlink(missing_ok=True)
+                elif old < number and not is_rank:  # ranks delete what all of them are past, when they record
+                    path = self._claimed_path(old, consumer.id)
+                    before.append(Claim(old, path, 0, 0, True, _mapped_rows(_rows_beside(path), 0, 0)))
+                    os.rename(self.ready_path(old), path)
+                    before[-1].rest()
             for old, maker in there.making.items():
                 if old < number:
                     self._part(old, maker).unlink(missing_ok=True)
                     self.ready_path(old).unlink(missing_ok=True)  # where its maker was faster
             for marker in (*self.wanted.iterdir(), *self.returned.iterdir()):
                 marker.unlink(missing_ok=True)
+            self.records.clear()
             write_number(self.control / "taken", number)
             write_number(self.path / "next", number)
+            return before
 
     def return_what_the_dead_held(self, there: Listing, me: Member) -> bool:
         found = False
         for number, holder in there.claimed.items():
             if not self._lives(holder, me):
-                self._return(self.claimed / f"{number:0{_DIGITS}d}.{holder}{EXTENSION}")
+                self._return(self._claimed_path(number, holder))
                 found = True
         for path in self.claimed.glob("*.rows"):  # of one who was killed before he claimed, or after he was done
             if not path.with_suffix(EXTENSION).exists() and not self._lives(path.name.split(".")[1], me):
@@ -471,6 +645,10 @@ class SplitFolder:
         return self.census.is_alive(member_id)
 
 
+def _is_replaced_by(facts: Facts, mine: Facts) -> bool:
+    return (facts.pid, facts.boot, facts.rank) == (mine.pid, mine.boot, mine.rank)
+
+
 def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
     """A new file beside a claimed one, as memory: writing into it is no call, and survives this process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -479,6 +657,10 @@ def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
         return mmap.mmap(descriptor, _ROWS.size)
     finally:
         os.close(descriptor)
+
+
+def write_rows(path: Path, recorded: int, handed: int) -> None:
+    _mapped_rows(_rows_beside(path), recorded, handed).close()
 
 
 def read_rows(path: Path) -> tuple[int, int]:
@@ -499,6 +681,16 @@ def _made_by(name: str) -> tuple[int, str] | None:
     """
     made = name[1:-5].split(".")
     return (int(made[0]), made[1]) if is_part(name) and len(made) == 2 and made[0].isdigit() else None
+
+
+def _kept_by(name: str) -> str | None:
+    """The provider that makes the kept batches under this name.
+
+    >>> _kept_by(".kept.provider-1-ab.part"), _kept_by(".00000118.provider-1-ab.part"), _kept_by("kept.batches")
+    ('provider-1-ab', None, None)
+    """
+    made = name[1:-5].split(".")
+    return made[1] if is_part(name) and len(made) == 2 and made[0] == KEPT else None
 
 
 def _rows_beside(path: Path) -> Path:
@@ -551,6 +743,13 @@ def named(error: OSError, queue: QueueFolder) -> PenstockError | None:
             folder=queue.path,
             file=error.filename,
             remedy="make room, then do the same again: nothing was lost",
+        )
+    if error.errno == errno.EROFS:
+        return QueueError(
+            f"the queue cannot be written: {error.strerror}",
+            folder=queue.path,
+            file=error.filename,
+            remedy="mount it so that it can be written, or put the dataset elsewhere; nothing was lost",
         )
     if isinstance(error, PermissionError):
         return QueueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from penstock.queue.batch_file import DamagedFile
 from penstock.queue.claimed import Counts, check_facts
 from penstock.queue.folder import SplitFolder
@@ -12,7 +14,7 @@ __all__ = ["KeptStream"]
 
 
 class KeptStream:
-    """The rows of the one file of a split, again and again. No claim: all who want read it."""
+    """The rows of the file of kept batches, again and again. No claim: all who want read it."""
 
     def __init__(self, folder: SplitFolder, waiter: Waiter, fingerprint: str) -> None:
         self.folder = folder
@@ -21,58 +23,80 @@ class KeptStream:
         self.counts = Counts()
         self._reader = Reader()
         self._file: LoadedFile | None = None
-        self._inode = -1
+        self._status: os.stat_result | None = None
+        self._is_first = True
         self._row = 0
 
-    def take(self, num_rows: int | None) -> Arrays:
+    def peek(self, num_rows: int | None) -> tuple[Arrays, int]:
         file = self._loaded()
-        pieces, missing = [], num_rows or file.facts.batch_size
+        pieces, row, missing = [], self._row, num_rows or file.facts.batch_size
         while missing > 0:
-            stop = min(self._row + missing, file.num_rows)
-            pieces.append([column.copy() for column in file.rows(self._row, stop)])  # others get these rows too
-            missing -= stop - self._row
-            self._row = stop % file.num_rows
-        return joined(pieces)
+            stop = min(row + missing, file.num_rows)
+            pieces.append([column.copy() for column in file.rows(row, stop)])  # others get these rows too
+            missing -= stop - row
+            row = stop % file.num_rows
+        return joined(pieces), row
+
+    def move(self, row: int) -> None:
+        self._row = row
 
     def _loaded(self) -> LoadedFile:
+        """The file that this evaluation reads: the one that is there when it begins, else the one of the last."""
+        if self._file is not None and self._is_first:
+            found = self._look()
+            if isinstance(found, os.stat_result) and not _is_same(found, self._status):
+                self._load(found)
         while self._file is None:
-            inode: tuple[int] = self.waiter.until(self.folder.name, self._look)
-            try:
-                file = self._reader.load(self.folder.ready_path(0))
-                check_facts(file.facts, self.folder, 0, self.fingerprint)
-            except FileNotFoundError:
-                continue
-            except DamagedFile as error:
-                self.folder.quarantine(0, error.reason, self.folder.ready_path(0), inode[0])
-                self.counts.quarantined_files += 1
-                continue
-            self._file, self._inode = file, inode[0]
-            self.counts.files += 1
+            self._load(self.waiter.until(self.folder.name, self._look))
+        self._is_first = False
         return self._file
 
-    def _look(self) -> tuple[int] | int:
+    def _load(self, found: os.stat_result) -> None:
+        """Take what is there now for what was read before, if it can be read."""
+        path = self.folder.kept_path
         try:
-            return (self.folder.ready_path(0).stat().st_ino,)
+            file = self._reader.load(path)
+            check_facts(file.facts, self.folder, 0, self.fingerprint)
+        except FileNotFoundError:
+            return
+        except DamagedFile as error:
+            self.folder.quarantine(None, error.reason, path, found.st_ino)
+            self.counts.quarantined_files += 1
+            return
+        self._file, self._status = file, found
+        self.counts.files += 1
+
+    def _look(self) -> os.stat_result | int:
+        try:
+            return self.folder.kept_path.stat()
         except FileNotFoundError:
             return 0
 
     def begin_again(self) -> None:
-        """The next evaluation. Kept batches that were made anew meanwhile, of another number, count from here."""
+        """The next evaluation. Kept batches that were made anew meanwhile, or are others, count from here."""
         self._row = 0
-        if self._file is not None and self._look() != (self._inode,):
-            self._file = None
+        self._is_first = True
 
     def record(self) -> None:
         """Nothing is used up."""
 
-    def position(self) -> tuple[Position, FileShape] | None:
+    def position(self) -> tuple[Position, FileShape | None] | None:
         return None
 
-    def seek(self, position: Position, shape: FileShape, *, can_be_made_again: bool) -> None:
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
         self._row = 0
 
     def release(self, *, record: bool) -> None:
+        self.drop()
+
+    def drop(self) -> None:
         self._file = None
+        self._reader.end()
 
     def forget_lost_files(self) -> None:
         """It holds none."""
+
+
+def _is_same(found: os.stat_result, before: os.stat_result | None) -> bool:
+    """Whether two looks saw one file. By its time too: an inode number is given again."""
+    return before is not None and (found.st_ino, found.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -79,7 +79,8 @@ class Death(msgspec.Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        making = "" if self.split is None else f" making {self.split} file {self.number}"
+        file = f"kept {self.split} batches" if self.number is None else f"{self.split} file {self.number}"
+        making = "" if self.split is None else f" making {file}"
         return f"provider, pid {self.pid}, died{making}: {self.error}" + (f", {self.place}" if self.place else "")
 
 
@@ -101,7 +102,7 @@ class Member:
         self.id = self.facts.id
         self.path = who / self.id
         self._line = msgspec.json.encode(self.facts) + b"\n"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collector may let go of a member in the middle of a beat
         self._count = 0
         self._left = threading.Event()
         self._last_beat = time.monotonic()
@@ -289,7 +290,9 @@ class Census:
                 facts = msgspec.json.decode(content.partition(b"\n")[0], type=Facts)
             except msgspec.DecodeError:
                 return False  # nobody's: a member's file is whole before it has its name
-            if facts.boot == boot_id() and _is_free(descriptor):
+            # Of this machine, also of one that was started again since: whoever lives holds its lock.
+            is_ours = facts.boot == boot_id() or facts.host == socket.gethostname()
+            if is_ours and _is_free(descriptor):
                 return False
         finally:
             os.close(descriptor)

@@ -28,6 +28,8 @@ class Meta:
     stamp: Stamp
     reproducible: bool = True
     val_batches: int | None = None
+    batch_size: int | None = None
+    """These two are of the provider that started last: its kept batches are those that count."""
     born: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)
     """Of this folder: one that was deleted and made again, of the same provider, is another queue."""
 
@@ -44,6 +46,7 @@ def write_meta(path: Path, meta: Meta) -> None:
         "born": meta.born,
         "reproducible": meta.reproducible,
         "val_batches": meta.val_batches,
+        "batch_size": meta.batch_size,
         "made_from": meta.stamp.to_json(),
     }
     part = part_name(path)
@@ -66,7 +69,8 @@ def read_meta(path: Path) -> Meta | None:
                 remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
             )
         stamp = Stamp.from_json(ours["made_from"], content)
-        return Meta(content, stamp, bool(ours["reproducible"]), ours["val_batches"], str(ours["born"]))
+        of_last = ours["val_batches"], ours["batch_size"]
+        return Meta(content, stamp, bool(ours["reproducible"]), *of_last, born=str(ours["born"]))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

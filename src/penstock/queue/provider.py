@@ -75,15 +75,18 @@ class DataProviderBase:
         sizes = {"batch_size": batch_size, "batches_per_file": batches_per_file, "max_backlog_files": max_backlog_files}
         optional = {"block_size": block_size, "target_size": target_size, "val_batches": val_batches}
         for name, value in (sizes | {name: size for name, size in optional.items() if size is not None}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not _is_whole(value, 1):
                 raise SpecError(
                     f"{name} must be a whole number of at least 1, got {value!r}",
                     parameter=name,
                     remedy=f"set {name} in the shared config",
                 )
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise SpecError(f"seed must be a whole number, got {seed!r}", parameter="seed", remedy="seed = 1337")
-        if not isinstance(sleep_seconds, int | float) or not 0 < sleep_seconds < float("inf"):
+        if not _is_whole(seed, 0):
+            raise SpecError(
+                f"seed must be a whole number of at least 0, got {seed!r}", parameter="seed", remedy="seed = 1337"
+            )
+        is_number = isinstance(sleep_seconds, int | float) and not isinstance(sleep_seconds, bool)
+        if not is_number or not 0 < sleep_seconds < float("inf"):
             raise SpecError(
                 f"sleep_seconds must be above 0, got {sleep_seconds!r}",
                 parameter="sleep_seconds",
@@ -179,7 +182,7 @@ class DataProviderBase:
             said = check_meta(self.build_meta())
             fields = fields_of(said)
             stamp = stamp_of(self, said)
-            self._knows = Meta(said, stamp, self.reproducible, self.val_batches), fields
+            self._knows = Meta(said, stamp, self.reproducible, self.val_batches, self.batch_size), fields
         return self._knows
 
     def go_by(self, meta: Meta) -> None:
@@ -196,7 +199,7 @@ class DataProviderBase:
         rng = self._rng(split, number)
         for index in range(self.num_batches(split)):
             batch = self.sample_batch(split, rng)
-            yield checked(batch, fields, self.batch_size, where=f"{split} file {number}, batch {index}")
+            yield checked(batch, fields, self.batch_size, where=f"{_called(self, split, number)}, batch {index}")
 
     def _rng(self, split: str, number: int) -> Any:
         key = key_of(self.seed, "queue", split, number)
@@ -209,7 +212,10 @@ class DataProviderBase:
     # Files
 
     def stop(self) -> None:
-        """End `run` after the batch that is being made. From any thread, and from a signal handler."""
+        """End `run` after the batch that is being made; the next one at once, where none runs.
+
+        From any thread, and from a signal handler.
+        """
         self._stopping.set()
         if self._watch is not None:
             self._watch.wake()
@@ -220,28 +226,41 @@ class DataProviderBase:
         `max_files`: end after so many. An error of `sample_batch` or `build_meta` ends it, and is raised in every
         consumer that waits.
         """
-        self._stopping.clear()
-        queue = QueueFolder(self.data_dir / "queue")
+        names = _checked_splits(splits)
+        if max_files is not None and not _is_whole(max_files, 0):
+            raise SpecError(
+                f"max_files must be a whole number of at least 0, or None, got {max_files!r}",
+                parameter="max_files",
+                remedy="run(max_files=4); run() makes files until it is stopped",
+            )
         try:
-            queue.make(tuple(splits))
-            work = _Work(self, queue, tuple(splits))
-        except OSError as error:
-            raise named(error, queue) or error from None
-        self._watch = FolderWatch(
-            *(queue.path / split for split in splits), *(queue.path / "control" / split / "wanted" for split in splits)
-        )
-        try:
-            with _ended_by_signals(self), contextlib.closing(self._watch):
-                return work.until_stopped(max_files)
+            return 0 if self._stopping.is_set() else _run(self, names, max_files)
         finally:
-            self._watch = None
-            work.member.leave()
+            self._stopping.clear()  # not before: stop may have been called already
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.data_dir)!r}, batch_size={self.batch_size}, seed={self.seed})"
 
 
 _SETTABLE = ("reproducible", "rng_framework")
+
+
+def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | None) -> int:
+    queue = QueueFolder(provider.data_dir / "queue")
+    try:
+        queue.make(splits)
+        work = _Work(provider, queue, splits)
+    except OSError as error:
+        raise named(error, queue) or error from None
+    provider._watch = FolderWatch(
+        *(queue.path / split for split in splits), *(queue.path / "control" / split / "wanted" for split in splits)
+    )
+    try:
+        with _ended_by_signals(provider), contextlib.closing(provider._watch):
+            return work.until_stopped(max_files)
+    finally:
+        provider._watch = None
+        work.member.leave()
 
 
 class _Work:
@@ -285,14 +304,16 @@ class _Work:
 
     def _begin(self) -> None:
         """Write the meta, or find that what is there was made by another provider."""
+        for path in self.queue.who.glob("*.died"):  # somebody is here again: consumers wait for what it does
+            path.unlink(missing_ok=True)
         self.member.say("reads what it makes batches of")
         try:
             meta = self.provider.meta
         except PenstockError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise WorkerError(
-                f"build_meta failed: {type(error).__name__}: {error}",
+                f"build_meta failed: {_in_words(error)}",
                 provider=type(self.provider).__name__,
                 remedy="its traceback says where",
             ) from error
@@ -304,15 +325,17 @@ class _Work:
                 if differences(there.stamp, meta.stamp):
                     raise _stale(self.queue, there.stamp, meta.stamp)
                 self.provider.go_by(there)  # the same, as another version of Python writes its code
-            if there is not None and (there.reproducible, there.val_batches) != (meta.reproducible, meta.val_batches):
+            if there is not None and _told_anew(there) != _told_anew(meta):
                 write_meta(self.queue.meta, replace(meta, stamp=self.provider.meta.stamp, born=there.born))
-            for path in (*self.queue.who.glob("*.died"), *self.queue.path.glob(".meta.json.*.part")):
+            for path in self.queue.path.glob(".meta.json.*.part"):
                 path.unlink(missing_ok=True)
         self.census.bury_the_dead()
         for folder in self.folders:
             folder.sweep()
 
     def _was_used(self) -> bool:
+        if any(folder.kept_path.exists() or folder.keepers() for folder in self.folders):
+            return True
         listings = [folder.listing() for folder in self.folders]
         return any(there.next or there.ready or there.claimed or there.making for there in listings)
 
@@ -330,7 +353,7 @@ class _Work:
         waiting = []
         for folder in self.folders:
             if folder.name == "val" and self.provider.val_batches:
-                part = folder.begin_kept(self.member, self._fits)
+                part = folder.begin_kept(self.member, self._is_due) if self._is_due(folder.kept_path) else None
                 if part is not None:
                     return folder, part
             else:
@@ -345,23 +368,30 @@ class _Work:
                 return folder, part
         return None
 
-    def _fits(self, path: Path) -> bool:
-        """Whether kept batches are those that this provider would make."""
-        try:
-            facts = read_facts(path)
-        except (DamagedFile, FileNotFoundError):
-            return False
-        return facts == self._facts("val", 0)
+    def _is_due(self, path: Path) -> bool:
+        """Whether kept batches are missing, or others than this provider makes, and it is its to make them.
 
-    def _facts(self, split: str, number: int) -> FileFacts:
+        Of providers that differ, the one that started last makes them: two would undo each other's work for ever.
+        """
+        with contextlib.suppress(DamagedFile, FileNotFoundError):
+            if read_facts(path) == self._facts("val", None):
+                return False
+        last = read_meta(self.queue.meta)
+        mine = self.provider.meta.fingerprint, self.provider.val_batches, self.provider.batch_size
+        return last is not None and (last.fingerprint, last.val_batches, last.batch_size) == mine
+
+    def _facts(self, split: str, number: int | None) -> FileFacts:
         provider = self.provider
         meta, fields = provider._known()
-        return FileFacts(meta.fingerprint, split, number, provider.batch_size, provider.num_batches(split), fields)
+        return FileFacts(meta.fingerprint, split, number or 0, provider.batch_size, provider.num_batches(split), fields)
 
     def _make(self, folder: SplitFolder, part: Part) -> bool:
         """Make one file. False where it was given up: to stop, for want of space, or because nobody needs it now."""
         self.at = folder.name, part.number
-        self.member.say("makes", folder.name, part.number)
+        if part.number is None:
+            self.member.say(f"makes {_called(self.provider, folder.name, None)}", folder.name)
+        else:
+            self.member.say("makes", folder.name, part.number)
         began = time.perf_counter()
         try:
             if not self._write(folder, part):
@@ -372,7 +402,7 @@ class _Work:
             self._give_up(folder, part)
             if error.errno not in FULL and not isinstance(error, OutOfSpaceError):
                 raise named(error, self.queue) or error from error
-            self._tell_full(error, folder.name, part.number)
+            self._tell_full(error, folder.name, -1 if part.number is None else part.number)
             self.provider._stopping.wait(self.provider.sleep_seconds)
             return False
         except BaseException:
@@ -383,13 +413,14 @@ class _Work:
         if is_there and self.provider.verbose:
             seconds, num_batches = time.perf_counter() - began, self.provider.num_batches(folder.name)
             with contextlib.suppress(OSError):  # it may go to a file on a disk that is full now
-                print(f"{folder.name} file {part.number}: {num_batches} batches in {seconds:.2f} s", flush=True)
+                made = _called(self.provider, folder.name, part.number)
+                print(f"{made}: {num_batches} batches in {seconds:.2f} s", flush=True)
         return is_there
 
     def _write(self, folder: SplitFolder, part: Part) -> bool:
         stopping = self.provider._stopping
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
-            batches = self.provider.batches(folder.name, part.number)
+            batches = self.provider.batches(folder.name, part.number or 0)
             while True:
                 if stopping.is_set():
                     return False
@@ -397,7 +428,7 @@ class _Work:
                     arrays = next(batches, None)
                 except (PenstockError, GeneratorExit):
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     raise _failed(error, self.provider, folder.name, part.number) from error
                 if arrays is None:
                     break
@@ -422,10 +453,40 @@ class _Work:
             self.provider._watch.wait(self.provider.sleep_seconds)
 
 
-def _failed(error: Exception, provider: DataProviderBase, split: str, number: int) -> WorkerError:
+def _is_whole(value: Any, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+
+def _checked_splits(splits: Any) -> tuple[str, ...]:
+    names = tuple(splits) if isinstance(splits, tuple | list) else ()
+    if not names or any(names.count(name) > 1 or name not in ("train", "val") for name in names):
+        raise SpecError(
+            f"splits must be a tuple of 'train' and 'val', or of one of them, got {splits!r}",
+            parameter="splits",
+            remedy='run(splits=("train",))',
+        )
+    return names
+
+
+def _told_anew(meta: Meta) -> tuple[Any, ...]:
+    """What each provider that starts says for all, though files may be mixed with those of others."""
+    return meta.reproducible, meta.val_batches, meta.batch_size
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _called(provider: DataProviderBase, split: str, number: int | None) -> str:
+    """A file, in words. Kept batches have no number, and `batches` counts them as those of file 0."""
+    is_kept = number is None or (split == "val" and provider.val_batches is not None)
+    return f"kept {split} batches" if is_kept else f"{split} file {number}"
+
+
+def _failed(error: BaseException, provider: DataProviderBase, split: str, number: int | None) -> WorkerError:
     place = place_of(error)
     return WorkerError(
-        f"sample_batch failed making {split} file {number}: {type(error).__name__}: {error}",
+        f"sample_batch failed making {_called(provider, split, number)}: {_in_words(error)}",
         provider=type(provider).__name__,
         at=place or None,
         remedy="mend sample_batch and start the provider again: it goes on with this file",

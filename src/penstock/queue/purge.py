@@ -22,12 +22,12 @@ __all__ = ["Purged", "is_of_a_queue", "purge"]
 _PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
 """What somebody wrote and did not finish."""
 _OF_A_SPLIT = (
-    rf"SPLIT/(?:\d+\.batches|next|{_PART})",
+    rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
     rf"control/SPLIT/(?:taken|{_PART})",
     rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
     rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
     rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",
-    r"quarantine/\.?SPLIT-\d+\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
+    r"quarantine/\.?SPLIT-(?:\d+|kept)\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
 )
 _OF_ALL = (r"meta\.json", _PART, rf"who/(?:(?:provider|consumer)-[\w-]+(?:\.died)?|{_PART})")
 

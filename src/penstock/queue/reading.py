@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ Arrays = list[NDArray[Any]]
 
 _MOST_BYTES_AHEAD = 256 << 20
 """A larger file is read when it is needed: two of them in memory might be too much."""
+_MOST_SECONDS_TO_FINISH = 60.0
 
 
 class Position(NamedTuple):
@@ -65,16 +68,21 @@ class Reader:
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         """`memory`: where to read files to; None for memory of this process that is used again."""
         self._memory = memory or pooled(BlockPool())
-        self._ahead: tuple[tuple[int, ...], Future[LoadedFile]] | None = None
+        self._ahead: tuple[tuple[int, ...], SimpleQueue[LoadedFile | BaseException]] | None = None
         self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._to_do: deque[Future[None]] = deque()
+        # Queues of C code, and no futures: an interrupt may come anywhere, and must not leave a lock behind.
+        self._tasks: SimpleQueue[Callable[[], None] | None] | None = None
 
     def load(self, path: Path) -> LoadedFile:
         """A file: from what was read ahead, if it is that one. Raises DamagedFile."""
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
         if ahead is not None and ahead[0] == _identity(os.stat(path)):
-            return ahead[1].result()
+            found = ahead[1].get()
+            self._ahead = None
+            if isinstance(found, BaseException):
+                raise found
+            return found
+        self._ahead = None
         return self._read(path)
 
     def read_ahead(self, path: Path) -> None:
@@ -82,53 +90,72 @@ class Reader:
         if self._ahead is not None:
             return
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # now: it will soon have another name
+            file = open(path, "rb", buffering=0)  # now: it will soon have another name
         except OSError:
             return
-        identity = _identity(os.fstat(descriptor))
+        identity = _identity(os.fstat(file.fileno()))
         if identity[2] > _MOST_BYTES_AHEAD:
-            os.close(descriptor)
+            file.close()
             return
-        self._ahead = identity, self._in_thread().submit(self._read_and_close, descriptor)
+        found: SimpleQueue[LoadedFile | BaseException] = SimpleQueue()
+        self._in_thread(partial(self._fill, found, file))
+        self._ahead = identity, found
 
     @property
     def is_ahead(self) -> bool:
         return self._ahead is not None
 
     def do_later(self, work: Callable[[], None]) -> None:
-        """Do something in the thread: to delete a large file takes milliseconds."""
-        while self._to_do and self._to_do[0].done():
-            self._to_do.popleft().result()
-        self._to_do.append(self._in_thread().submit(work))
+        """Do something in the thread: to delete a large file takes milliseconds. What it raises is lost."""
+        self._in_thread(work)
 
     def finish(self) -> None:
         """Wait for what is to be done."""
-        while self._to_do:
-            self._to_do.popleft().result()
+        if self._tasks is not None:
+            done: SimpleQueue[None] = SimpleQueue()
+            self._tasks.put(partial(done.put, None))
+            with contextlib.suppress(Empty):  # where threads have ended already, with the interpreter
+                done.get(timeout=_MOST_SECONDS_TO_FINISH)
 
     def close(self) -> None:
         """End the thread, after what is to be done. The reader can be used again."""
-        self._ahead = None
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-        self._to_do.clear()
+        self.finish()
+        self.end()
 
-    def _in_thread(self) -> ThreadPoolExecutor:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-queue")
-        return self._thread
+    def end(self) -> None:
+        """End the thread, and do not wait for it."""
+        tasks, self._tasks, self._ahead = self._tasks, None, None
+        if tasks is not None:
+            tasks.put(None)
 
-    def _read_and_close(self, descriptor: int) -> LoadedFile:
-        try:
-            return self._read(descriptor)
-        finally:
-            os.close(descriptor)
+    def __del__(self) -> None:
+        self.end()
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        if self._tasks is None:
+            tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+            threading.Thread(target=_work, args=(tasks,), name="penstock-queue", daemon=True).start()
+            self._tasks = tasks
+        self._tasks.put(work)
+
+    def _fill(self, found: SimpleQueue[LoadedFile | BaseException], file: FileIO) -> None:
+        with file:
+            try:
+                found.put(self._read(file.fileno()))
+            except BaseException as error:  # whoever needs the file gets it
+                found.put(error)
 
     def _read(self, file: Path | int) -> LoadedFile:
         with self._lock:  # the pool serves one at a time
             facts, columns = read_batches(file, self._memory)
         return LoadedFile(facts, list(columns.values()))
+
+
+def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := tasks.get()) is not None:
+        with contextlib.suppress(Exception):
+            work()
+        del work
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

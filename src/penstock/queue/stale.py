@@ -28,7 +28,10 @@ from penstock.fingerprint import fingerprint_bytes, is_users
 __all__ = ["Stamp", "differences", "normalised", "stamp_of"]
 
 SETTINGS_THAT_ARE_NOT_DATA = frozenset(
-    ("batch_size", "batches_per_file", "max_backlog_files", "sleep_seconds", "verbose", "durable", "data_dir", "seed")
+    (
+        *("batch_size", "batches_per_file", "val_batches", "max_backlog_files", "sleep_seconds"),
+        *("verbose", "durable", "data_dir", "seed"),
+    )
 )
 """How much is made at a time, and when and where, is no part of what a row holds. (The seed is compared by itself.)"""
 

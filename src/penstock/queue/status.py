@@ -100,6 +100,7 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Tol
         "stamp": None if meta is None else meta.fingerprint,
         "reproducible": None if meta is None else meta.reproducible,
         "val_batches": None if meta is None else meta.val_batches,
+        "batch_size": None if meta is None else meta.batch_size,
         "splits": told,
         "providers": [member for member in members.values() if member["role"] == "provider"],
         "consumers": [member for member in members.values() if member["role"] != "provider"],
@@ -123,7 +124,8 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Tol
 class _Known:
     """A file of batches, as its header and the file system have it."""
 
-    number: int
+    number: int | None
+    """None: of the kept batches."""
     path: Path
     num_bytes: int
     made_at: float
@@ -131,7 +133,7 @@ class _Known:
     damage: str | None
 
 
-def _know(number: int, path: Path) -> _Known | None:
+def _know(number: int | None, path: Path) -> _Known | None:
     """None where it went away meanwhile."""
     facts, damage = None, None
     try:
@@ -175,12 +177,19 @@ def _told_of_split(split: SplitFolder, members: Mapping[str, Told], meta: Meta |
         for number, holder in there.claimed.items()
         if (known := _know(number, _claimed_path(split, number, holder)))
     ]
-    made = [(known.number, known.made_at) for known in (*ready, *(known for known, _ in claimed))]
+    kept = _know(None, split.kept_path)
+    made = [
+        (known.number, known.made_at)
+        for known in (*ready, *(known for known, _ in claimed))
+        if known.number is not None
+    ]
+    making = [*((None, maker) for maker in split.keepers()), *sorted(there.making.items())]
     oldest = min((known.made_at for known in ready), default=None)
     return {
         "next": there.next,
         "taken": there.taken,
         "is_kept": split.name == "val" and meta is not None and bool(meta.val_batches),
+        "kept": None if kept is None else _told_of_file(kept, now),
         "backlog": len(ready),
         "ready": [_told_of_file(known, now) for known in ready],
         "claimed": [
@@ -189,7 +198,7 @@ def _told_of_split(split: SplitFolder, members: Mapping[str, Told], meta: Meta |
         ],
         "making": [
             {"number": number, "by": _by(maker, members), "age_seconds": _age(split, number, maker, now)}
-            for number, maker in sorted(there.making.items())
+            for number, maker in making
         ],
         "returned": [
             {"number": number, **dict(zip(("recorded", "handed"), _returned_rows(split, number), strict=True))}
@@ -232,16 +241,16 @@ def _told_of_ranks(split: SplitFolder) -> list[Told]:
     for path in sorted(split.ranks.glob("*-of-*")):
         match = re.fullmatch(r"(\d+)-of-(\d+)", path.name)
         with contextlib.suppress(OSError, struct.error):
-            file, row = _PLACE.unpack(path.read_bytes())
+            file, row = _PLACE.unpack_from(path.read_bytes())
             if match:
                 told.append({"rank": int(match[1]), "world_size": int(match[2]), "file": file, "row": row})
     return told
 
 
-def _age(split: SplitFolder, number: int, maker: str, now: float) -> float | None:
+def _age(split: SplitFolder, number: int | None, maker: str, now: float) -> float | None:
     """Since when a file is being made: its first batch may be older than its last write, so by its maker's word."""
     for facts, doing in Census(split.queue.who).look():
-        if facts.id == maker and (doing.split, doing.number) == (split.name, number):
+        if facts.id == maker and (doing.split, doing.number) == (split.name, -1 if number is None else number):
             return max(now - doing.since, 0.0)
     return None
 

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from penstock.errors import BusyError
-from penstock.queue.batch_file import DamagedFile
+from penstock.queue.batch_file import DamagedFile, read_facts
 from penstock.queue.claimed import Counts, be_the_only_one_here, check_facts, check_shape
 from penstock.queue.folder import SplitFolder, write_number
 from penstock.queue.members import Facts
+from penstock.queue.ranks import Progress
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
 from penstock.queue.seat import Seat
 from penstock.queue.waiting import Waiter
 
 __all__ = ["StripedStream"]
 
-_PLACE = struct.Struct("<qq")
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of all ranks, and this rank's rows in it."""
+
+    start: Position
+    end: Position
+    first_row: Position
+    """Of this rank's."""
+    after_last_row: Position
+    shape: FileShape
 
 
 class StripedStream:
@@ -42,6 +53,7 @@ class StripedStream:
     ) -> None:
         self.folder = folder
         self.seat = seat
+        self._seated = seat.number
         self.waiter = waiter
         self.reader = reader
         self.rank: int | None = rank
@@ -50,40 +62,66 @@ class StripedStream:
         self.at_once = at_once
         self.counts = Counts()
         self._at: Position | None = None
-        """Where the next step begins."""
+        """Where the next step begins. None: this rank has not joined the others."""
         self._files: dict[int, LoadedFile] = {}
-        self._deleted_below = -1
+        """Those that the next step may need."""
+        self._shape: FileShape | None = None
+        """How the last file was cut that rows were handed out of."""
         self._counts_in: FileShape | None = None
         """How files were cut, of the state that was loaded."""
+        self._deleted_below = -1
         self._record = -1
+        """The descriptor of what this rank has recorded."""
+        self._recorded = Position(0, 0)
+        self._handed = Position(0, 0)
+        """What is written in it. Up to `_handed` rows were handed out, also by who had this rank before."""
         self.is_replaced = False
 
     # Rows
 
-    def take(self, num_rows: int | None) -> Arrays:
+    def peek(self, num_rows: int | None) -> tuple[Arrays, _Step]:
+        """The next rows; None: as many as the provider put into a batch. They are handed out by `move`, not before."""
         be_the_only_one_here(self)
-        start = self._normal(self._at if self._at is not None else self._join(None))
-        if self.at_once:
-            self._write_down(start)
-        size = num_rows or self._file(start.file).facts.batch_size
-        rows = self._rows(Position(start.file, start.row + self._rank * size), size)
-        self._at = self._end_of(start, size * self.world_size)
-        self._look_ahead()
-        return rows
+        while True:
+            self._stay()
+            at = self._joined()
+            for number in [number for number in self._files if number < at.file]:
+                del self._files[number]  # also where they are kept on disk
+            start = self._normal(at)
+            if self.at_once and start != self._recorded and self._seated == self.seat.number:
+                self._write_down(start)
+            shape = self._file(start.file).shape
+            size = num_rows or shape.batch_size
+            rows, first_row, after_last_row = self._rows(Position(start.file, start.row + self._rank * size), size)
+            if self._seated == self.seat.number:
+                break
+            # Others took this process for dead while it waited, and may have gone on without it.
+        return rows, _Step(start, self._end_of(start, size * self.world_size), first_row, after_last_row, shape)
 
-    def _rows(self, place: Position, num_rows: int) -> Arrays:
+    def move(self, step: _Step) -> None:
+        """What `peek` gave is handed out."""
+        self._look_ahead(step.end)
+        is_again = step.first_row < self._handed
+        self._write(self._recorded, max(self._handed, step.after_last_row))
+        self.counts.redelivered_batches += is_again
+        self._shape = step.shape
+        self._at = step.end  # last: until here nothing was taken
+
+    def _rows(self, place: Position, num_rows: int) -> tuple[Arrays, Position, Position]:
+        """Rows, and where they begin and end."""
         number, row = place
-        pieces = []
+        pieces, first_row = [], None
         while num_rows > 0:
             file = self._file(number)
             if row >= file.num_rows:
                 number, row = number + 1, row - file.num_rows
                 continue
+            first_row = first_row or Position(number, row)
             stop = min(row + num_rows, file.num_rows)
             pieces.append(file.rows(row, stop))
             num_rows -= stop - row
             row = stop
-        return joined(pieces)
+        return joined(pieces), first_row or place, Position(number, row)
 
     def _normal(self, place: Position) -> Position:
         """The same place, inside its file."""
@@ -127,58 +165,76 @@ class StripedStream:
         self.folder.want(number)
         return number
 
-    def _look_ahead(self) -> None:
-        if self._at is not None and not self.reader.is_ahead:
-            last = max(self._files)
-            if 2 * self._at.row >= self._files[last].num_rows or self._at.file > last:
-                self.reader.read_ahead(self.folder.ready_path(last + 1))
+    def _look_ahead(self, at: Position) -> None:
+        """Read the next file while the rest of this one is used."""
+        if self.reader.is_ahead:
+            return
+        last = max(self._files, default=at.file - 1)
+        if last < at.file or (last == at.file and 2 * at.row >= self._files[last].num_rows):
+            self.reader.read_ahead(self.folder.ready_path(last + 1))
 
     # Ranks that come, and what they have recorded
 
+    def _joined(self) -> Position:
+        if self._at is None or self._record < 0:
+            self._at = self._join(None)
+        return self._at
+
+    def _stay(self) -> None:
+        """Be seen by others; again, where they took this process for dead."""
+        self.seat.stay()
+        if self._seated != self.seat.number:
+            self.forget_lost_files()
+            self._leave()  # and join again, under the new name
+
+    def forget_lost_files(self) -> None:
+        """After a time in which this process seemed dead: somebody may have gone on for all ranks, as one reader."""
+        if self._record >= 0 and not os.fstat(self._record).st_nlink:
+            self.counts.lost_claims += 1
+            self._leave()
+            self._at = None
+            self._files.clear()
+
     def _join(self, position: Position | None) -> Position:
         """Where this rank begins: where it was told to, where it was, or where the ranks begin together."""
-        folder, mine = self.folder, self._record_path(self._rank)
+        self._leave()
+        folder, records, me = self.folder, self.folder.records, self.seat.member.id
         with folder.one_at_a_time():
-            ranks = self._other_ranks()
-            there = folder.listing()
-            single = [holder for holder in there.claimed.values() if folder.census.is_alive(holder)]
-            wrong = [facts for facts in ranks if facts.world_size != self.world_size or facts.rank == self._rank]
-            if single or wrong:
-                raise BusyError(
-                    f"rank {self.rank} of {self.world_size} cannot read {folder.name} beside those that read it now",
-                    folder=folder.queue.path,
-                    process=", ".join(single or [f"{one.name} (rank {one.rank} of {one.world_size})" for one in wrong]),
-                    remedy="all readers have another rank= of the same world_size=; stop the others",
-                )
-            folder.return_what_the_dead_held(there, self.seat.member)
-            began, joined_before = _read_begin(self._begin_path())
-            joined = [facts.id for facts in ranks if facts.id in joined_before]
-            if not joined:  # the first of its run, though others may be about to join
-                begin = position or min(self._left_off(began), default=Position(there.taken, 0))
-                for path in folder.ranks.iterdir():
-                    path.unlink(missing_ok=True)
-                began = begin
-            else:
-                begin = position or _read_place(mine) or began or Position(there.taken, 0)
-            _write_begin(self._begin_path(), began or begin, [*joined, self.seat.member.id])
-            self._record = os.open(mine, os.O_RDWR | os.O_CREAT, 0o644)
-            os.pwrite(self._record, _PLACE.pack(*begin), 0)
-        return begin
+            self._refuse_others()
+            folder.return_what_the_dead_held(folder.listing(), self.seat.member)
+            began = records.began()[0]
+            joined = [facts.id for facts in folder.living_ranks(self.seat.member)]
+            told = None if position is None else Progress(position, position)
+            comes_back = Progress(self._recorded, self._handed) if told is None and self._at is not None else None
+            if joined or comes_back:
+                progress = told or comes_back or records.of_rank(self._rank, self.world_size) or self._all_left_off()
+                records.write_began(began or progress, [*joined, me])
+            else:  # the first of its run, though others may be about to join
+                progress = told or self._all_left_off()
+                records.begin_again(progress, self.world_size, [me])
+                progress = records.of_rank(self._rank, self.world_size) or progress
+                folder.forget_returned()
+            mine = records.path(self._rank, self.world_size)
+            self._record = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._write(*progress)
+            self._seated = self.seat.number
+        return self._at if comes_back and self._at is not None else progress.recorded
 
-    def _left_off(self, began: Position | None) -> list[Position]:
-        """Where each rank of the run before was. One that recorded nothing is where it all began."""
-        worlds = {int(path.name.partition("-of-")[2]) for path in self.folder.ranks.glob("*-of-*")}
-        found = [
-            _read_place(self.folder.ranks / f"{rank:05d}-of-{world_size:05d}") or began
-            for world_size in worlds
-            for rank in range(world_size)
-        ]
-        return [place for place in found if place is not None]
+    def _refuse_others(self) -> None:
+        folder = self.folder
+        single = [holder for holder in folder.listing().claimed.values() if folder.census.is_alive(holder)]
+        wrong = [one for one in self._other_ranks() if one.world_size != self.world_size or one.rank == self._rank]
+        if single or wrong:
+            raise BusyError(
+                f"rank {self.rank} of {self.world_size} cannot read {folder.name} beside those that read it now",
+                folder=folder.queue.path,
+                process=", ".join(single or [f"{one.name} (rank {one.rank} of {one.world_size})" for one in wrong]),
+                remedy="all readers have another rank= of the same world_size=; stop the others",
+            )
 
-    def _is_first(self) -> bool:
-        """Whether no rank of this run has begun to read."""
-        joined = _read_begin(self._begin_path())[1]
-        return not any(facts.id in joined for facts in self._other_ranks())
+    def _all_left_off(self) -> Progress:
+        """Where the ranks before were, or single consumers."""
+        return self.folder.records.left_off() or self.folder.left_off(self.folder.listing())
 
     def _other_ranks(self) -> list[Facts]:
         """Living ranks but this one, and but the one that this process had before, in a notebook."""
@@ -191,24 +247,19 @@ class StripedStream:
             and (facts.pid, facts.boot, facts.rank) != (me.pid, me.boot, me.rank)
         ]
 
-    def _record_path(self, rank: int) -> Path:
-        return self.folder.ranks / f"{rank:05d}-of-{self.world_size:05d}"
-
-    def _begin_path(self) -> Path:
-        return self.folder.ranks / "begin"
+    def _write(self, recorded: Position, handed: Position) -> None:
+        os.pwrite(self._record, Progress(recorded, handed).packed(), 0)
+        self._recorded, self._handed = recorded, handed
 
     def _write_down(self, place: Position) -> None:
         """This rank needs nothing before `place` again; what no rank needs is deleted."""
-        os.pwrite(self._record, _PLACE.pack(*place), 0)
-        for number in [number for number in self._files if number < place.file]:
-            del self._files[number]
+        self._write(place, max(place, self._handed))
         if place.file <= self._deleted_below:
             return
-        self._deleted_below = place.file
         with self.folder.one_at_a_time():
-            begin = _read_begin(self._begin_path())[0] or Position(0, 0)
-            places = [_read_place(self._record_path(rank)) or begin for rank in range(self.world_size)]
-            lowest = min(places).file
+            records = self.folder.records
+            ranks = [records.of_rank(rank, self.world_size) for rank in range(self.world_size)]
+            lowest = min((one.recorded.file for one in ranks if one is not None), default=0)
             there = self.folder.listing()
             for number in there.ready:
                 if number < lowest:
@@ -216,64 +267,75 @@ class StripedStream:
                     self.reader.do_later(partial(path.unlink, missing_ok=True))
             if lowest > there.taken:
                 write_number(self.folder.control / "taken", lowest)
+        self._deleted_below = place.file
 
     def record(self) -> None:
-        if self._at is not None:
+        """Everything that was handed out is used."""
+        if self._at is not None and self._record >= 0:
             self._write_down(self._at)
+            self.reader.finish()
 
     # Where it is
 
-    def position(self) -> tuple[Position, FileShape] | None:
-        shape = self._files[max(self._files)].shape if self._files else self._counts_in
-        return None if self._at is None or shape is None else (self._at, shape)
+    def position(self) -> tuple[Position, FileShape | None] | None:
+        """Where the next step begins, and how its file is cut, where that is known."""
+        if self._at is not None:
+            return self._at, self._shape or self._counts_in or self._shape_of(self._at)
+        folder = self.folder
+        with folder.one_at_a_time():
+            is_running = bool(folder.living_ranks(None))
+            mine = folder.records.of_rank(self._rank, self.world_size) if is_running else None
+        place = Position(*folder.beginning()) if mine is None else mine.recorded
+        return place, self._shape_of(place)
 
-    def seek(self, position: Position, shape: FileShape, *, can_be_made_again: bool) -> None:
+    def _shape_of(self, place: Position) -> FileShape | None:
+        """Needed only where a place is inside of a file: that one is there."""
+        if not place.row:
+            return None
+        with contextlib.suppress(OSError, DamagedFile):
+            facts = read_facts(self.folder.ready_path(place.file))
+            return FileShape(facts.batch_size, facts.num_batches)
+        return None
+
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
         be_the_only_one_here(self)
-        self._leave()
-        if self._is_first():
+        self._stay()
+        with self.folder.one_at_a_time():
+            self._refuse_others()
+            is_first = not self.folder.living_ranks(self.seat.member)
+        if is_first:
             self.folder.rewind(position.file, self.seat.member, can_be_made_again=can_be_made_again)
+            if shape is not None and can_be_made_again:
+                self._throw_away_others(shape)
         self._files.clear()
+        self._shape = None
         self._deleted_below = -1
         self._counts_in = shape
         self._at = self._join(position)
+
+    def _throw_away_others(self, shape: FileShape) -> None:
+        """Files that wait and are cut otherwise than a state counts: they are made again as the provider cuts now."""
+        for number in self.folder.listing().ready:
+            with contextlib.suppress(DamagedFile, FileNotFoundError):
+                facts = read_facts(self.folder.ready_path(number))
+                if (facts.batch_size, facts.num_batches) != shape:
+                    self.folder.ready_path(number).unlink()
 
     def release(self, *, record: bool) -> None:
         if record:
             with contextlib.suppress(OSError):
                 self.record()
         self.reader.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of everything. What was not recorded comes again."""
         self._leave()
         self._files.clear()
+        self._at = None
+        self.reader.end()
 
     def _leave(self) -> None:
-        if self._record >= 0:
-            os.close(self._record)
-            self._record = -1
-
-    def forget_lost_files(self) -> None:
-        """Nothing is claimed: nothing can be lost."""
-
-
-def _read_begin(path: Path) -> tuple[Position | None, list[str]]:
-    """Where a run of ranks began, and the members that have joined it."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None, []
-    if len(content) < _PLACE.size:
-        return None, []
-    return Position(*_PLACE.unpack_from(content)), content[_PLACE.size :].decode().split()
-
-
-def _write_begin(path: Path, place: Position, members: list[str]) -> None:
-    part = path.with_name(f".{path.name}.part")  # under the lock: one at a time
-    part.write_bytes(_PLACE.pack(*place) + "\n".join(members).encode())
-    os.rename(part, path)
-
-
-def _read_place(path: Path) -> Position | None:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    return Position(*_PLACE.unpack(content)) if len(content) == _PLACE.size else None
+        record, self._record = self._record, -1
+        if record >= 0:
+            os.close(record)

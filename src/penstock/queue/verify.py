@@ -117,8 +117,10 @@ def _check_counters(split: SplitFolder, found: Verified) -> None:
             found.damaged.append(Damage(file, "it does not hold a number"))
 
 
-def _files_of(split: SplitFolder) -> Iterator[tuple[int, Path, bool]]:
-    """(number, file, whether a consumer has it) of all files of a split."""
+def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
+    """(number, file, whether a consumer has it) of all files of a split; None for that of the kept batches."""
+    if split.kept_path.exists():
+        yield None, split.kept_path, False
     for name in sorted(_names_in(split.path)):
         number = number_of(name)
         if number is not None:
@@ -137,11 +139,12 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _mismatch(
-    facts: FileFacts, split: str, number: int, meta: Meta | None, fields: tuple[Field, ...] | None
+    facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[Field, ...] | None
 ) -> str | None:
     """How a whole file does not belong where it lies."""
-    if (facts.split, facts.number) != (split, number):
-        return f"it is {facts.split} file {facts.number}, under the name of {split} file {number}"
+    if (facts.split, facts.number) != (split, number or 0):
+        name = f"the kept {split} batches" if number is None else f"{split} file {number}"
+        return f"it is {facts.split} file {facts.number}, under the name of {name}"
     if meta is None:
         return None
     if facts.stamp != meta.fingerprint:

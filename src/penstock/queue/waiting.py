@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.errors import NotReadyError, WorkerError
+from penstock.errors import NotReadyError, SpecError, WorkerError
 from penstock.machine import FolderWatch
 from penstock.queue.folder import QueueFolder, deleted
 from penstock.queue.members import Census, read_deaths
@@ -28,7 +28,14 @@ class Waiter:
         self.timeout_seconds = timeout_seconds
         self.seconds = 0.0
         self.longest_seconds = 0.0
+        self.is_stopped = False
         self._watches: dict[str, FolderWatch] = {}
+
+    def stop(self) -> None:
+        """End a wait in another thread, or in the call that a signal handler interrupted."""
+        self.is_stopped = True
+        for watch in [*self._watches.values()]:
+            watch.wake()
 
     def until(self, split: str, look: Callable[[], T | int]) -> T:
         """What `look` finds; while it gives a number, that file is waited for."""
@@ -44,6 +51,12 @@ class Waiter:
                 found = look()
                 if not isinstance(found, int):
                     return found
+                if self.is_stopped:
+                    raise SpecError(
+                        "this consumer was closed while it waited",
+                        parameter="consumer",
+                        remedy="DatasetConsumer(...) opens the queue again",
+                    )
                 self._raise_if_a_provider_died()
                 left = self.timeout_seconds - (time.monotonic() - began)
                 if left <= 0:

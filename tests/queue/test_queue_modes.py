@@ -1,0 +1,349 @@
+"""Ranks and single consumers on one queue, one kind after the other: nothing is lost, what comes again is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from providers import SETTINGS, Numbered
+from test_queue_folder import Kill, Killed, kill
+
+from penstock import BusyError, DatasetConsumer, NotReadyError
+from penstock.queue.folder import Claim, QueueFolder
+from penstock.queue.members import Census, Member
+from penstock.queue.ranks import Progress
+from penstock.queue.reading import Position
+
+FILE_ROWS = SETTINGS["batch_size"] * SETTINGS["batches_per_file"]  # 4 * 5
+
+
+class NeverAgain(Numbered):
+    reproducible = False
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    prepare(tmp_path, 6)
+    return tmp_path
+
+
+def prepare(folder: Path, num_files: int, kind: type[Numbered] = Numbered, **settings) -> None:
+    kind(folder, **(SETTINGS | {"max_backlog_files": 99} | settings)).run(("train",), max_files=num_files)
+
+
+def single(folder: Path, **settings) -> DatasetConsumer:
+    return DatasetConsumer(folder, **({"framework": "numpy", "timeout_seconds": 5} | settings))
+
+
+def ranks(folder: Path, world_size: int = 2, **settings) -> list[DatasetConsumer]:
+    return [single(folder, rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
+
+
+def ids(consumers: DatasetConsumer | list[DatasetConsumer], num_steps: int) -> list[int]:
+    """What is handed out in so many steps, to one after the other."""
+    every = consumers if isinstance(consumers, list) else [consumers]
+    return [id for _ in range(num_steps) for one in every for id in one.get_batch("train")["id"].tolist()]
+
+
+def rows(start: int, stop: int) -> list[int]:
+    """The ids of these rows of the stream."""
+    return [1000 * (row // FILE_ROWS) + row % FILE_ROWS for row in range(start, stop)]
+
+
+def close(consumers: list[DatasetConsumer]) -> None:
+    for one in consumers:
+        one.close()
+
+
+def die(*consumers: DatasetConsumer) -> None:
+    """As in a kill -9: the lock is gone, and nothing is recorded."""
+    for one in consumers:
+        kill(one._seats[0].member)
+
+
+def again(consumer: DatasetConsumer) -> int:
+    return consumer.stats()["train"]["redelivered_batches"]
+
+
+def what_is_there(folder: Path) -> set[tuple[str, bytes]]:
+    control = folder / "queue/control"
+    return {(str(path), path.read_bytes()) for path in control.rglob("*") if path.is_file()}
+
+
+# One kind after the other
+
+
+def test_ranks_go_on_where_a_single_consumer_closed(data):
+    with single(data) as consumer:
+        assert ids(consumer, 8) == rows(0, 32)
+    both = ranks(data)
+    assert ids(both, 3) == rows(32, 56)
+    assert [again(one) for one in both] == [0, 0]
+
+
+def test_ranks_get_the_batch_again_that_a_single_consumer_died_with(data):
+    consumer = single(data)
+    ids(consumer, 8)
+    die(consumer)
+    both = ranks(data)
+    assert ids(both, 3) == rows(28, 52)
+    assert [again(one) for one in both] == [1, 0]
+
+
+def test_ranks_go_on_from_the_lowest_row_of_single_consumers_that_died(data):
+    slow, fast = single(data), single(data, rank=None)
+    stream = fast._stream("train")
+    stream.rank = 7  # two consumers of one process: as of two
+    ids(slow, 2)
+    assert ids(fast, 7) == rows(20, 48)  # file 1 is read and done
+    die(slow, fast)
+    both = ranks(data, timeout_seconds=0)
+    assert ids(both, 2) == rows(4, 20)
+    with pytest.raises(NotReadyError, match="train file 1 was not there"):  # it is made again, by a provider
+        ids(both, 1)
+    prepare(data, 1)
+    assert ids(both, 1) == rows(20, 28)
+    assert [again(one) for one in both] == [3, 3]
+
+
+def test_a_single_consumer_goes_on_where_ranks_closed(data):
+    both = ranks(data)
+    assert ids(both, 4) == rows(0, 32)
+    close(both)
+    with single(data) as consumer:
+        assert ids(consumer, 5) == rows(32, 52)
+        assert again(consumer) == 0
+        assert not list((data / "queue/control/train/ranks").iterdir())
+    assert min(path.name for path in (data / "queue/train").glob("*.batches")) == "00000002.batches"
+
+
+@pytest.mark.parametrize(("num_steps", "begins"), [(4, 24), (3, 16)])  # the last step in one file, and in two
+def test_a_single_consumer_gets_the_step_again_that_ranks_died_with(data, num_steps, begins):
+    both = ranks(data)
+    ids(both, num_steps)
+    die(*both)
+    consumer = single(data)
+    assert ids(consumer, 5) == rows(begins, begins + 20)
+    assert again(consumer) == 2
+
+
+def test_a_single_consumer_goes_on_from_the_slowest_rank(data):
+    slow, fast = ranks(data)
+    ids([slow, fast], 1)
+    ids(fast, 3)
+    close([slow, fast])
+    consumer = single(data)
+    assert ids(consumer, 2) == rows(8, 16)
+
+
+def test_a_rank_that_never_came_needs_everything(data):
+    fast = ranks(data)[1]
+    ids(fast, 3)
+    fast.close()
+    consumer = single(data)
+    assert ids(consumer, 2) == rows(0, 8)
+
+
+def test_a_step_that_is_longer_than_a_file_is_gone_on_with_in_the_right_one(tmp_path):
+    prepare(tmp_path, 9, batches_per_file=1)
+    many = ranks(tmp_path, 3)
+    ids(many, 2)
+    close(many)
+    with single(tmp_path) as consumer:
+        assert consumer.get_batch("train")["id"].tolist() == [6000, 6001, 6002, 6003]
+
+
+def test_the_kinds_change_often_and_every_row_comes_once(data):
+    prepare(data, 4)
+    handed = []
+    for turn in range(6):
+        readers = [single(data)] if turn % 2 == 0 else ranks(data, 1 + turn)
+        handed += ids(readers, 3)
+        close(readers)
+    assert handed == rows(0, len(handed))
+    assert len(handed) > 4 * FILE_ROWS
+
+
+def test_ranks_of_another_number_get_again_and_count_what_the_ones_before_died_with(data):
+    both = ranks(data)
+    ids(both, 3)
+    die(*both)
+    three = ranks(data, 3)
+    assert ids(three, 2) == rows(16, 40)
+    assert [again(one) for one in three] == [1, 1, 0]
+
+
+def test_a_rank_that_is_started_again_counts_its_last_batch(data):
+    first, second = ranks(data)
+    ids([first, second], 3)
+    die(second)
+    second = single(data, rank=1, world_size=2)
+    assert ids(second, 2) == rows(20, 24) + rows(28, 32)
+    assert again(second) == 1
+
+
+def test_a_state_that_is_loaded_counts_and_not_what_ranks_had_recorded(data):
+    with single(data) as consumer:
+        ids(consumer, 3)
+        state = consumer.state_dict()
+    both = ranks(data)
+    ids(both, 3)
+    close(both)
+    with single(data) as consumer:
+        consumer.load_state_dict(state)
+        prepare(data, 1)  # file 0 was deleted
+        assert ids(consumer, 2) == rows(12, 20)
+        assert again(consumer) == 0
+
+
+def test_a_rank_knows_where_it_will_begin_before_it_comes(data):
+    with single(data) as consumer:
+        ids(consumer, 6)
+    one = ranks(data)[1]
+    assert one.state_dict()["train"] == {"file": 1, "batch": 1}
+    assert not os.listdir(data / "queue/who")
+
+
+def test_killed_between_any_two_steps_a_single_consumer_goes_on_where_ranks_were(tmp_path, monkeypatch):
+    def claimed(change: int | None) -> int:
+        queue = QueueFolder(tmp_path / str(change))
+        queue.make(("train",))
+        split = queue.split("train", Census(queue.who))
+        for number in range(4):
+            split.ready_path(number).touch()
+        split.returned.joinpath("00000003").write_text("1 1\n")  # old: ranks began after it
+        split.records.write_began(Progress(Position(0, 0), Position(0, 0)), ["consumer-1-dead"])
+        for rank, row in enumerate((5, 9, 7)):
+            place = Progress(Position(2, row), Position(2, row + 3))
+            split.records.path(rank, 3).write_bytes(place.packed())
+        killed = Member(queue.who, "consumer", 30)
+        with monkeypatch.context() as patch:
+            count = Kill(patch, before_change=change)
+            with contextlib.suppress(Killed):
+                split.claim(killed)
+        killed.leave()
+        claim = split.claim(Member(queue.who, "consumer", 30))
+        assert isinstance(claim, Claim)
+        assert (claim.number, claim.recorded, claim.handed) == (2, 5, 12), change
+        assert split.listing().ready == (3,)
+        assert not split.listing().returned
+        assert not os.listdir(split.ranks)
+        return count.num_changes
+
+    num_changes = claimed(None)
+    assert num_changes > 10
+    for change in range(num_changes):
+        claimed(change)
+
+
+# Not both at once
+
+
+def test_a_single_consumer_is_refused_beside_living_ranks_and_goes_on_when_they_are_gone(data):
+    both = ranks(data)
+    assert ids(both, 1) == rows(0, 8)
+    state, before = both[0].state_dict(), what_is_there(data)
+    consumer = single(data)
+    with pytest.raises(BusyError, match="ranks read train now") as caught:
+        consumer.get_batch("train")
+    pid = os.getpid()
+    assert caught.value.where["process"] == f"consumer, pid {pid} (rank 0 of 2), consumer, pid {pid} (rank 1 of 2)"
+    assert "rank=" in caught.value.remedy
+    with pytest.raises(BusyError, match="ranks read train now"):
+        consumer.load_state_dict(state)
+    assert what_is_there(data) == before
+    assert ids(both, 2) == rows(8, 24)
+    close(both)
+    assert ids(consumer, 2) == rows(24, 32)
+
+
+def test_ranks_are_refused_beside_a_living_single_consumer(data):
+    consumer = single(data)
+    ids(consumer, 1)
+    with pytest.raises(BusyError, match="rank 0 of 2 cannot read train"):
+        ranks(data)[0].get_batch("train")
+    assert ids(consumer, 1) == rows(4, 8)
+
+
+def test_a_rank_that_seemed_dead_goes_on_after_the_one_that_went_on_for_it(data):
+    (rank,) = ranks(data, 1)
+    ids(rank, 2)
+    die(rank)
+    with single(data) as consumer:
+        assert ids(consumer, 3) == rows(4, 16)
+    assert ids(rank, 2) == rows(16, 24)
+    assert rank.stats()["train"]["lost_claims"] == 1
+
+
+@pytest.mark.parametrize("delete", ["consumed", "checkpoint"])
+def test_a_rank_that_seemed_dead_and_was_not_replaced_comes_back_where_it_was(data, delete):
+    both = ranks(data, delete=delete)
+    ids(both, 3)
+    die(both[0])
+    (data / "queue/who" / both[0]._seats[0].member.id).unlink()  # buried
+    assert ids(both, 3) == rows(24, 48)
+    assert [again(one) for one in both] == [0, 0]
+    die(*both)
+    assert ids(ranks(data), 1) == (rows(40, 48) if delete == "consumed" else rows(0, 8))
+
+
+# What ranks hold
+
+
+def test_ranks_load_a_state_of_a_provider_that_makes_nothing_again(tmp_path):
+    prepare(tmp_path, 4, NeverAgain)
+    both = ranks(tmp_path, delete="checkpoint")
+    ids(both, 3)
+    state = both[0].state_dict()
+    ids(both, 3)
+    close(both)
+    both = ranks(tmp_path, delete="checkpoint")
+    for one in both:
+        one.load_state_dict(state)
+    assert ids(both, 2) == rows(24, 40)
+    for one in both:
+        one.commit()
+    assert not (tmp_path / "queue/train/00000000.batches").exists()
+
+
+def test_a_rank_that_waits_in_vain_leaks_no_descriptor_and_then_goes_on(tmp_path):
+    prepare(tmp_path, 1)
+    rank = ranks(tmp_path, 1, timeout_seconds=0)[0]
+    (tmp_path / "queue/train/00000000.batches").unlink()
+    counts = []
+    for _ in range(4):
+        with pytest.raises(NotReadyError, match="train file 0"):
+            rank.get_batch("train")
+        counts.append(len(os.listdir("/dev/fd")))
+    assert counts[1:] == counts[:1] * 3
+    prepare(tmp_path, 1)
+    assert ids(rank, 2) == rows(0, 8)
+
+
+def test_a_batch_that_could_not_be_converted_comes_again_on_every_rank(data, monkeypatch):
+    both = ranks(data)
+    ids(both, 2)
+    place = both[0].state_dict()
+
+    def fail(batch, device):
+        raise MemoryError("no room on the device")
+
+    for one in both:
+        with monkeypatch.context() as patch:
+            patch.setattr(one, "_handed", fail)
+            for _ in range(2):
+                with pytest.raises(MemoryError, match="no room"):
+                    one.get_batch("train")
+        assert one.state_dict() == place
+    assert ids(both, 2) == rows(16, 32)
+    assert [again(one) for one in both] == [0, 0]
+
+
+def test_ranks_hold_only_files_in_memory_that_they_still_need(data):
+    both = ranks(data, delete="checkpoint")
+    for _ in range(12):
+        ids(both, 1)
+        assert all(len(one._streams["train"]._files) <= 2 for one in both)
+    assert len(list((data / "queue/train").glob("*.batches"))) == 6
