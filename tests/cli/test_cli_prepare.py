@@ -131,12 +131,6 @@ def test_prepare_takes_settings_from_the_command_line(project, succeeds):
     assert succeeds("prepare", "config.py", "--level=7", "--batch_size=5").out.splitlines()[0] == "7 7 7 5"
 
 
-def test_prepare_finds_datasets_in_another_folder(project, succeeds):
-    let_batches(project, "self.stop()")
-    (project / "data").rename(project / "elsewhere")
-    assert succeeds("prepare", "config.py", "--data", "elsewhere").out == "elsewhere/toy/queue: 0 files made\n"
-
-
 def test_prepare_finds_modules_of_the_current_folder(project, succeeds):
     (project / "toy_numbers.py").write_text("level = 12")
     (project / "config.py").write_text(CONFIG + "from toy_numbers import level\n")
@@ -180,7 +174,6 @@ def test_prepare_shows_where_the_users_own_code_failed(project, penstock):
         (["prepare", "config.py", "--lvel=2"], "no config file sets lvel", "--level=2"),
         (["prepare", "config.py", "--level", "2"], "--level: has no value", "--level=2"),
         (["prepare", "config.py", "other.py"], "is not of the form --name=value", "--batch_size=64"),
-        (["prepare", "config.py", "--data", "none"], "there is no folder none/toy", "none"),
         (["train", "config.py"], "Queue directory not found: data/toy/queue", "penstock prepare config.py"),
         (["train", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
         (["run", "config.py", "--providers", "0"], "at least one has to prepare", "--providers 1"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from providers import SETTINGS, Counting, Numbered
 
-from penstock import DatasetConsumer, QueueError, WorkerError
+from penstock import DatasetConsumer, NotReadyError, QueueError, WorkerError
 from penstock.queue.batch_file import read_facts
 from penstock.queue.members import Member
 
@@ -147,7 +147,8 @@ def test_an_error_while_they_are_made_names_them(tmp_path):
 def test_a_damaged_file_is_put_aside_and_made_again(tmp_path, running):
     prepare(tmp_path / "data", 1, val_batches=2)
     flip_last_byte(tmp_path / "data/queue/val/kept.batches")
-    with opened(tmp_path / "data", timeout_seconds=0) as alone, pytest.raises(TimeoutError):
+    said = "the file of kept val batches was not there after 0 s"
+    with opened(tmp_path / "data", timeout_seconds=0) as alone, pytest.raises(NotReadyError, match=said):
         alone.get_batch("val")
     queue = tmp_path / "data/queue"
     assert sorted(os.listdir(queue / "quarantine")) == ["val-kept.0.batches", "val-kept.0.json"]

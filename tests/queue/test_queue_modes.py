@@ -13,7 +13,7 @@ from test_queue_folder import Kill, Killed, kill
 from penstock import BusyError, DatasetConsumer, NotReadyError
 from penstock.queue.folder import Claim, QueueFolder
 from penstock.queue.members import Census, Member
-from penstock.queue.ranks import Progress
+from penstock.queue.ranks import Progress, RankRecords
 from penstock.queue.reading import Position
 
 FILE_ROWS = SETTINGS["batch_size"] * SETTINGS["batches_per_file"]  # 4 * 5
@@ -92,6 +92,15 @@ def test_ranks_get_the_batch_again_that_a_single_consumer_died_with(data):
     assert [again(one) for one in both] == [1, 0]
 
 
+def test_ranks_skip_a_file_that_a_single_consumer_had_recorded_and_not_deleted(data, monkeypatch):
+    consumer = single(data)
+    ids(consumer, 5)
+    monkeypatch.setattr(consumer._streams["train"].reader, "do_later", lambda work: None)
+    ids(consumer, 3)
+    die(consumer)
+    assert ids(ranks(data), 2) == rows(28, 44)
+
+
 def test_ranks_go_on_from_the_lowest_row_of_single_consumers_that_died(data):
     slow, fast = single(data), single(data, rank=None)
     stream = fast._stream("train")
@@ -153,6 +162,19 @@ def test_a_step_that_is_longer_than_a_file_is_gone_on_with_in_the_right_one(tmp_
     close(many)
     with single(tmp_path) as consumer:
         assert consumer.get_batch("train")["id"].tolist() == [6000, 6001, 6002, 6003]
+
+
+def test_nothing_before_a_state_comes_after_a_kill_where_a_step_is_longer_than_a_file(tmp_path):
+    prepare(tmp_path, 6, batches_per_file=1)
+    many = ranks(tmp_path, 3)
+    ids(many, 1)
+    state = many[0].state_dict()
+    close(many)
+    consumer = single(tmp_path)
+    consumer.load_state_dict(state)
+    assert ids(consumer, 1) == [3000, 3001, 3002, 3003]
+    die(consumer)
+    assert ids(single(tmp_path), 1) == [3000, 3001, 3002, 3003]
 
 
 def test_the_kinds_change_often_and_every_row_comes_once(data):
@@ -236,6 +258,28 @@ def test_killed_between_any_two_steps_a_single_consumer_goes_on_where_ranks_were
     assert num_changes > 10
     for change in range(num_changes):
         claimed(change)
+
+
+def test_killed_between_any_two_steps_a_new_run_of_ranks_goes_on_where_the_one_before_was(tmp_path, monkeypatch):
+    def left_off(change: int | None) -> tuple[Progress | None, int]:
+        records = RankRecords(tmp_path / str(change))
+        records.folder.mkdir()
+        records.write_began(Progress(Position(0, 0), Position(0, 0)), [])
+        for rank, row in enumerate((5, 9, 7)):
+            records.path(rank, 3).write_bytes(Progress(Position(2, row), Position(2, row + 3)).packed())
+        with monkeypatch.context() as patch:
+            count = Kill(patch, before_change=change)
+            with contextlib.suppress(Killed):
+                left = records.left_off()
+                assert left is not None
+                records.begin_again(left, 2, ["consumer-1"])
+        return records.left_off(), count.num_changes
+
+    left, num_changes = left_off(None)
+    assert left == Progress(Position(2, 5), Position(2, 12))
+    assert num_changes > 3
+    for change in range(num_changes):
+        assert left_off(change)[0] == left, change
 
 
 # Not both at once

@@ -27,16 +27,14 @@ EXAMPLES = """\
 examples:
   penstock prepare config/train_char_diffusion.py
   penstock prepare config/train_char_diffusion.py --batch_size=64 --seed=7
-  penstock prepare config/train_char_diffusion.py --data /big/data
 """
 
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "penstock prepare [-h] [--data DIR] CONFIG [--NAME=VALUE ...]"
+    parser.usage = "penstock prepare [-h] CONFIG [--NAME=VALUE ...]"
     parser.add_argument("config", metavar="CONFIG", help="the config that provider and trainer share")
-    parser.add_argument("--data", default="data", metavar="DIR", help="the folder that holds the datasets (data)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.queue.find import open_provider
 
     find_modules_here()
-    config = load_config(arguments.config, arguments.settings, data=arguments.data)
+    config = load_config(arguments.config, arguments.settings)
     provider = open_provider(config)
     queue = Path(config.data_dir) / "queue"
     print(f"{queue}: {type(provider).__name__} makes batches until Ctrl-C", file=sys.stderr)

@@ -17,10 +17,10 @@ from typing import Any
 import xxhash
 
 import penstock as ps
-from penstock.cli.main import main as penstock
 from penstock.demo.model import Adam, loss_and_gradients, new_weights
 from penstock.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
 from penstock.machine import die_with_parent
+from penstock.queue.find import open_provider
 
 __all__ = ["BATCHES_PER_FILE", "CONFIG", "NUM_STEPS", "PROVIDER", "main", "train", "write_project"]
 
@@ -99,7 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where the checkpoint is written, and read if there is one")
     asked = parser.parse_args(argv)
     if asked.role == "provide":
-        return int(penstock(["prepare", str(asked.config), "--data", str(asked.data)]))
+        open_provider(ps.load_config(asked.config, data=asked.data)).run()
+        return 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches this process too; the one that watches it speaks
     config: Any = ps.load_config(asked.config, data=asked.data)
     with ps.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="numpy") as consumer:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock.errors import PlanError, QueueError
 from penstock.queue.batch_file import DamagedFile, FileFacts, read_facts
-from penstock.queue.folder import Claim, SplitFolder
+from penstock.queue.folder import Claim, SplitFolder, purge_command
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
 from penstock.queue.seat import Seat
 from penstock.queue.waiting import Waiter
@@ -127,14 +127,14 @@ class ClaimedStream:
                 held.recorded = start  # all before it was used
             held.claim.record(held.recorded, stop)
         held, _, stop = taken[-1]
-        self._at = held, stop
         self._look_ahead(held, stop)
+        self._at = held, stop  # last: until here nothing was taken
 
     def _look_ahead(self, held: _Held, row: int) -> None:
         """Read the next file while the rest of this one is used; where others read too, it may be theirs."""
-        if held is self._files[-1] and row < held.num_rows and not self.reader.is_ahead and held.claim.is_alone:
-            if self.counts.batches % _TAKES_PER_LOOK == 0:
-                self.reader.read_ahead(self.folder.ready_path(held.number + 1))
+        is_time = self.counts.batches % _TAKES_PER_LOOK == 1 and not self.reader.is_ahead
+        if is_time and held is self._files[-1] and row < held.num_rows and held.claim.is_alone:
+            self.reader.read_ahead(self.folder.ready_path(held.number + 1))
 
     def _open(self) -> None:
         """Claim the next file, and read it. Where an interrupt comes in between, the file is found again by `claim`."""
@@ -175,6 +175,7 @@ class ClaimedStream:
             return None
         if self._start is not None and self._at is None:
             first = self._first_row(claim, file, *self._start)
+            claim.record(first, first)  # or after a kill what lies before the start would come
         else:
             first = min(claim.recorded, file.num_rows)
             again = min(claim.handed, file.num_rows) - first
@@ -355,8 +356,8 @@ def check_facts(facts: FileFacts, folder: SplitFolder, number: int, fingerprint:
         raise QueueError(
             f"{folder.name} file {number} was made by another provider than the queue that this consumer opened",
             folder=folder.queue.path,
-            remedy="a new DatasetConsumer reads the new queue; to throw old files away: penstock queue purge "
-            f"{folder.queue.path.parent}",
+            remedy="a new DatasetConsumer reads the new queue; to throw old files away:\n"
+            f"{purge_command(folder.queue.path)}",
         )
 
 

@@ -20,6 +20,7 @@ import errno
 import json
 import mmap
 import os
+import shlex
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ __all__ = [
     "file_name",
     "named",
     "number_of",
+    "purge_command",
     "read_rows",
     "write_number",
     "write_text",
@@ -501,6 +503,11 @@ class SplitFolder:
     def left_off(self, there: Listing) -> Progress:
         """Where `claim` would go on, when nobody holds a file, and up to where rows were handed out."""
         again = {number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken}
+        for spent in sorted(again):  # its reader died before it was deleted
+            recorded_rows = _read_rows_text(self._returned_path(spent))[0]
+            if not recorded_rows or recorded_rows < (self._num_rows(spent) or 1 << 62):
+                break
+            again.remove(spent)
         number = min(again, default=there.taken)
         gone = [old + 1 for old in range(number, there.taken) if old not in again]  # read by consumers that were faster
         handed = [Position(old, _read_rows_text(self._returned_path(old))[1]) for old in there.returned]
@@ -761,6 +768,11 @@ def named(error: OSError, queue: QueueFolder) -> PenstockError | None:
     if isinstance(error, FileNotFoundError):  # in a folder that was there before
         return deleted(queue.path)
     return None
+
+
+def purge_command(queue: Path) -> str:
+    """What throws a queue away, as a shell takes it. Put it at the end of a line: it is copied from there."""
+    return f"penstock queue purge {shlex.quote(str(queue.parent))}"
 
 
 def deleted(queue: Path) -> QueueError:

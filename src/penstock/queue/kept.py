@@ -47,7 +47,8 @@ class KeptStream:
             if isinstance(found, os.stat_result) and not _is_same(found, self._status):
                 self._load(found)
         while self._file is None:
-            self._load(self.waiter.until(self.folder.name, self._look))
+            what = f"the file of kept {self.folder.name} batches"
+            self._load(self.waiter.until(self.folder.name, self._look, what))
         self._is_first = False
         return self._file
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.errors import QueueError
 from penstock.files import part_name
+from penstock.queue.folder import purge_command
 from penstock.queue.stale import Stamp
 
 __all__ = ["Meta", "read_meta", "write_meta"]
@@ -66,7 +67,7 @@ def read_meta(path: Path) -> Meta | None:
             raise QueueError(
                 f"this queue has format {ours['format']}, and this penstock reads {_FORMAT}",
                 file=path,
-                remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
+                remedy=f"prepare again, after\n{purge_command(path.parent)}",
             )
         stamp = Stamp.from_json(ours["made_from"], content)
         of_last = ours["val_batches"], ours["batch_size"]
@@ -77,5 +78,5 @@ def read_meta(path: Path) -> Meta | None:
         raise QueueError(
             f"this is not the meta of a queue: {type(error).__name__}: {error}",
             file=path,
-            remedy=f"penstock queue purge {path.parent.parent}, and prepare again",
+            remedy=f"prepare again, after\n{purge_command(path.parent)}",
         ) from error

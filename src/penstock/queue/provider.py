@@ -27,7 +27,7 @@ from penstock.errors import OutOfSpaceError, PenstockError, QueueError, SpecErro
 from penstock.files import one_at_a_time
 from penstock.machine import FolderWatch
 from penstock.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
-from penstock.queue.folder import FULL, Part, QueueFolder, SplitFolder, deleted, named
+from penstock.queue.folder import FULL, Part, QueueFolder, SplitFolder, deleted, named, purge_command
 from penstock.queue.members import Census, Facts, Member, place_of
 from penstock.queue.meta import check_meta
 from penstock.queue.meta_file import Meta, read_meta, write_meta
@@ -498,7 +498,7 @@ def _stale(queue: QueueFolder, old: Stamp, new: Stamp) -> QueueError:
         "the queue was made by something else than this provider",
         folder=queue.path,
         difference="\n".join(differences(old, new)),
-        remedy=f"penstock queue purge {queue.path.parent}, to throw its files away; or undo the change",
+        remedy=f"undo the change; or throw its files away:\n{purge_command(queue.path)}",
     )
 
 

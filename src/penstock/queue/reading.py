@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -62,13 +62,22 @@ class LoadedFile:
         return [column[start:stop] for column in self.columns]
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A file that a thread reads: what came of it, and a word that it is there."""
+
+    identity: tuple[int, ...]
+    found: list[LoadedFile | BaseException] = field(default_factory=list)
+    is_there: SimpleQueue[None] = field(default_factory=SimpleQueue)
+
+
 class Reader:
     """Reads files into memory that is used again when no batch of them is held; the next one in a thread."""
 
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
         """`memory`: where to read files to; None for memory of this process that is used again."""
         self._memory = memory or pooled(BlockPool())
-        self._ahead: tuple[tuple[int, ...], SimpleQueue[LoadedFile | BaseException]] | None = None
+        self._ahead: _Ahead | None = None
         self._lock = threading.Lock()
         # Queues of C code, and no futures: an interrupt may come anywhere, and must not leave a lock behind.
         self._tasks: SimpleQueue[Callable[[], None] | None] | None = None
@@ -76,30 +85,33 @@ class Reader:
     def load(self, path: Path) -> LoadedFile:
         """A file: from what was read ahead, if it is that one. Raises DamagedFile."""
         ahead = self._ahead
-        if ahead is not None and ahead[0] == _identity(os.stat(path)):
-            found = ahead[1].get()
+        if ahead is None or ahead.identity != _identity(os.stat(path)):
             self._ahead = None
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            return self._read(path)
+        while not ahead.found:
+            with contextlib.suppress(Empty):
+                ahead.is_there.get(timeout=1.0)
         self._ahead = None
-        return self._read(path)
+        (found,) = ahead.found
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def read_ahead(self, path: Path) -> None:
         """Begin to read a file that will be needed soon. Nothing happens where it is not there, or too large."""
         if self._ahead is not None:
             return
         try:
-            file = open(path, "rb", buffering=0)  # now: it will soon have another name
+            file = FileIO(path)  # now: it will soon have another name
         except OSError:
             return
         identity = _identity(os.fstat(file.fileno()))
         if identity[2] > _MOST_BYTES_AHEAD:
             file.close()
             return
-        found: SimpleQueue[LoadedFile | BaseException] = SimpleQueue()
-        self._in_thread(partial(self._fill, found, file))
-        self._ahead = identity, found
+        ahead = _Ahead(identity)
+        self._in_thread(partial(self._fill, ahead, file))
+        self._ahead = ahead
 
     @property
     def is_ahead(self) -> bool:
@@ -138,12 +150,13 @@ class Reader:
             self._tasks = tasks
         self._tasks.put(work)
 
-    def _fill(self, found: SimpleQueue[LoadedFile | BaseException], file: FileIO) -> None:
+    def _fill(self, ahead: _Ahead, file: FileIO) -> None:
         with file:
             try:
-                found.put(self._read(file.fileno()))
+                ahead.found.append(self._read(file.fileno()))
             except BaseException as error:  # whoever needs the file gets it
-                found.put(error)
+                ahead.found.append(error)
+        ahead.is_there.put(None)
 
     def _read(self, file: Path | int) -> LoadedFile:
         with self._lock:  # the pool serves one at a time

@@ -37,8 +37,8 @@ class Waiter:
         for watch in [*self._watches.values()]:
             watch.wake()
 
-    def until(self, split: str, look: Callable[[], T | int]) -> T:
-        """What `look` finds; while it gives a number, that file is waited for."""
+    def until(self, split: str, look: Callable[[], T | int], what: str | None = None) -> T:
+        """What `look` finds; while it gives a number, that file is waited for, or `what`."""
         found = look()
         if not isinstance(found, int):
             return found
@@ -60,7 +60,7 @@ class Waiter:
                 self._raise_if_a_provider_died()
                 left = self.timeout_seconds - (time.monotonic() - began)
                 if left <= 0:
-                    raise self._late(split, found)
+                    raise self._late(what or f"{split} file {found}")
                 watch.wait(min(left, _LONGEST_LOOK_SECONDS))
         finally:
             passed = time.monotonic() - began
@@ -83,7 +83,7 @@ class Waiter:
         if not self.queue.path.is_dir():
             raise deleted(self.queue.path)
 
-    def _late(self, split: str, number: int) -> NotReadyError:
+    def _late(self, what: str) -> NotReadyError:
         providers = []
         for facts, doing in self.census.look("provider"):
             if not self.census.is_alive(facts.id):
@@ -97,7 +97,7 @@ class Waiter:
                 )
             providers.append(f"{facts.name}: {said}" + (f", since {_ago(doing.since)}" if doing.since else ""))
         return NotReadyError(
-            f"{split} file {number} was not there after {self.timeout_seconds:g} s",
+            f"{what} was not there after {self.timeout_seconds:g} s",
             folder=self.queue.path,
             providers="\n".join(providers) if providers else "none is running",
             remedy="timeout_seconds= waits longer"
