@@ -307,6 +307,34 @@ print("made", made, flush=True)
     assert not os.listdir(tmp_path / "queue/who")
 
 
+def test_a_signal_while_build_meta_runs_ends_it_at_once(tmp_path):
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from providers import Numbered
+class Slow(Numbered):
+    def build_meta(self):
+        print("reading", flush=True)
+        time.sleep(60)
+Slow({str(tmp_path)!r}, batch_size=4, block_size=3).run()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reading\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    assert not os.listdir(tmp_path / "queue/who")
+
+
+def test_a_file_in_place_of_the_queue_is_named(tmp_path):
+    (tmp_path / "queue").write_text("not a folder")
+    with pytest.raises(QueueError, match="there is a file where the queue has a folder") as caught:
+        provider(tmp_path).run()
+    assert caught.value.where["folder"] == tmp_path / "queue"
+    assert (tmp_path / "queue").read_text() == "not a folder"
+
+
 def test_it_waits_without_work_and_wakes_when_a_file_is_taken(tmp_path, running):
     one = running(sleep_seconds=30)
     with DatasetConsumer(tmp_path / "data", framework="numpy") as consumer:

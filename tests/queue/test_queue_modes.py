@@ -81,6 +81,7 @@ def test_ranks_go_on_where_a_single_consumer_closed(data):
     both = ranks(data)
     assert ids(both, 3) == rows(32, 56)
     assert [again(one) for one in both] == [0, 0]
+    assert not os.listdir(data / "queue/control/train/returned")
 
 
 def test_ranks_get_the_batch_again_that_a_single_consumer_died_with(data):
@@ -101,13 +102,14 @@ def test_ranks_skip_a_file_that_a_single_consumer_had_recorded_and_not_deleted(d
     assert ids(ranks(data), 2) == rows(28, 44)
 
 
-def test_ranks_go_on_from_the_lowest_row_of_single_consumers_that_died(data):
+def test_ranks_go_on_from_the_lowest_row_of_single_consumers(data):
     slow, fast = single(data), single(data, rank=None)
     stream = fast._stream("train")
     stream.rank = 7  # two consumers of one process: as of two
     ids(slow, 2)
-    assert ids(fast, 7) == rows(20, 48)  # file 1 is read and done
-    die(slow, fast)
+    assert ids(fast, 5) == rows(20, 40)
+    fast.close()  # file 1 is read and done
+    die(slow)
     both = ranks(data, timeout_seconds=0)
     assert ids(both, 2) == rows(4, 20)
     with pytest.raises(NotReadyError, match="train file 1 was not there"):  # it is made again, by a provider
@@ -195,6 +197,16 @@ def test_ranks_of_another_number_get_again_and_count_what_the_ones_before_died_w
     three = ranks(data, 3)
     assert ids(three, 2) == rows(16, 40)
     assert [again(one) for one in three] == [1, 1, 0]
+
+
+def test_each_rank_counts_what_it_was_handed_itself(data):
+    slow, fast = ranks(data)
+    ids([slow, fast], 1)
+    ids(fast, 3)
+    die(slow, fast)
+    slow, fast = ranks(data)
+    assert ids([slow, fast], 5) == rows(0, 40)
+    assert (again(slow), again(fast)) == (1, 4)
 
 
 def test_a_rank_that_is_started_again_counts_its_last_batch(data):
@@ -331,6 +343,17 @@ def test_a_rank_that_seemed_dead_and_was_not_replaced_comes_back_where_it_was(da
     assert [again(one) for one in both] == [0, 0]
     die(*both)
     assert ids(ranks(data), 1) == (rows(40, 48) if delete == "consumed" else rows(0, 8))
+
+
+def test_a_rank_that_seemed_dead_goes_on_after_the_one_that_was_started_in_its_place(data):
+    both = ranks(data)
+    ids(both, 1)
+    die(both[0])
+    (data / "queue/who" / both[0]._seats[0].member.id).unlink()
+    place = Progress(Position(1, 4), Position(1, 8))  # as another process recorded it, and ended
+    (data / "queue/control/train/ranks/00000-of-00002").write_bytes(place.packed())
+    assert ids(both[0], 1) == rows(24, 28)
+    assert again(both[0]) == 1
 
 
 # What ranks hold

@@ -765,6 +765,13 @@ def named(error: OSError, queue: QueueFolder) -> PenstockError | None:
             file=error.filename,
             remedy="give it back its permissions, then run this again: nothing was lost",
         )
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return QueueError(
+            f"there is a file where the queue has a folder: {error.strerror}",
+            folder=queue.path,
+            file=error.filename,
+            remedy="move that file away",
+        )
     if isinstance(error, FileNotFoundError):  # in a folder that was there before
         return deleted(queue.path)
     return None

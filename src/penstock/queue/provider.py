@@ -504,15 +504,17 @@ def _stale(queue: QueueFolder, old: Stamp, new: Stamp) -> QueueError:
 
 @contextlib.contextmanager
 def _ended_by_signals(provider: DataProviderBase) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the provider after its batch; the second one at once."""
+    """SIGINT and SIGTERM stop the provider after its batch; the second one at once, and before the first batch too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if provider._stopping.is_set():
+        if provider._stopping.is_set() or provider._knows is None:
             raise KeyboardInterrupt
         provider.stop()
+        if sys.stderr.isatty():
+            print("stops after this batch; Ctrl-C again: at once", file=sys.stderr)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

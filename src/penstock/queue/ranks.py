@@ -62,15 +62,17 @@ class RankRecords:
 
     def of_rank(self, rank: int, world_size: int) -> Progress | None:
         """How far a rank is. None: nothing is known of it."""
-        return self._read(self.path(rank, world_size)) or self.began()[0]
+        return self.written(rank, world_size) or self.began()[0]
+
+    def written(self, rank: int, world_size: int) -> Progress | None:
+        """What a rank has recorded. None: nothing."""
+        return _read(self.path(rank, world_size))
 
     def left_off(self) -> Progress | None:
         """Where all ranks of a run that ended go on together: where the slowest one is. None where there was no run."""
         began = self.began()[0]
         worlds = {int(path.name.partition("-of-")[2]) for path in self._of_ranks()}
-        found = [
-            self._read(self.path(rank, world_size)) or began for world_size in worlds for rank in range(world_size)
-        ]
+        found = [self.written(rank, world_size) or began for world_size in worlds for rank in range(world_size)]
         known = [progress for progress in found or [began] if progress is not None]
         if not known:
             return None
@@ -80,7 +82,7 @@ class RankRecords:
         """A new run, which goes on from one place. What each rank was handed before, it remembers."""
         self.write_began(progress, members)
         for path in self._of_ranks():
-            before = self._read(path)
+            before = _read(path)
             if before is not None and path.name.endswith(f"-of-{world_size:05d}"):
                 with open(path, "r+b") as file:  # the same file: who seemed dead, and wakes up, writes into it
                     file.write(Progress(progress.recorded, min(before.handed, progress.handed)).packed())
@@ -98,11 +100,12 @@ class RankRecords:
     def _of_ranks(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*-of-*") if path.name.replace("-of-", "").isdigit())
 
-    def _read(self, path: Path) -> Progress | None:
-        try:
-            return _unpacked(path.read_bytes())
-        except FileNotFoundError:
-            return None
+
+def _read(path: Path) -> Progress | None:
+    try:
+        return _unpacked(path.read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def _unpacked(content: bytes) -> Progress | None:

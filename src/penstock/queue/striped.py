@@ -205,9 +205,10 @@ class StripedStream:
             began = records.began()[0]
             joined = [facts.id for facts in folder.living_ranks(self.seat.member)]
             told = None if position is None else Progress(position, position)
-            comes_back = Progress(self._recorded, self._handed) if told is None and self._at is not None else None
+            comes_back = told is None and self._at is not None and self._is_mine()
             if joined or comes_back:
-                progress = told or comes_back or records.of_rank(self._rank, self.world_size) or self._all_left_off()
+                back = Progress(self._recorded, self._handed) if comes_back else None
+                progress = told or back or records.of_rank(self._rank, self.world_size) or self._all_left_off()
                 records.write_began(began or progress, [*joined, me])
             else:  # the first of its run, though others may be about to join
                 progress = told or self._all_left_off()
@@ -219,6 +220,11 @@ class StripedStream:
             self._write(*progress)
             self._seated = self.seat.number
         return self._at if comes_back and self._at is not None else progress.recorded
+
+    def _is_mine(self) -> bool:
+        """Whether nobody went on for this rank while it seemed dead: then more would be written down."""
+        written = self.folder.records.written(self._rank, self.world_size)
+        return written is not None and written.recorded <= self._recorded and written.handed <= self._handed
 
     def _refuse_others(self) -> None:
         folder = self.folder
