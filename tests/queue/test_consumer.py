@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from providers import SETTINGS, Numbered, Pair
 
@@ -77,6 +77,7 @@ def test_meta_and_schema_are_what_the_provider_said(tmp_path):
     assert consumer.schema("train") == consumer.meta["batch_schema"]
 
 
+@settings(max_examples=25)
 @given(batch_size=st.integers(1, 50), resume_after=st.integers(0, 6))
 def test_any_batch_size_gives_the_same_rows_from_any_state(tmp_path_factory, batch_size, resume_after):
     folder = tmp_path_factory.mktemp("queue")

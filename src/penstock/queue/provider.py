@@ -245,6 +245,10 @@ class DataProviderBase:
 _SETTABLE = ("reproducible", "rng_framework")
 
 
+class _Stopped(BaseException):
+    """A signal came while `build_meta` read its data: it need not do so to its end."""
+
+
 def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | None) -> int:
     queue = QueueFolder(provider.data_dir / "queue")
     try:
@@ -258,6 +262,8 @@ def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | N
     try:
         with _ended_by_signals(provider), contextlib.closing(provider._watch):
             return work.until_stopped(max_files)
+    except _Stopped:
+        return 0
     finally:
         provider._watch = None
         work.member.leave()
@@ -510,9 +516,11 @@ def _ended_by_signals(provider: DataProviderBase) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if provider._stopping.is_set() or provider._knows is None:
+        if provider._stopping.is_set():
             raise KeyboardInterrupt
         provider.stop()
+        if provider._knows is None:
+            raise _Stopped
         if sys.stderr.isatty():
             print("stops after this batch; Ctrl-C again: at once", file=sys.stderr)
 
