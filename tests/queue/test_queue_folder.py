@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BusyError, QueueError
-from penstock.queue.folder import Claim, QueueFolder, SplitFolder, file_name
+from penstock.queue.claim import Claim
+from penstock.queue.entries import file_name
+from penstock.queue.folder import QueueFolder, SplitFolder
 from penstock.queue.members import Census, Member, read_deaths
 
 ROWS = 4

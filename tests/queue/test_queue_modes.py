@@ -11,7 +11,8 @@ from providers import SETTINGS, Numbered
 from test_queue_folder import Kill, Killed, kill
 
 from penstock import BusyError, DatasetConsumer, NotReadyError
-from penstock.queue.folder import Claim, QueueFolder
+from penstock.queue.claim import Claim
+from penstock.queue.folder import QueueFolder
 from penstock.queue.members import Census, Member
 from penstock.queue.ranks import Progress, RankRecords
 from penstock.queue.reading import Position

@@ -13,8 +13,10 @@ from typing import Protocol
 
 from penstock.errors import PlanError, QueueError
 from penstock.queue.batch_file import DamagedFile, FileFacts, read_facts
-from penstock.queue.folder import Claim, SplitFolder, purge_command
+from penstock.queue.claim import Claim
+from penstock.queue.folder import SplitFolder
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
+from penstock.queue.refused import purge_command
 from penstock.queue.seat import Seat
 from penstock.queue.waiting import Waiter
 

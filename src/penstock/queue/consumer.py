@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import MissingQueueError, PenstockError, PlanError, QueueError, SpecError, WorkerError
 from penstock.queue.claimed import ClaimedStream, Counts
 from penstock.queue.direct import DirectStream
-from penstock.queue.folder import QueueFolder, named
+from penstock.queue.folder import QueueFolder
 from penstock.queue.kept import KeptStream
 from penstock.queue.members import Census, read_deaths
 from penstock.queue.meta_file import Meta, read_meta
 from penstock.queue.reading import Arrays, FileShape, Position, Reader
+from penstock.queue.refused import named
 from penstock.queue.schema import fields_of, is_pair
 from penstock.queue.seat import Seat
 from penstock.queue.striped import StripedStream
@@ -283,7 +284,7 @@ class DatasetConsumer:
 
     def _named(self, error: OSError) -> PenstockError | None:
         """An error of the system, as one of the queue; that of a provider in this process is its own."""
-        return named(error, self._queue) if self._provider is None else None
+        return named(error, self._queue.path) if self._provider is None else None
 
     def state_dict(self) -> dict[str, Any]:
         """Where each split is: the file and the batch in it that comes next. Small, and JSON."""

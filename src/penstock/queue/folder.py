@@ -16,68 +16,38 @@ number in exactly one of these places. Choosing a number is done under a lock of
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import mmap
 import os
-import shlex
-import struct
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import BusyError, OutOfSpaceError, PenstockError, QueueError
+from penstock.errors import BusyError, QueueError
 from penstock.files import is_part, one_at_a_time, sync_folder
 from penstock.queue.batch_file import DamagedFile, read_facts
+from penstock.queue.claim import Claim, mapped_rows, read_rows, rows_beside
+from penstock.queue.entries import (
+    DIGITS,
+    EXTENSION,
+    KEPT,
+    file_name,
+    kept_by,
+    made_by,
+    number_of,
+    numbers_in,
+    read_number,
+    read_rows_text,
+    write_number,
+    write_text,
+)
 from penstock.queue.members import Census, Facts, Member
 from penstock.queue.ranks import Progress, RankRecords
 from penstock.queue.reading import Position
+from penstock.queue.refused import deleted, named
 
-__all__ = [
-    "EXTENSION",
-    "FULL",
-    "KEPT",
-    "Claim",
-    "Listing",
-    "Part",
-    "QueueFolder",
-    "SplitFolder",
-    "deleted",
-    "file_name",
-    "named",
-    "number_of",
-    "purge_command",
-    "read_rows",
-    "write_number",
-    "write_text",
-]
-
-EXTENSION = ".batches"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system calls a full disk."""
-KEPT = "kept"
-_DIGITS = 8
-_ROWS = struct.Struct("<qq")
-
-
-def file_name(number: int) -> str:
-    """
-    >>> file_name(117)
-    '00000117.batches'
-    """
-    return f"{number:0{_DIGITS}d}{EXTENSION}"
-
-
-def number_of(name: str) -> int | None:
-    """The number of a ready file, None of anything else.
-
-    >>> number_of("00000117.batches"), number_of("next"), number_of(".00000118.provider-1-ab.part")
-    (117, None, None)
-    """
-    digits = name.removesuffix(EXTENSION)
-    return int(digits) if name.endswith(EXTENSION) and digits.isascii() and digits.isdigit() else None
+__all__ = ["Listing", "Part", "QueueFolder", "SplitFolder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,54 +110,6 @@ class Part:
     """A file of the same name that is another one is of nobody: its maker seemed dead, and woke up."""
 
 
-@dataclass(slots=True)
-class Claim:
-    """A file that a consumer has for itself, until it is done with it or dead."""
-
-    number: int
-    path: Path
-    recorded: int
-    """Rows that somebody before took and recorded: they are not handed out again."""
-    handed: int
-    """Rows that somebody before was handed, recorded or not."""
-    is_alone: bool
-    """Whether nobody else reads this split."""
-    _rows: mmap.mmap
-
-    def record(self, recorded: int, handed: int) -> None:
-        """Write down how far this reader is. It survives a kill -9 of the reader."""
-        # A reader before this one may have been handed more: that comes again too, and is counted.
-        handed = max(handed, self.handed)
-        if self._rows.closed:
-            write_rows(self.path, recorded, handed)
-        else:
-            _ROWS.pack_into(self._rows, 0, recorded, handed)
-
-    def rest(self) -> None:
-        """Hold nothing open for it: it stays claimed, and can be recorded, given back or done."""
-        self._rows.close()
-
-    def is_held(self) -> bool:
-        """Whether it was not given to another, while this process seemed dead."""
-        return self.path.exists()
-
-    def done(self) -> bool:
-        """Delete the file: that is what makes room for another. False where it was given to another meanwhile."""
-        is_there = True
-        try:
-            self.path.unlink()
-        except FileNotFoundError:
-            is_there = False
-        self.drop()  # not where the file could not be deleted: it is still claimed
-        with contextlib.suppress(OSError):
-            _rows_beside(self.path).unlink()
-        return is_there
-
-    def drop(self) -> None:
-        """Let go of it without saying so: the file stays where it is."""
-        self._rows.close()
-
-
 class SplitFolder:
     """One split of a queue, as one process sees it."""
 
@@ -219,7 +141,7 @@ class SplitFolder:
             with one_at_a_time(self.control):
                 yield
         except OSError as error:
-            clear = named(error, self.queue)
+            clear = named(error, self.queue.path)
             if clear is None:
                 raise
             raise clear from error
@@ -232,7 +154,7 @@ class SplitFolder:
             number = number_of(name)
             if number is not None:
                 ready.append(number)
-            elif (made := _made_by(name)) is not None:
+            elif (made := made_by(name)) is not None:
                 making[made[0]] = made[1]
         claimed = {}
         for name in os.listdir(self.claimed):
@@ -240,8 +162,8 @@ class SplitFolder:
             if name.endswith(EXTENSION) and len(held) == 3 and held[0].isdigit():
                 claimed[int(held[0])] = held[1]
         ready.sort()
-        taken = _read_number(self.control / "taken")
-        following = _read_number(self.path / "next")
+        taken = read_number(self.control / "taken")
+        following = read_number(self.path / "next")
         if following is None:  # lost, or deleted by hand: never begin again below what was taken
             following = max([taken or 0, *(number + 1 for number in (*ready, *making, *claimed))])
         if taken is None:
@@ -251,7 +173,7 @@ class SplitFolder:
         while following in there:
             following += 1
         return Listing(
-            tuple(ready), making, claimed, _numbers_in(self.wanted), _numbers_in(self.returned), following, taken
+            tuple(ready), making, claimed, numbers_in(self.wanted), numbers_in(self.returned), following, taken
         )
 
     def backlog(self) -> int:
@@ -263,9 +185,9 @@ class SplitFolder:
         with self.one_at_a_time():
             for folder in (self.path, self.control, self.returned, self.ranks):
                 for name in os.listdir(folder):
-                    if not is_part(name) or (folder == self.path and _made_by(name) is not None):
+                    if not is_part(name) or (folder == self.path and made_by(name) is not None):
                         continue
-                    keeper = _kept_by(name)
+                    keeper = kept_by(name)
                     if keeper is None or not self.census.is_alive(keeper):
                         (folder / name).unlink(missing_ok=True)
             for path in self.queue.quarantine.glob(f".{self.name}-*.part"):
@@ -307,7 +229,7 @@ class SplitFolder:
 
     def keepers(self) -> list[str]:
         """Providers, dead ones too, that make the kept batches."""
-        return sorted(maker for name in os.listdir(self.path) if (maker := _kept_by(name)) is not None)
+        return sorted(maker for name in os.listdir(self.path) if (maker := kept_by(name)) is not None)
 
     def _kept_part(self, member_id: str) -> Path:
         return self.path / f".{KEPT}.{member_id}.part"
@@ -335,7 +257,7 @@ class SplitFolder:
         return True
 
     def _part(self, number: int, member_id: str) -> Path:
-        return self.path / f".{number:0{_DIGITS}d}.{member_id}.part"
+        return self.path / f".{number:0{DIGITS}d}.{member_id}.part"
 
     def publish(self, part: Part, *, durable: bool = False) -> bool:
         """Give a finished file its name. False where nobody waits for it any more: its maker seemed dead, or a reader
@@ -389,9 +311,9 @@ class SplitFolder:
             return self._claim(number, consumer, there)
 
     def _claim(self, number: int, consumer: Member, there: Listing) -> Claim:
-        recorded, handed = _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")
+        recorded, handed = read_rows_text(self.returned / f"{number:0{DIGITS}d}")
         path = self._claimed_path(number, consumer.id)
-        rows = _mapped_rows(_rows_beside(path), recorded, handed)
+        rows = mapped_rows(rows_beside(path), recorded, handed)
         is_alone = all(holder == consumer.id for holder in there.claimed.values())
         claim = Claim(number, path, recorded, handed, is_alone, rows)
         try:
@@ -401,14 +323,14 @@ class SplitFolder:
         except BaseException:
             claim.drop()
             with contextlib.suppress(OSError):
-                _rows_beside(path).unlink()
+                rows_beside(path).unlink()
             raise
-        (self.returned / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
+        (self.returned / f"{number:0{DIGITS}d}").unlink(missing_ok=True)
         self._want_no_more(number)  # asked for while its maker gave it its name
         return claim
 
     def _claimed_path(self, number: int, holder: str) -> Path:
-        return self.claimed / f"{number:0{_DIGITS}d}.{holder}{EXTENSION}"
+        return self.claimed / f"{number:0{DIGITS}d}.{holder}{EXTENSION}"
 
     def beginning(self) -> tuple[int, int]:
         """The file that `claim` would give next, and how many of its rows were used before."""
@@ -422,7 +344,7 @@ class SplitFolder:
             number = min([*again, *dead], default=there.taken)
             if number in dead:
                 return number, read_rows(self._claimed_path(number, there.claimed[number]))[0]
-            return number, _read_rows_text(self.returned / f"{number:0{_DIGITS}d}")[0]
+            return number, read_rows_text(self.returned / f"{number:0{DIGITS}d}")[0]
 
     # Ranks, which share files, and single consumers, which claim them: one kind after the other
 
@@ -504,14 +426,14 @@ class SplitFolder:
         """Where `claim` would go on, when nobody holds a file, and up to where rows were handed out."""
         again = {number for number in (*there.ready, *there.making, *there.wanted) if number < there.taken}
         for spent in sorted(again):  # its reader died before it was deleted
-            recorded_rows = _read_rows_text(self._returned_path(spent))[0]
+            recorded_rows = read_rows_text(self._returned_path(spent))[0]
             if not recorded_rows or recorded_rows < (self._num_rows(spent) or 1 << 62):
                 break
             again.remove(spent)
         number = min(again, default=there.taken)
         gone = [old + 1 for old in range(number, there.taken) if old not in again]  # read by consumers that were faster
-        handed = [Position(old, _read_rows_text(self._returned_path(old))[1]) for old in there.returned]
-        recorded = Position(number, _read_rows_text(self._returned_path(number))[0])
+        handed = [Position(old, read_rows_text(self._returned_path(old))[1]) for old in there.returned]
+        recorded = Position(number, read_rows_text(self._returned_path(number))[0])
         return Progress(recorded, max([recorded, *handed, *(Position(after, 0) for after in gone)]))
 
     def forget_returned(self) -> None:
@@ -520,7 +442,7 @@ class SplitFolder:
             marker.unlink(missing_ok=True)
 
     def _returned_path(self, number: int) -> Path:
-        return self.returned / f"{number:0{_DIGITS}d}"
+        return self.returned / f"{number:0{DIGITS}d}"
 
     def give_back(self, claim: Claim) -> None:
         """End a claim: what of the file is not recorded is there for others, or for this reader later."""
@@ -533,7 +455,7 @@ class SplitFolder:
 
         Kept batches have none: that they are missing is seen.
         """
-        name = KEPT if number is None else f"{number:0{_DIGITS}d}"
+        name = KEPT if number is None else f"{number:0{DIGITS}d}"
         with self.one_at_a_time():
             for attempt in range(1 << 20):
                 aside = self.queue.quarantine / f"{self.name}-{name}.{attempt}{EXTENSION}"
@@ -551,7 +473,7 @@ class SplitFolder:
                 os.rename(path, aside)
             if claim is not None:
                 claim.drop()
-                _rows_beside(path).unlink(missing_ok=True)
+                rows_beside(path).unlink(missing_ok=True)
         return aside
 
     def want(self, number: int) -> None:
@@ -592,7 +514,7 @@ class SplitFolder:
                 )
             for held, holder in there.claimed.items():
                 path = self._claimed_path(held, holder)
-                _rows_beside(path).unlink(missing_ok=True)
+                rows_beside(path).unlink(missing_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, self.ready_path(held))
             before = []
@@ -601,7 +523,7 @@ class SplitFolder:
                     self.ready_path(old).unlink(missing_ok=True)
                 elif old < number and not is_rank:  # ranks delete what all of them are past, when they record
                     path = self._claimed_path(old, consumer.id)
-                    before.append(Claim(old, path, 0, 0, True, _mapped_rows(_rows_beside(path), 0, 0)))
+                    before.append(Claim(old, path, 0, 0, True, mapped_rows(rows_beside(path), 0, 0)))
                     os.rename(self.ready_path(old), path)
                     before[-1].rest()
             for old, maker in there.making.items():
@@ -632,19 +554,19 @@ class SplitFolder:
         try:
             os.rename(path, self.ready_path(number))
         except FileNotFoundError:  # its reader was not dead, and is done with it
-            (self.returned / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
-        _rows_beside(path).unlink(missing_ok=True)
+            (self.returned / f"{number:0{DIGITS}d}").unlink(missing_ok=True)
+        rows_beside(path).unlink(missing_ok=True)
 
     def _write_returned(self, number: int, recorded: int, handed: int) -> None:
-        write_text(self.returned / f"{number:0{_DIGITS}d}", f"{recorded} {handed}\n")
+        write_text(self.returned / f"{number:0{DIGITS}d}", f"{recorded} {handed}\n")
 
     def _want(self, number: int) -> None:
-        path = self.wanted / f"{number:0{_DIGITS}d}"
+        path = self.wanted / f"{number:0{DIGITS}d}"
         if not path.exists():  # whoever waits asks again and again, and each touch would wake all providers
             path.touch()
 
     def _want_no_more(self, number: int) -> None:
-        (self.wanted / f"{number:0{_DIGITS}d}").unlink(missing_ok=True)
+        (self.wanted / f"{number:0{DIGITS}d}").unlink(missing_ok=True)
 
     def _lives(self, member_id: str, me: Member, *, other_than: bool = False) -> bool:
         if member_id == me.id:
@@ -654,138 +576,3 @@ class SplitFolder:
 
 def _is_replaced_by(facts: Facts, mine: Facts) -> bool:
     return (facts.pid, facts.boot, facts.rank) == (mine.pid, mine.boot, mine.rank)
-
-
-def _mapped_rows(path: Path, recorded: int, handed: int) -> mmap.mmap:
-    """A new file beside a claimed one, as memory: writing into it is no call, and survives this process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.pwrite(descriptor, _ROWS.pack(recorded, handed), 0)
-        return mmap.mmap(descriptor, _ROWS.size)
-    finally:
-        os.close(descriptor)
-
-
-def write_rows(path: Path, recorded: int, handed: int) -> None:
-    _mapped_rows(_rows_beside(path), recorded, handed).close()
-
-
-def read_rows(path: Path) -> tuple[int, int]:
-    """(rows recorded, rows handed over) of a claimed file, from beside it."""
-    try:
-        content = _rows_beside(path).read_bytes()
-    except FileNotFoundError:
-        return 0, 0
-    recorded, handed = _ROWS.unpack(content) if len(content) == _ROWS.size else (0, 0)
-    return recorded, handed
-
-
-def _made_by(name: str) -> tuple[int, str] | None:
-    """(number, provider) of a file that is being made.
-
-    >>> _made_by(".00000118.provider-1-ab.part"), _made_by(".next.part")
-    ((118, 'provider-1-ab'), None)
-    """
-    made = name[1:-5].split(".")
-    return (int(made[0]), made[1]) if is_part(name) and len(made) == 2 and made[0].isdigit() else None
-
-
-def _kept_by(name: str) -> str | None:
-    """The provider that makes the kept batches under this name.
-
-    >>> _kept_by(".kept.provider-1-ab.part"), _kept_by(".00000118.provider-1-ab.part"), _kept_by("kept.batches")
-    ('provider-1-ab', None, None)
-    """
-    made = name[1:-5].split(".")
-    return made[1] if is_part(name) and len(made) == 2 and made[0] == KEPT else None
-
-
-def _rows_beside(path: Path) -> Path:
-    return path.with_suffix(".rows")
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        return None
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def write_number(path: Path, number: int) -> None:
-    """In place: a rename over a file makes some file systems write it out at once. Whoever finds it empty, knows."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.pwrite(descriptor, f"{number:<20d}\n".encode(), 0)
-    finally:
-        os.close(descriptor)
-
-
-def _read_rows_text(path: Path) -> tuple[int, int]:
-    try:
-        recorded, handed = path.read_text().split()
-        return int(recorded), int(handed)
-    except (FileNotFoundError, ValueError):
-        return 0, 0
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, by one at a time. No fsync: a kill loses nothing, and after a power cut files tell."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    os.rename(part, path)
-
-
-def _numbers_in(folder: Path) -> tuple[int, ...]:
-    return tuple(sorted(int(name) for name in os.listdir(folder) if name.isascii() and name.isdigit()))
-
-
-def named(error: OSError, queue: QueueFolder) -> PenstockError | None:
-    """What an error of the system means for a queue; None where it is clear already, or means nothing to us."""
-    if isinstance(error, PenstockError):
-        return None
-    if error.errno in FULL:
-        return OutOfSpaceError(
-            f"no space left for the queue: {error.strerror}",
-            folder=queue.path,
-            file=error.filename,
-            remedy="make room, then do the same again: nothing was lost",
-        )
-    if error.errno == errno.EROFS:
-        return QueueError(
-            f"the queue cannot be written: {error.strerror}",
-            folder=queue.path,
-            file=error.filename,
-            remedy="mount it so that it can be written, or put the dataset elsewhere; nothing was lost",
-        )
-    if isinstance(error, PermissionError):
-        return QueueError(
-            f"this process may no longer read and write the queue: {error.strerror}",
-            folder=queue.path,
-            file=error.filename,
-            remedy="give it back its permissions, then run this again: nothing was lost",
-        )
-    if isinstance(error, NotADirectoryError | FileExistsError):
-        return QueueError(
-            f"there is a file where the queue has a folder: {error.strerror}",
-            folder=queue.path,
-            file=error.filename,
-            remedy="move that file away",
-        )
-    if isinstance(error, FileNotFoundError):  # in a folder that was there before
-        return deleted(queue.path)
-    return None
-
-
-def purge_command(queue: Path) -> str:
-    """What throws a queue away, as a shell takes it. Put it at the end of a line: it is copied from there."""
-    return f"penstock queue purge {shlex.quote(str(queue.parent))}"
-
-
-def deleted(queue: Path) -> QueueError:
-    return QueueError(
-        "the queue folder was deleted while it was in use",
-        folder=queue,
-        reason=os.strerror(errno.ENOENT),
-        remedy="penstock prepare CONFIG makes it anew; a consumer goes on with load_state_dict of its last state",
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import QueueError
 from penstock.files import part_name
-from penstock.queue.folder import purge_command
+from penstock.queue.refused import purge_command
 from penstock.queue.stale import Stamp
 
 __all__ = ["Meta", "read_meta", "write_meta"]

@@ -27,10 +27,11 @@ from penstock.errors import OutOfSpaceError, PenstockError, QueueError, SpecErro
 from penstock.files import one_at_a_time
 from penstock.machine import FolderWatch
 from penstock.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
-from penstock.queue.folder import FULL, Part, QueueFolder, SplitFolder, deleted, named, purge_command
+from penstock.queue.folder import Part, QueueFolder, SplitFolder
 from penstock.queue.members import Census, Facts, Member, place_of
 from penstock.queue.meta import check_meta
 from penstock.queue.meta_file import Meta, read_meta, write_meta
+from penstock.queue.refused import FULL, deleted, named, purge_command
 from penstock.queue.schema import Field, checked, fields_of
 from penstock.queue.stale import Stamp, differences, stamp_of
 from penstock.seeds import key_of
@@ -255,7 +256,7 @@ def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | N
         queue.make(splits)
         work = _Work(provider, queue, splits)
     except OSError as error:
-        raise named(error, queue) or error from None
+        raise named(error, queue.path) or error from None
     provider._watch = FolderWatch(
         *(queue.path / split for split in splits), *(queue.path / "control" / split / "wanted" for split in splits)
     )
@@ -304,7 +305,7 @@ class _Work:
                 others = [facts for facts in self.census.living("provider") if facts.id != self.member.id]
             if self.at != (None, None) or not others:  # one that is refused at the door ends nobody's training
                 self.member.died(error.__cause__ or error, *self.at)
-            clear = named(error, self.queue) if isinstance(error, OSError) else None
+            clear = named(error, self.queue.path) if isinstance(error, OSError) else None
             raise clear or error  # noqa: B904 (its cause stays what it was)
         return num_made
 
@@ -407,7 +408,7 @@ class _Work:
         except OSError as error:
             self._give_up(folder, part)
             if error.errno not in FULL and not isinstance(error, OutOfSpaceError):
-                raise named(error, self.queue) or error from error
+                raise named(error, self.queue.path) or error from error
             self._tell_full(error, folder.name, -1 if part.number is None else part.number)
             self.provider._stopping.wait(self.provider.sleep_seconds)
             return False

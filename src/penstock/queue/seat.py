@@ -6,9 +6,10 @@ import contextlib
 import os
 
 from penstock.errors import QueueError
-from penstock.queue.folder import QueueFolder, deleted
+from penstock.queue.folder import QueueFolder
 from penstock.queue.members import Census, Member
 from penstock.queue.meta_file import Meta, read_meta
+from penstock.queue.refused import deleted
 
 __all__ = ["Seat"]
 

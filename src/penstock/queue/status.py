@@ -17,7 +17,9 @@ from typing import Any
 from penstock.errors import MissingQueueError, QueueError
 from penstock.machine import boot_id
 from penstock.queue.batch_file import DamagedFile, FileFacts, read_facts
-from penstock.queue.folder import EXTENSION, Listing, QueueFolder, SplitFolder, file_name, read_rows
+from penstock.queue.claim import read_rows
+from penstock.queue.entries import EXTENSION, file_name
+from penstock.queue.folder import Listing, QueueFolder, SplitFolder
 from penstock.queue.members import Census, Doing, Facts, read_deaths
 from penstock.queue.meta_file import Meta, read_meta
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from penstock.errors import BusyError
 from penstock.queue.batch_file import DamagedFile, read_facts
 from penstock.queue.claimed import Counts, be_the_only_one_here, check_facts, check_shape
-from penstock.queue.folder import SplitFolder, write_number
+from penstock.queue.entries import write_number
+from penstock.queue.folder import SplitFolder
 from penstock.queue.members import Facts
 from penstock.queue.ranks import Progress
 from penstock.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined

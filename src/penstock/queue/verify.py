@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import QueueError, SpecError
 from penstock.queue.batch_file import DamagedFile, FileFacts, read_batches
-from penstock.queue.folder import QueueFolder, SplitFolder, number_of
+from penstock.queue.entries import number_of
+from penstock.queue.folder import QueueFolder, SplitFolder
 from penstock.queue.members import Census
 from penstock.queue.meta_file import Meta, read_meta
 from penstock.queue.schema import Field, fields_of

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from penstock.errors import NotReadyError, SpecError, WorkerError
 from penstock.machine import FolderWatch
-from penstock.queue.folder import QueueFolder, deleted
+from penstock.queue.folder import QueueFolder
 from penstock.queue.members import Census, read_deaths
+from penstock.queue.refused import deleted
 
 __all__ = ["Waiter"]
 
