@@ -84,6 +84,8 @@ class ClaimedStream:
         """Files before a start, which cannot be made again: kept until `record`."""
         self._ending: set[int] = set()
         """Files that the thread is about to delete."""
+        self._pid = -1
+        """Of the process in which this is known to be the only reader."""
         self.rank: int | None = None
         self.is_replaced = False
 
@@ -91,7 +93,13 @@ class ClaimedStream:
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, Taken]:
         """The next rows; None: as many as the provider put into a batch. They are handed out by `move`, not before."""
+        if self._at is not None and self._pid == os.getpid() and not self.is_replaced:  # most batches: a microsecond
+            held, row = self._at
+            stop = row + (num_rows or held.shape.batch_size)
+            if stop <= held.num_rows and held.file is not None and self._files and held is self._files[0]:
+                return held.file.rows(row, stop), [(held, row, stop)]
         be_the_only_one_here(self)
+        self._pid = os.getpid()
         self._put_spent_away()
         while True:
             seated = self._seated
