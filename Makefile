@@ -1,4 +1,4 @@
-# `make demo` shows what penstock does; `make test` checks everything. Both start from a clean clone.
+# `make demo` shows what batchwright does; `make test` checks everything. Both start from a clean clone.
 PYTHON ?= python3.11
 VENV   ?= .venv
 DEMO   ?= .venv-demo
@@ -18,7 +18,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(DEMO)/ready
-	$(DEMO)/bin/penstock demo
+	$(DEMO)/bin/batchwright demo
 
 test: lint types unit
 
@@ -31,12 +31,12 @@ types: $(VENV)/ready
 
 unit: $(VENV)/ready
 	$(VENV)/bin/pytest -n 2 --dist worksteal -m 'not peers and not slow'
-	$(VENV)/bin/pytest --doctest-modules src/penstock -q
+	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
 
 test-all: lint types $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/pytest -n 2
-	$(VENV)/bin/pytest --doctest-modules src/penstock -q
+	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'

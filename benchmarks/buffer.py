@@ -1,7 +1,7 @@
 """How fast do rows go into a buffer and come out, and what do they weigh? 1M rows of {label: int64, obs: float32[84]}.
 
     .venv-peers/bin/python -m benchmarks.buffer                   what `make bench-peers` builds has all peers
-    python -m benchmarks.buffer --only numpy penstock             contenders whose file is named so
+    python -m benchmarks.buffer --only numpy batchwright             contenders whose file is named so
     python -m benchmarks.buffer --ways blocks_10000 --rounds 1    one part of it, noisier
     python -m benchmarks.buffer --clock cpu                       CPU seconds, where others use the machine too
 
@@ -59,8 +59,8 @@ class Way(NamedTuple):
 PLAIN = Contender("plain NumPy, doubling", "buffer_numpy", "doubling")
 CONTENDERS = (
     Contender("NumPy, preallocated (the limit)", "buffer_numpy", "preallocated"),
-    Contender("penstock", "buffer_penstock", "memory"),
-    Contender("penstock, path=", "buffer_penstock", "path"),
+    Contender("batchwright", "buffer_batchwright", "memory"),
+    Contender("batchwright, path=", "buffer_batchwright", "path"),
     Contender("TorchRL LazyTensorStorage", "buffer_torchrl", "memory"),
     Contender("TorchRL LazyTensorStorage, 1 thread", "buffer_torchrl", "memory, 1 thread"),
     Contender("TorchRL LazyMemmapStorage", "buffer_torchrl", "memmap"),
@@ -156,8 +156,8 @@ def _counted(values: list[float]) -> str:
 
 
 def goals(found: dict[str, list[Row]]) -> str:
-    """penstock over plain NumPy, over the fastest library and over the fastest TorchRL of this run, by medians."""
-    is_library = {c.name for c in CONTENDERS if c.module not in ("buffer_numpy", "buffer_list", "buffer_penstock")}
+    """batchwright over plain NumPy, over the fastest library and over the fastest TorchRL of this run, by medians."""
+    is_library = {c.name for c in CONTENDERS if c.module not in ("buffer_numpy", "buffer_list", "buffer_batchwright")}
     is_torchrl = {c.name for c in CONTENDERS if c.module == "buffer_torchrl" and c.how != "list"}
     lines = []
     for way, number, others, goal in (
@@ -171,19 +171,21 @@ def goals(found: dict[str, list[Row]]) -> str:
     ):
         rates = {row.name: row.middle(number) or 0.0 for row in found.get(way, ()) if row.why_not is None}
         best = max(others & rates.keys(), key=lambda name: rates[name], default=None)
-        if best is not None and "penstock" in rates:
-            ratio = rates["penstock"] / rates[best]
+        if best is not None and "batchwright" in rates:
+            ratio = rates["batchwright"] / rates[best]
             if best == PLAIN.name:
-                ours = next(row for row in found[way] if row.name == "penstock").measured
+                ours = next(row for row in found[way] if row.name == "batchwright").measured
                 ratio = float(np.median(np.array(ours[number]) / np.array(ours[f"plain_{number}"])))
             lines.append([WAYS[way].title, number.replace("_s", "/s"), best, f"{ratio:.2f}", goal])
-    return markdown(["", "", "penstock over", "ratio", "goal"], lines)
+    return markdown(["", "", "batchwright over", "ratio", "goal"], lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="numpy, penstock, torchrl, pyarrow ...")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="numpy, batchwright, torchrl, pyarrow ..."
+    )
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for a machine that is not quiet")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")

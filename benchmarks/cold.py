@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import penstock as ps
+import batchwright as bw
+from batchwright.machine import available_bytes
 from benchmarks.data import corpus_store
-from penstock.machine import available_bytes
 
 __all__ = ["main"]
 
@@ -35,7 +35,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def shard_files(store: Path) -> list[Path]:
-    opened = ps.Store(store)
+    opened = bw.Store(store)
     return [opened.shard_path(row) for row in range(len(opened.shards["num_tokens"]))]
 
 
@@ -66,9 +66,9 @@ def sequential(store: Path) -> dict[str, float]:
 def warm(store: Path) -> dict[str, float]:
     """From nothing to a loader whose data is all in memory."""
     began = time.perf_counter()
-    loader = ps.PretrainDataLoader(store, chunk_size=ROW_TOKENS, batch_size=BATCH_ROWS, framework="numpy")
+    loader = bw.PretrainDataLoader(store, chunk_size=ROW_TOKENS, batch_size=BATCH_ROWS, framework="numpy")
     opened = time.perf_counter() - began
-    threads = [thread for thread in threading.enumerate() if thread.name == "penstock-read-ahead"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "batchwright-read-ahead"]
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - began
@@ -79,7 +79,7 @@ def warm(store: Path) -> dict[str, float]:
 def load(store: Path, seconds: float, **settings: Any) -> dict[str, float]:
     """Batches, summed, for one epoch or some seconds."""
     began = time.perf_counter()
-    loader = ps.PretrainDataLoader(store, chunk_size=ROW_TOKENS, batch_size=BATCH_ROWS, framework="numpy", **settings)
+    loader = bw.PretrainDataLoader(store, chunk_size=ROW_TOKENS, batch_size=BATCH_ROWS, framework="numpy", **settings)
     rows = total = 0
     for batch in loader:
         total += int(batch.input_ids.sum())
@@ -120,7 +120,7 @@ def limited(memory_bytes: int, disk_mb_s: int | None, store: Path) -> Iterator[l
     groups: list[Path] = []
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = {line.split(":")[1]: line.strip().split(":", 2)[2] for line in lines}
-    name = f"penstock-cold-{os.getpid()}"
+    name = f"batchwright-cold-{os.getpid()}"
     try:
         try:
             if "memory" in own:

@@ -1,4 +1,4 @@
-"""How fast do conversations become tokens with loss masks? penstock, transformers, TRL and torchtune, on two cores.
+"""How fast do conversations become tokens with loss masks? batchwright, transformers, TRL and torchtune, on two cores.
 
     .venv-peers/bin/python -m benchmarks.conversations                what `make bench-peers` builds has all of them
     python -m benchmarks.conversations --rounds 1 --num 2000          quicker, noisier
@@ -13,7 +13,7 @@ encode in one process, and a torch DataLoader with two workers is shown too.
 
 Not shown: what follows (packing, padding, and writing a store). TRL's time is that of its own preparation of a dataset,
 which writes Arrow files. The conversations are plain questions and answers, all of one template that prints messages as
-they are: tools, or templates that look into messages, take penstock longer.
+they are: tools, or templates that look into messages, take batchwright longer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WITH_MARKS = (
     "{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
 )
-"""llama-3 for the libraries that need to be told which text is trained. penstock has the template without marks."""
+"""llama-3 for the libraries that need to be told which text is trained. batchwright has the template without marks."""
 
 Answer = tuple[list[Any], list[Any]]
 """(ids, whether each is trained) of every conversation."""
@@ -91,7 +91,7 @@ def _documented() -> Iterator[tuple[str, str, str]]:
 
 def find_tokenizer() -> Path:
     """llama-3's own where the tests have fetched it; else 32,000 tokens trained on the standard library."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests" / "tokenizers"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchwright-tests" / "tokenizers"
     for path in sorted(home.glob("llama3-*/tokenizer.json")):
         return path
     path = bench_home() / "conversations" / "tokenizer.json"
@@ -115,16 +115,16 @@ def find_tokenizer() -> Path:
 # Ours
 
 
-def open_penstock(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
+def open_batchwright(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
     """In one process."""
-    return _penstock_encoder(path)
+    return _batchwright_encoder(path)
 
 
-def _penstock_encoder(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
-    from penstock.prepare.chat.encode import ConversationEncoder
-    from penstock.prepare.chat.render import find_template
-    from penstock.prepare.chat.spans import ROLES, TEMPLATE
-    from penstock.prepare.tokenizers import load_tokenizer
+def _batchwright_encoder(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
+    from batchwright.prepare.chat.encode import ConversationEncoder
+    from batchwright.prepare.chat.render import find_template
+    from batchwright.prepare.chat.spans import ROLES, TEMPLATE
+    from batchwright.prepare.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     template, encoder = find_template("llama-3", tokenizer), ConversationEncoder(tokenizer)
@@ -148,7 +148,7 @@ _worker: Any = None
 def _open_worker(path: Path, all_ready: Any) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a bake: one process for each core
-    _worker = _penstock_encoder(path)
+    _worker = _batchwright_encoder(path)
     _worker(make_conversations(WARM_CONVERSATIONS))
     all_ready.wait()
 
@@ -157,7 +157,7 @@ def _in_worker(conversations: list[dict[str, Any]]) -> Answer:
     return _worker(conversations)  # type: ignore[no-any-return]
 
 
-def open_penstock_processes(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
+def open_batchwright_processes(path: Path) -> Callable[[list[dict[str, Any]]], Answer]:
     """In two processes, to which conversations are sent, and from which arrays come back."""
     context = get_context("fork")
     all_ready = context.Barrier(WORKERS + 1)
@@ -250,7 +250,7 @@ def open_torchtune(path: Path, workers: int = 0) -> Callable[[list[dict[str, Any
     from torchtune.models.llama3 import Llama3Tokenizer
     from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
-    from penstock.prepare.proof import bytes_of_tokens
+    from batchwright.prepare.proof import bytes_of_tokens
 
     body = json.loads(path.read_text())
     ranks = bytes_of_tokens(body["model"]["vocab"])
@@ -286,15 +286,15 @@ def _as_arrays(several: Callable[[list[dict[str, Any]]], Answer], conversations:
 # One run, and the rounds
 
 RIVALS: dict[str, tuple[str, Callable[[Path], Callable[[list[dict[str, Any]]], Answer]]]] = {
-    "penstock, 2 processes": ("penstock", open_penstock_processes),
-    "penstock, 1 process": ("penstock", open_penstock),
+    "batchwright, 2 processes": ("batchwright", open_batchwright_processes),
+    "batchwright, 1 process": ("batchwright", open_batchwright),
     "transformers": ("transformers", open_transformers),
     "TRL": ("trl", open_trl),
     "torchtune": ("torchtune", open_torchtune),
     "torchtune, 2 workers": ("torchtune", partial(open_torchtune, workers=WORKERS)),
 }
 
-IN_SEVERAL_PROCESSES = ("penstock, 2 processes", "TRL", "torchtune, 2 workers")
+IN_SEVERAL_PROCESSES = ("batchwright, 2 processes", "TRL", "torchtune, 2 workers")
 
 
 def ids_and_masks(answer: Answer) -> list[tuple[list[int], list[bool]]]:

@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import penstock as ps
+import batchwright as bw
 
 __all__ = ["corpus_store", "mixture_store"]
 
@@ -16,29 +16,29 @@ _FILE_BYTES = 20_000_000
 
 
 def corpus_store(num_tokens: int = 200_000_000) -> Path:
-    """The store, made if it is not there. Lies in $PENSTOCK_BENCH, or in the system's temporary folder."""
+    """The store, made if it is not there. Lies in $BATCHWRIGHT_BENCH, or in the system's temporary folder."""
     raw = _home() / f"raw-{num_tokens}"
     _write(raw, num_tokens)
     recipe = (
-        ps.DatasetRecipe(seed=0)
+        bw.DatasetRecipe(seed=0)
         .add_ingredient(raw, format="text", name="code")
-        .prepare_step(ps.tokenize("bytes", append_eos=True))
+        .prepare_step(bw.tokenize("bytes", append_eos=True))
     )
     store = _home() / f"tokens-{num_tokens}.store"
-    ps.bake(recipe, to=store)
+    bw.bake(recipe, to=store)
     return store
 
 
 def mixture_store(num_sources: int, num_tokens: int = 200_000_000) -> Path:
     """A store of about as many tokens in all, in sources of one size: source000, source001, ..."""
     raw = _home() / f"raw-{num_tokens}-in-{num_sources}"
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     for number in range(num_sources):
         name = f"source{number:03d}"
         _write(raw / name, num_tokens // num_sources, first=1 + number * 10_007)  # no two begin alike
         recipe = recipe.add_ingredient(raw / name, format="text", name=name)
     store = _home() / f"tokens-{num_tokens}-in-{num_sources}.store"
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), to=store)
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=store)
     return store
 
 
@@ -51,7 +51,7 @@ def _write(folder: Path, num_bytes: int, first: int = 0) -> None:
 
 
 def _home() -> Path:
-    return Path(os.environ.get("PENSTOCK_BENCH") or Path(tempfile.gettempdir()) / "penstock-bench")
+    return Path(os.environ.get("BATCHWRIGHT_BENCH") or Path(tempfile.gettempdir()) / "batchwright-bench")
 
 
 def _text(num_bytes: int, first: int = 0) -> bytes:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import penstock as ps
+import batchwright as bw
 from benchmarks.data import corpus_store
 
 ROWS, TOKENS, VOCAB = 32, 2048, 50_304
@@ -110,7 +110,7 @@ def main() -> None:
     store = corpus_store(100_000_000)
 
     def open_loader(**options: Any) -> Any:
-        return ps.PretrainDataLoader(
+        return bw.PretrainDataLoader(
             store, chunk_size=TOKENS, batch_size=ROWS, seed=7, framework="torch", epochs=None, **options
         )
 

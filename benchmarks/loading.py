@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 from benchmarks.data import corpus_store
 
 ROWS = 32
 
 
 def ours(store: Path, tokens: np.ndarray, row_tokens: int) -> Iterator[Any]:
-    loader = ps.PretrainDataLoader(
+    loader = bw.PretrainDataLoader(
         store, chunk_size=row_tokens, batch_size=ROWS, seed=7, framework="numpy", epochs=None
     )
     while True:  # an iterator ends with its epoch
@@ -123,7 +123,7 @@ Opened = Callable[[Path, np.ndarray, int], Iterator[Any]]
 
 def compare(rival: Opened, store: Path, row_tokens: int, pairs: int, seconds: float) -> dict[str, Any]:
     """Our throughput over a rival's, pair by pair, each run about as long."""
-    tokens = ps.open_store(store).stream("code").shard(0).tokens
+    tokens = bw.open_store(store).stream("code").shard(0).tokens
     num_batches = {
         open_: max(20, int(seconds * consume(open_(store, tokens, row_tokens), 20) / (ROWS * row_tokens)))
         for open_ in (ours, rival)
@@ -132,7 +132,7 @@ def compare(rival: Opened, store: Path, row_tokens: int, pairs: int, seconds: fl
     for _ in range(pairs):
         for open_ in (ours, rival):
             # Every run maps the file anew, so that both meet the same page tables.
-            mapped = ps.open_store(store).stream("code").shard(0).tokens
+            mapped = bw.open_store(store).stream("code").shard(0).tokens
             rates[open_].append(consume(open_(store, mapped, row_tokens), num_batches[open_]))
     ratios = np.array(rates[ours]) / np.array(rates[rival])
     return {
@@ -147,13 +147,13 @@ def compare(rival: Opened, store: Path, row_tokens: int, pairs: int, seconds: fl
 
 _FIRST_BATCH = """
 import time; began = time.perf_counter()
-import penstock as ps
+import batchwright as bw
 imported = time.perf_counter()
 import numpy, pyarrow
-from penstock.machine import anonymous_bytes
-ps.PretrainDataLoader
+from batchwright.machine import anonymous_bytes
+bw.PretrainDataLoader
 ready, before = time.perf_counter(), anonymous_bytes()
-loader = ps.PretrainDataLoader({store!r}, chunk_size=2048, batch_size=32, seed=7, epochs=None)
+loader = bw.PretrainDataLoader({store!r}, chunk_size=2048, batch_size=32, seed=7, epochs=None)
 batch = next(loader.get_iterator())
 first = time.perf_counter()
 resume = []
@@ -195,8 +195,8 @@ def scale_facts() -> dict[str, Any]:
     """Order, resume and find of a source of 10^12 rows; a step of a store of 10^6 shards and 10^13 tokens."""
     code = """
 import time, json, resource, numpy as np
-from penstock.order import Order
-from penstock.machine import anonymous_bytes
+from batchwright.order import Order
+from batchwright.machine import anonymous_bytes
 order = Order({"huge": 10**12}, seed=7); order.at([0])
 before = anonymous_bytes()
 began = time.perf_counter()

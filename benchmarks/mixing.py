@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 from benchmarks.cold import drop, shard_files
 from benchmarks.data import mixture_store
 from benchmarks.loading import ROWS, consume
@@ -46,7 +46,7 @@ def weights_of(num_sources: int) -> dict[str, float] | None:
 def open_mixture(store: Path, num_sources: int, row_tokens: int) -> Iterator[Any]:
     weights = weights_of(num_sources)
     more: dict[str, Any] = {"epochs": None} if weights is None else {"weights": weights}
-    loader = ps.PretrainDataLoader(store, chunk_size=row_tokens, batch_size=ROWS, seed=7, framework="numpy", **more)
+    loader = bw.PretrainDataLoader(store, chunk_size=row_tokens, batch_size=ROWS, seed=7, framework="numpy", **more)
     while True:  # an iterator ends with its epoch
         yield from loader.get_iterator()
 
@@ -94,8 +94,8 @@ def compare(row_tokens: int, rounds: int, seconds: float) -> list[dict[str, Any]
 _PATTERNS = """
 import json, time
 import numpy as np
-from penstock.errors import SpecError
-from penstock.order.mix import build_pattern, integer_shares
+from batchwright.errors import SpecError
+from batchwright.order.mix import build_pattern, integer_shares
 
 def mixtures():
     names = [str(i) for i in range(256)]
@@ -128,7 +128,7 @@ def pattern_facts(runs: int = 3) -> list[dict[str, Any]]:
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as home:
             for found in (first, again):
-                environment = {**os.environ, "PENSTOCK_HOME": home}
+                environment = {**os.environ, "BATCHWRIGHT_HOME": home}
                 done = subprocess.run(
                     [sys.executable, "-c", _PATTERNS], capture_output=True, text=True, check=True, env=environment
                 )

@@ -7,13 +7,13 @@
 Lengths are log-normal, 490 on average, cut at 4096; a row holds 4096. The first table plans rows and moves nothing.
 
 In the second, each runs in a process of its own and gets the same samples in memory, in the form that it takes; making
-that form is not counted. penstock plans rows and makes every batch of 32 as its loaders do, through the same functions:
+that form is not counted. batchwright plans rows and makes each batch of 32 with the functions its loaders use:
 padded int64 input ids, labels, attention mask, segment and position ids, a loss mask, where samples begin. TRL makes
 ragged int32 input ids and lengths (padding is not counted), torchtune padded int64 input ids, labels and positions, and
-lengths; beside it penstock makes no segment ids. The peers make all rows
-before the first is used, and keep them in memory; penstock's batches are summed, and their memory is used again. "All
-kept" is the ratio with penstock keeping all of its arrays too: that is mostly the price of fresh memory. The sum of all
-ids must be equal, so that none is lost. penstock runs both ways right before each peer, and a ratio is between such
+lengths; beside it batchwright makes no segment ids. The peers make all rows
+before the first is used, and keep them in memory; batchwright's batches are summed, and their memory is reused. "All
+kept" is the ratio with batchwright keeping its arrays too: that is mostly the price of fresh memory. The sum of all
+ids must be equal, so that none is lost. batchwright runs both ways right before each peer, and a ratio is between such
 neighbours; printed is the median of the rounds, with the least and the most.
 
 Not shown: reading samples from disk, and shuffling rows. One thread each.
@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from batchwright.assemble.pack import pack
 from benchmarks.peers.processes import run_child
 from benchmarks.peers.table import Row, markdown, missing, spread
-from penstock.assemble.pack import pack
 
 CAPACITY = 4096
 NUM_LENGTHS = 1_000_000
@@ -88,18 +88,18 @@ def measure_peers(rounds: int, num_samples: int, say: Callable[[str], None]) -> 
     tokens = np.random.default_rng(8).integers(1, 50_000, lengths.sum(), dtype=np.int32)
     total = int(tokens.sum(dtype=np.int64))
     rows = {peer.name: Row(peer.name) for peer in PEERS}
-    with tempfile.TemporaryDirectory(prefix="penstock-packing-") as folder:
+    with tempfile.TemporaryDirectory(prefix="batchwright-packing-") as folder:
         np.save(Path(folder, "tokens.npy"), tokens)
         np.save(Path(folder, "lengths.npy"), lengths)
         task = {"do": "pack", "folder": folder, "capacity": CAPACITY}
         for number in range(rounds):
             for peer in PEERS:
                 if rows[peer.name].why_not is None:
-                    kept = run_child({**task, "peer": "pack_penstock", "method": f"{peer.ours} kept"})
-                    ours = run_child({**task, "peer": "pack_penstock", "method": peer.ours})
+                    kept = run_child({**task, "peer": "pack_batchwright", "method": f"{peer.ours} kept"})
+                    ours = run_child({**task, "peer": "pack_batchwright", "method": peer.ours})
                     found = run_child({**task, "peer": peer.module, "method": peer.method})
-                    for who, got in (("penstock", kept), ("penstock", ours), (peer.name, found)):
-                        assert "error" not in got or who != "penstock", got["error"]
+                    for who, got in (("batchwright", kept), ("batchwright", ours), (peer.name, found)):
+                        assert "error" not in got or who != "batchwright", got["error"]
                         assert got.get("checksum", total) == total, f"{who} lost tokens"
                     beside = {"ours_s": ours["seconds"], "kept_s": kept["seconds"], "ours_rows": ours["rows"]}
                     rows[peer.name].add({**found, **beside})
@@ -108,7 +108,7 @@ def measure_peers(rounds: int, num_samples: int, say: Callable[[str], None]) -> 
     assert not lacking, lacking
     print(f"{num_samples:,} samples, {len(tokens):,} tokens", flush=True)
     lines = [line_of(row) for row in rows.values()]
-    header = ["", "seconds", "fill", "penstock, seconds", "its fill", "penstock over it", "all kept", "version"]
+    header = ["", "seconds", "fill", "batchwright, seconds", "its fill", "batchwright over it", "all kept", "version"]
     return markdown(header, lines)
 
 

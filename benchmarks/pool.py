@@ -55,7 +55,7 @@ SHARD_ROWS = 100_000
 POOL_ROWS = 2_000_000
 LARGE_ROWS = 20_000_000
 POOL_SIZES = (500_000, 2_000_000, 8_000_000, 20_000_000)
-OURS, THEIRS = "pool_penstock", "pool_dicts"
+OURS, THEIRS = "pool_batchwright", "pool_dicts"
 LIMIT_SECONDS = 600
 TOUCHED_BYTES = 4 << 30
 TRIES, FEW_CPUS = 3, 0.2
@@ -78,21 +78,21 @@ IN_PROCESS, TWO_WORKERS = (
     {"way": "loader", "workers": workers, "torch": True, "has_children": workers > 0} for workers in (0, 2)
 )
 WAYS = (
-    Way("penstock, `batches(1024)`", OURS, "batches", "npz", BATCHES),
-    Way("penstock, torch imported", OURS, "batches", "npz", {**BATCHES, "torch": True}),
+    Way("batchwright, `batches(1024)`", OURS, "batches", "npz", BATCHES),
+    Way("batchwright, torch imported", OURS, "batches", "npz", {**BATCHES, "torch": True}),
     Way("list of dicts, views", THEIRS, "batches", "views", BATCHES),
     Way("list of dicts, copies", THEIRS, "batches", "copies", BATCHES),
-    Way("penstock, one by one", OURS, "rows", "npz", ROWS),
+    Way("batchwright, one by one", OURS, "rows", "npz", ROWS),
     Way("list of dicts, views, one by one", THEIRS, "rows", "views", ROWS),
     Way("list of dicts, copies, one by one", THEIRS, "rows", "copies", ROWS),
-    Way("penstock, `loader()`", OURS, "torch", "npz", IN_PROCESS),
-    Way("penstock one by one, torch's DataLoader", OURS, "torch", "row by row", IN_PROCESS),
+    Way("batchwright, `loader()`", OURS, "torch", "npz", IN_PROCESS),
+    Way("batchwright one by one, torch's DataLoader", OURS, "torch", "row by row", IN_PROCESS),
     Way("list of dicts, views, torch's DataLoader", THEIRS, "torch", "views", IN_PROCESS),
-    Way("penstock, `loader(2)`", OURS, "torch, 2 workers", "npz", TWO_WORKERS),
+    Way("batchwright, `loader(2)`", OURS, "torch, 2 workers", "npz", TWO_WORKERS),
     Way("list of dicts, views, torch's DataLoader, 2 workers", THEIRS, "torch, 2 workers", "views", TWO_WORKERS),
-    Way("penstock, gzip pickles", OURS, "pickles", "pickles", DECODING),
+    Way("batchwright, gzip pickles", OURS, "pickles", "pickles", DECODING),
     Way("list of dicts, gzip pickles", THEIRS, "pickles", "pickles", DECODING),
-    Way("penstock, 1 ms of work", OURS, "work", "npz", WORKING),
+    Way("batchwright, 1 ms of work", OURS, "work", "npz", WORKING),
     Way("list of dicts, views, 1 ms of work", THEIRS, "work", "views", WORKING),
 )
 PARTS = tuple(dict.fromkeys(way.part for way in WAYS))
@@ -159,8 +159,8 @@ def run_way(
 def show_rates(ways: Sequence[Way], rows: Sequence[Row]) -> str:
     """Rows/s, first batch and memory; a ratio is ours of the same part and round over this."""
     by_name = {row.name: row for row in rows}
-    header = ["", "rows/s", "penstock over it", "rows/s after the first batch", "first batch, s", "peak RSS, MB",
-              "penstock over it"]  # fmt: skip
+    header = ["", "rows/s", "batchwright over it", "rows/s after the first batch", "first batch, s", "peak RSS, MB",
+              "batchwright over it"]  # fmt: skip
     lines = []
     for way in ways:
         row, ours = by_name[way.name], by_name[_ours_of(way, ways).name]
@@ -213,14 +213,14 @@ def show_shuffles(rows: Sequence[Row], rounds: int) -> str:
     theirs = [s for row in rows for timed in row.measured.get("pool_s", ()) for s in timed.get("shuffle", ())]
     lines = [["`random.shuffle` of the list of dicts", spread([1000 * seconds for seconds in theirs], ",.0f")]]
     lines += [
-        [f"**penstock, {entries:,} entries**", spread(permutation_ms(entries, rounds), ",.0f")]
+        [f"**batchwright, {entries:,} entries**", spread(permutation_ms(entries, rounds), ",.0f")]
         for entries in (POOL_ROWS, LARGE_ROWS)
     ]
     return markdown(["mixing at a refill", "ms"], lines)
 
 
 def permutation_ms(entries: int, rounds: int) -> list[float]:
-    from penstock.order.refills import mixed_in
+    from batchwright.order.refills import mixed_in
 
     survivors, new = np.arange(entries * 3 // 4), np.arange(entries * 3 // 4, entries)
     found = []
@@ -279,7 +279,7 @@ def measure_resume(rounds: int, folders: Sequence[Path], say: Callable[[str], No
     lines = []
     for pool_rows in POOL_SIZES[:3]:
         row = Row(f"{pool_rows:,}")
-        with tempfile.TemporaryDirectory(prefix="penstock-pool-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="batchwright-pool-") as scratch:
             state = str(Path(scratch, "state"))
             half = Way("", OURS, "", "npz", {"way": "half", "state": state, "max_memory_gb": 16})
             stopped = run_way(half, LARGE_ROWS, folders, pool_rows)
@@ -324,7 +324,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
     options = parser.parse_args()
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
-    versions = ", ".join(f"{name} {version_of(name)}" for name in ("penstock", "numpy", "torch", "numba"))
+    versions = ", ".join(f"{name} {version_of(name)}" for name in ("batchwright", "numpy", "torch", "numba"))
     num_rows = LARGE_ROWS if options.large else options.rows
     pieces = [f"{machine}, {versions}; {num_rows:,} positions, pool {POOL_ROWS:,}, batches of {BATCH_ROWS:,}"]
     print(pieces[0], flush=True)
@@ -352,7 +352,7 @@ def main() -> int:
             beside = pickled(folders) if any(way.how == "pickles" for way in ways) else []
             rows = measure(ways, options.rounds, num_rows, {"npz": folders, "pickles": beside}, say)
             absent += missing([way.name for way in ways], rows, "rows_s")
-            absent += [row.name for row in rows if row.name.startswith("penstock") and row.why_not is not None]
+            absent += [row.name for row in rows if row.name.startswith("batchwright") and row.why_not is not None]
             show(show_rates(ways, rows))
             show(show_waits(ways, rows))
             show(show_shuffles(rows, options.rounds))

@@ -14,7 +14,7 @@ numbers that say which batch it is: one that is lost or comes twice ends the run
 write() and read() of the same bytes in files of 100 batches, from memory that is in the cache into memory that is used
 again and begins a page; rename, delete, at most 2 files ahead; no header, no checksum, no claim, no record of what was
 taken. Both know the next file's name, and look for it every 0.1 ms. "space reserved": the same with posix_fallocate
-before the first write, for information; penstock reserves too. Queues in memory hold at most 8 batches (with 200 they
+before the first write, for information; so does batchwright. Queues in memory hold at most 8 batches (with 200 they
 were no faster); torch's gets a fresh tensor each time, because it would send the same memory again.
 
 Rates are taken after 300 batches, at which nothing lies ready that was made before the clock started. "CPU us" is what
@@ -66,8 +66,8 @@ class Way(NamedTuple):
     task: dict[str, Any]
 
 
-OURS = "queue_penstock"
-ARRAYS, TENSORS = "penstock, arrays", "penstock, tensors"
+OURS = "queue_batchwright"
+ARRAYS, TENSORS = "batchwright, arrays", "batchwright, tensors"
 ONE_FILE, LIMIT, TORCH_QUEUE = (
     "one file a batch, torch.save",
     "the limit: write(), read()",
@@ -75,7 +75,7 @@ ONE_FILE, LIMIT, TORCH_QUEUE = (
 )
 IN_MEMORY = {"most_batches": 8}
 MS_OF_WORK = {"work_seconds": 0.001}
-PORTABLE = {"env": {"PENSTOCK_PORTABLE": "1"}}
+PORTABLE = {"env": {"BATCHWRIGHT_PORTABLE": "1"}}
 WAYS = (
     Way(ARRAYS, OURS, "rates", {"framework": "numpy", "num_batches": 10_000}),
     Way(LIMIT, "queue_files", "rates", {"how": "bare", "num_batches": 10_000}),
@@ -84,13 +84,13 @@ WAYS = (
     Way(ONE_FILE, "queue_files", "rates", {"how": "torch.save", "num_batches": 2_500}),
     Way(TORCH_QUEUE, "queue_memory", "rates", {"how": "torch", "num_batches": 2_000, **IN_MEMORY}),
     Way("multiprocessing.Queue, arrays", "queue_memory", "rates", {"how": "python", "num_batches": 3_000, **IN_MEMORY}),
-    Way("penstock, two providers", OURS, "rates", {"framework": "numpy", "num_batches": 10_000, "producers": 2}),
-    Way("penstock, durable=True", OURS, "rates", {"framework": "numpy", "num_batches": 2_000, "durable": True}),
-    Way("penstock, arrays, calls", OURS, "calls", {"framework": "numpy"}),
-    Way("penstock, tensors, calls", OURS, "calls", {"framework": "torch"}),
-    Way("penstock, tensors, 1 ms of pause after each call", OURS, "calls", {"framework": "torch", **MS_OF_WORK}),
-    Way("penstock, inotify", OURS, "idle", {}),
-    Way("penstock, PENSTOCK_PORTABLE=1", OURS, "idle", PORTABLE),
+    Way("batchwright, two providers", OURS, "rates", {"framework": "numpy", "num_batches": 10_000, "producers": 2}),
+    Way("batchwright, durable=True", OURS, "rates", {"framework": "numpy", "num_batches": 2_000, "durable": True}),
+    Way("batchwright, arrays, calls", OURS, "calls", {"framework": "numpy"}),
+    Way("batchwright, tensors, calls", OURS, "calls", {"framework": "torch"}),
+    Way("batchwright, tensors, 1 ms of pause after each call", OURS, "calls", {"framework": "torch", **MS_OF_WORK}),
+    Way("batchwright, inotify", OURS, "idle", {}),
+    Way("batchwright, BATCHWRIGHT_PORTABLE=1", OURS, "idle", PORTABLE),
 )
 DO = {"rates": "rate", "calls": "calls", "idle": "idle"}
 
@@ -163,7 +163,7 @@ def show_rates(rows: Sequence[Row]) -> str:
         "",
         "batches/s",
         "MB/s",
-        "penstock over it, arrays",
+        "batchwright over it, arrays",
         "tensors",
         "CPU us of the producer",
         "of the consumer",
@@ -173,7 +173,7 @@ def show_rates(rows: Sequence[Row]) -> str:
         if row.why_not is not None:
             lines.append([row.name, row.why_not, *[""] * (len(header) - 2)])
             continue
-        is_ours = row.name.startswith("penstock")
+        is_ours = row.name.startswith("batchwright")
         rates = row.measured["batches_s"]
         lines.append(
             [
@@ -231,11 +231,11 @@ def show_goals(rows: Sequence[Row]) -> str:
         if found:
             lines.append([goal, spread(found, ".2f"), "yes" if median(found) >= least else "**no**"])
     for goal, name, measured, most in (
-        ("a call under 50 us, median, arrays", "penstock, arrays, calls", "median_us", 50.0),
-        ("a call under 50 us, median, tensors", "penstock, tensors, calls", "median_us", 50.0),
-        ("the mean over whole files under 50 us, arrays", "penstock, arrays, calls", "mean_us", 50.0),
-        ("a waiting consumer under 1 % of a CPU", "penstock, inotify", "idle_percent", 1.0),
-        ("the same without inotify", "penstock, PENSTOCK_PORTABLE=1", "idle_percent", 1.0),
+        ("a call under 50 us, median, arrays", "batchwright, arrays, calls", "median_us", 50.0),
+        ("a call under 50 us, median, tensors", "batchwright, tensors, calls", "median_us", 50.0),
+        ("the mean over whole files under 50 us, arrays", "batchwright, arrays, calls", "mean_us", 50.0),
+        ("a waiting consumer under 1 % of a CPU", "batchwright, inotify", "idle_percent", 1.0),
+        ("the same without inotify", "batchwright, BATCHWRIGHT_PORTABLE=1", "idle_percent", 1.0),
     ):
         if name in by_name and by_name[name].why_not is None:
             values = by_name[name].measured[measured]
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.data or bench_home()).mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="queues-", dir=options.data or bench_home()))
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
-    versions = ", ".join(f"{name} {version_of(name)}" for name in ("penstock", "numpy", "torch"))
+    versions = ", ".join(f"{name} {version_of(name)}" for name in ("batchwright", "numpy", "torch"))
     rounds = 1 if options.quick else options.rounds
     pieces = [f"{machine}, {versions}; batches of {BATCH_BYTES:,} bytes, {rounds} rounds, {file_system(home)}"]
     print(pieces[0], flush=True)

@@ -17,8 +17,8 @@ counts, which verl uses; zigzag deals sorted rows there and back. Imbalance is w
 log-probabilities, a reward and the name of the group; from the list to the last batch of 256 rows of one epoch, as
 torch tensors. Each run is a process of its own that has done a small epoch before, whose sums must agree. The dict of
 tensors (`benchmarks/peers/rollouts_tensors.py`) pads every row to 512 + 2048, as trainers in the style of verl do;
-penstock pads to the longest row of a batch, or to the longest of all, or cuts batches by tokens. The tensors are
-balanced over 8 ranks, and the rows of all ranks are cut out in one process; penstock makes them as one rank, without
+batchwright pads to the longest row of a batch, or to the longest of all, or cuts batches by tokens. The tensors are
+balanced over 8 ranks, and the rows of all ranks are cut out in one process; batchwright makes them as one rank, without
 anything to balance, or as one of 8 ranks, which reads everything and makes its eighth. "Places a token" says how much
 padding there is; memory is what was needed beyond the list. Rounds go over all; a ratio is between two of one round.
 
@@ -43,15 +43,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
+from batchwright.kernels import numba_or_none
+from batchwright.order.balance import balance, imbalance
+from batchwright.rl.advantage import gae
 from benchmarks.peers.buffers import CLOCKS
 from benchmarks.peers.karmarkar_karp import karmarkar_karp
 from benchmarks.peers.processes import run_child
 from benchmarks.peers.source import bench_home, version_of
 from benchmarks.peers.table import Row, markdown, missing, spread
-from penstock.kernels import numba_or_none
-from penstock.order.balance import balance, imbalance
-from penstock.rl.advantage import gae
 
 GAMMA, LAM = 0.99, 0.95
 WORLD = 8
@@ -65,14 +65,14 @@ TENSORS = "dict of tensors, in the style of verl"
 
 @contextmanager
 def numba_off() -> Iterator[None]:
-    before = os.environ.get("PENSTOCK_NUMBA")
-    os.environ["PENSTOCK_NUMBA"] = "0"
+    before = os.environ.get("BATCHWRIGHT_NUMBA")
+    os.environ["BATCHWRIGHT_NUMBA"] = "0"
     try:
         yield
     finally:
-        del os.environ["PENSTOCK_NUMBA"]
+        del os.environ["BATCHWRIGHT_NUMBA"]
         if before is not None:
-            os.environ["PENSTOCK_NUMBA"] = before
+            os.environ["BATCHWRIGHT_NUMBA"] = before
 
 
 class Episodes(NamedTuple):
@@ -110,8 +110,8 @@ def gae_contenders(given: Episodes, clock: str) -> dict[str, Arrays | str]:
 
     return {
         LIMIT: plain,
-        "penstock, numba": ours if numba_or_none() is not None else "numba is not installed",
-        "penstock, NumPy": without_numba,
+        "batchwright, numba": ours if numba_or_none() is not None else "numba is not installed",
+        "batchwright, NumPy": without_numba,
         **torchrl_contenders(given, clock),
     }
 
@@ -149,7 +149,7 @@ def measure_gae(rounds: int, num_rows: int = 1024, num_steps: int = 2048, clock:
     calls = gae_contenders(episodes(num_rows, num_steps), clock)
     rows = {name: Row(name) for name in calls}
     with numba_off():
-        expected = calls["penstock, NumPy"]()  # type: ignore[operator]
+        expected = calls["batchwright, NumPy"]()  # type: ignore[operator]
     for name, call in calls.items():
         if isinstance(call, str):
             rows[name].why_not = call
@@ -205,13 +205,13 @@ def balancing(rounds: int, num_rows: int, world: int = WORLD, clock: str = "wall
     """Milliseconds and imbalance of each way to divide the same lengths among ranks."""
     lengths = np.random.default_rng(7).lognormal(np.log(512), 0.6, num_rows).astype(np.int64) + 1
     rows = {}
-    for name, is_equal in (("penstock, equal counts", True), ("penstock", False)):
+    for name, is_equal in (("batchwright, equal counts", True), ("batchwright", False)):
         rows[name] = Row(name)
         divided = balance(lengths, world, equal_counts=is_equal)
         rows[name].measured["imbalance"] = [imbalance(lengths, divided).measured]
     calls: dict[str, Callable[[], Any]] = {
-        "penstock, equal counts": lambda: balance(lengths, world, equal_counts=True),
-        "penstock": lambda: balance(lengths, world),
+        "batchwright, equal counts": lambda: balance(lengths, world, equal_counts=True),
+        "batchwright": lambda: balance(lengths, world),
         "Karmarkar-Karp, equal counts": lambda: differenced(lengths, world),
         "zigzag": lambda: zigzag(lengths, world),
     }
@@ -246,10 +246,10 @@ class Way(NamedTuple):
 WAYS = (
     Way(TENSORS, "rollouts_tensors", ""),
     Way(f"{TENSORS}, 1 thread", "rollouts_tensors", "1 thread"),
-    Way("penstock", "rollouts_penstock", "one rank"),
-    Way('penstock, `pad_to="max_length"`', "rollouts_penstock", "one width"),
-    Way("penstock, `batch_tokens=`", "rollouts_penstock", "by tokens"),
-    Way("penstock, one of 8 ranks, balanced", "rollouts_penstock", "one of 8 ranks, balanced", is_whole=False),
+    Way("batchwright", "rollouts_batchwright", "one rank"),
+    Way('batchwright, `pad_to="max_length"`', "rollouts_batchwright", "one width"),
+    Way("batchwright, `batch_tokens=`", "rollouts_batchwright", "by tokens"),
+    Way("batchwright, one of 8 ranks, balanced", "rollouts_batchwright", "one of 8 ranks, balanced", is_whole=False),
 )
 FORMS = {"lists": "ids and log-probabilities are lists", "arrays": "they are NumPy arrays"}
 
@@ -313,14 +313,14 @@ def measure_log(num_groups: int, clock: str = "wall", ask: int = 64, batch_rows:
     bench_home().mkdir(parents=True, exist_ok=True)
     now = CLOCKS[clock]
     with tempfile.TemporaryDirectory(prefix="rollouts-", dir=bench_home()) as folder:
-        log = ps.RolloutLog(Path(folder, "log"), prompts=prompts, group_size=8, seed=0)
+        log = bw.RolloutLog(Path(folder, "log"), prompts=prompts, group_size=8, seed=0)
         began = now()
         jobs = [job for _ in range(num_groups // ask) for job in log.next_prompts(ask)]
         leased = now()
         for job in jobs:
             log.add(job, responses, rewards, policy_version=0, old_log_probs=log_probs)
         added = now()
-        loader = ps.RolloutDataLoader(log, None, compute_advantages=True, batch_size=batch_rows, framework="numpy")
+        loader = bw.RolloutDataLoader(log, None, compute_advantages=True, batch_size=batch_rows, framework="numpy")
         num_batches = len(jobs) * 8 // batch_rows
         for _ in range(num_batches):
             loader.get_batch()
@@ -387,7 +387,7 @@ def main() -> int:
         for form in FORMS:
             rows = measure_rollouts(options.epochs, form, options.prompts, options.clock, say)
             absent += missing([way.name for way in WAYS], rows, "all_s")
-            absent += [row.name for row in rows if row.name.startswith("penstock") and row.why_not is not None]
+            absent += [row.name for row in rows if row.name.startswith("batchwright") and row.why_not is not None]
             show(show_rollouts(rows, form))
     if "log" in parts:
         show(show_log([measure_log(512, options.clock) for _ in range(options.epochs)]))

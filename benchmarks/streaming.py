@@ -19,14 +19,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import penstock as ps
+import batchwright as bw
 
 ROWS, ROW_TOKENS = 32, 2048
 FIRST_BATCH = """
 import sys, time
 began = time.perf_counter()
-import penstock as ps
-loader = ps.PretrainDataLoader(sys.argv[1], sys.argv[2], 2048, streaming=True, batch_size=32, framework="numpy")
+import batchwright as bw
+loader = bw.PretrainDataLoader(sys.argv[1], sys.argv[2], 2048, streaming=True, batch_size=32, framework="numpy")
 opened = time.perf_counter()
 loader.get_batch()
 print(opened - began, time.perf_counter() - began)
@@ -51,8 +51,8 @@ def make_corpus(folder: Path, num_bytes: int) -> list[str]:
     return texts
 
 
-def open_loader(folder: Path, tokenizer: Path, **settings: object) -> ps.PretrainDataLoader:
-    return ps.PretrainDataLoader(
+def open_loader(folder: Path, tokenizer: Path, **settings: object) -> bw.PretrainDataLoader:
+    return bw.PretrainDataLoader(
         folder, tokenizer, ROW_TOKENS, streaming=True, batch_size=ROWS, framework="numpy", **settings
     )
 
@@ -65,7 +65,7 @@ def seconds_of_stream(folder: Path, tokenizer: Path) -> tuple[float, int]:
 
 
 def seconds_of_encoder(texts: list[str], tokenizer: Path) -> tuple[float, int]:
-    step = ps.tokenize(str(tokenizer), append_eos=True)
+    step = bw.tokenize(str(tokenizer), append_eos=True)
     began, tokens = time.perf_counter(), 0
     for first in range(0, len(texts), 64):
         tokens += sum(map(len, step.encode(texts[first : first + 64])))
@@ -93,7 +93,7 @@ def main() -> None:
         folder, tokenizer = Path(place) / "corpus", Path(place) / "tokenizer.json"
         folder.mkdir()
         texts = make_corpus(folder, chosen.megabytes * 1_000_000)
-        ps.train_tokenizer(texts[:1000], vocab_size=8000, out=tokenizer)
+        bw.train_tokenizer(texts[:1000], vocab_size=8000, out=tokenizer)
         first = [
             [float(x) for x in subprocess.check_output([sys.executable, "-c", FIRST_BATCH, folder, tokenizer]).split()]
             for _ in range(5)

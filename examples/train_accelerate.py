@@ -17,7 +17,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
@@ -27,18 +27,18 @@ SAVED_AT = 15
 def train(checkpoint: str | None = None) -> dict[int, float]:
     """The loss of each step, from the beginning or after a checkpoint."""
     accelerator = Accelerator()
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
     with accelerator.main_process_first():
-        store = ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+        store = bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
 
     set_seed(0)
     model = nn.Sequential(nn.Embedding(257, 32), nn.Dropout(0.1), nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 257))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     # The loader is not prepared: it gives each rank its share already, and Accelerate would cut a share of that.
     model, optimizer = accelerator.prepare(model, optimizer)
-    loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="torch")
+    loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="torch")
     accelerator.register_for_checkpointing(loader)  # it has state_dict and load_state_dict: nothing else is asked
     if checkpoint:
         accelerator.load_state(checkpoint)

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 N = 5  # the board has N x N cells
 SKILLS = {"beginners": 0, "improving": 8, "strong": 30}  # a directory for each generation of players
@@ -127,7 +127,7 @@ def train(batches: Iterable[Batch], held_out: Batch) -> tuple[np.ndarray, np.nda
 
 def in_order(paths: list[str]) -> Iterator[Batch]:
     """The same entries without the pool: a shard is loaded, shuffled, used up."""
-    random, hex4 = np.random.default_rng(0), ps.hex4()
+    random, hex4 = np.random.default_rng(0), bw.hex4()
     for path in paths:
         columns = dict(np.load(path))
         for entries in random.permutation(ENTRIES).reshape(STEPS, BATCH):
@@ -135,12 +135,12 @@ def in_order(paths: list[str]) -> Iterator[Batch]:
             yield {name: torch.from_numpy(column) for name, column in some.items()}
 
 
-def open_shards(directories: list[str]) -> tuple[ps.StreamingMixedShardDataset, ps.StreamingMixedShardDataset]:
+def open_shards(directories: list[str]) -> tuple[bw.StreamingMixedShardDataset, bw.StreamingMixedShardDataset]:
     """For training and for validation. The pool has six shards, and a refill brings one of each directory.
 
     In so small a pool that matters: refilled at 4 or 5 shards, shares swing and the wave is 0.079 or 0.064, not 0.014.
     """
-    return ps.create_datasets(
+    return bw.create_datasets(
         directories,
         ["all"] * len(directories),
         validation_split=1 / SHARDS,

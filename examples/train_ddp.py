@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
@@ -23,10 +23,10 @@ CHECKPOINT = "checkpoint.pt"
 
 def bake() -> None:
     """Once, before any process opens the store."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
 
 
 def train() -> None:
@@ -40,7 +40,7 @@ def train() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     # Rank and world size are found by themselves. Of these 16 rows, each of two processes gets 8.
-    loader = ps.PretrainDataLoader("train.store", chunk_size=128, batch_size=16, seed=7, epochs=None)
+    loader = bw.PretrainDataLoader("train.store", chunk_size=128, batch_size=16, seed=7, epochs=None)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 257))
     model = DistributedDataParallel(network)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 ALPHABET = "abcdefgh>\n"  # a character's place in it is its token id
 END = ALPHABET.index("\n")
@@ -51,10 +51,10 @@ class Policy(nn.Module):
         return self.output(F.relu(self.hidden(embedded)).mT)
 
 
-def open_log(run: str) -> ps.RolloutLog:
+def open_log(run: str) -> bw.RolloutLog:
     """The same in every process: whoever is first makes it. `ahead` keeps generators close to the trainer's weights."""
     path = os.path.join(run, "rollouts")
-    return ps.RolloutLog(path, PROMPTS, group_size=GROUP_SIZE, epochs=EPOCHS, seed=0, ahead=2 * GROUPS_PER_STEP)
+    return bw.RolloutLog(path, PROMPTS, group_size=GROUP_SIZE, epochs=EPOCHS, seed=0, ahead=2 * GROUPS_PER_STEP)
 
 
 def save(path: str, **content: object) -> None:
@@ -103,7 +103,7 @@ def generate(run: str) -> None:
 def train(run: str) -> None:
     """Train until all prompts are used. If this process dies, the next one goes on at the last checkpoint."""
     checkpoint, weights = os.path.join(run, "checkpoint.pt"), os.path.join(run, "weights.pt")
-    loader = ps.RolloutDataLoader(
+    loader = bw.RolloutDataLoader(
         open_log(run),
         compute_advantages=True,  # the data has groups: each reward against those of its group
         batch_size=GROUPS_PER_STEP * GROUP_SIZE,
@@ -172,7 +172,7 @@ def watch(run: str, kill_after: int | None = None) -> dict[int, dict]:
 def check_log(run: str) -> None:
     """Exits with an error where a prompt is lost, or used twice by the run that the checkpoint restores."""
     position = torch.load(os.path.join(run, "checkpoint.pt"), weights_only=True)["loader"]["position"]
-    command = [sys.executable, "-m", "penstock", "rollouts", "status", os.path.join(run, "rollouts")]
+    command = [sys.executable, "-m", "batchwright", "rollouts", "status", os.path.join(run, "rollouts")]
     if subprocess.run([*command, "--position", str(position)], check=False).returncode:
         sys.exit("prompts are lost, or were used twice")
 

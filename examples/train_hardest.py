@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import penstock as ps
+import batchwright as bw
 
 
 def fresh(count: int, seed: int, mislabelled: bool = False) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 test = {name: torch.from_numpy(column) for name, column in fresh(2000, seed=1_000_000).items()}
-buffer = ps.DatasetBuffer(path="hardest.buffer")
+buffer = bw.DatasetBuffer(path="hardest.buffer")
 steps_left = int(sys.argv[1]) if len(sys.argv) > 1 else -1
 run = load("last.pt") if os.path.exists("last.pt") else {"epoch": 1, "good": None, "accuracy": 0.0, "loader": None}
 while (epoch := run["epoch"]) <= 6:

@@ -13,8 +13,8 @@ from multiprocessing import get_context
 
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainingArguments, set_seed
 
-import penstock as ps
-from penstock.adapters.hf import feed
+import batchwright as bw
+from batchwright.adapters.hf import feed
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
@@ -23,10 +23,10 @@ SAVED_AT = 15
 
 def train(checkpoint: str | None = None) -> dict[int, float]:
     """The loss of each step, from the beginning or after a checkpoint."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    store = ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    store = bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
 
     set_seed(0)
     sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 1, "n_head": 2}
@@ -44,7 +44,7 @@ def train(checkpoint: str | None = None) -> dict[int, float]:
     )
     # A loader's batch_size counts rows over all ranks.
     batch_size = arguments.per_device_train_batch_size * arguments.world_size
-    loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=batch_size, seed=7, epochs=None)
+    loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=batch_size, seed=7, epochs=None)
     trainer = Trainer(model=model, args=arguments)
     trainer.remove_callback(PrinterCallback)
     feed(trainer, loader)  # batches from here, this rank's share; checkpoints hold the loader's state

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
@@ -56,11 +56,11 @@ def step(model: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict
 
 def train(checkpoint: str | None = None) -> dict[int, float]:
     """The loss of each step, from the beginning or after a checkpoint."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    store = ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
-    loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="jax")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    store = bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+    loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="jax")
 
     model = new_model()
     if checkpoint:

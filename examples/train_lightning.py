@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
@@ -32,7 +32,7 @@ class Model(lightning.LightningModule):
         self.network = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 257))
         self.losses: dict[int, float] = {}
 
-    def training_step(self, batch: ps.TrainingBatch, batch_number: int) -> torch.Tensor:
+    def training_step(self, batch: bw.TrainingBatch, batch_number: int) -> torch.Tensor:
         loss = F.cross_entropy(self.network(batch.input_ids).flatten(0, 1), batch.labels.flatten())
         self.losses[self.global_step + 1] = loss.item()
         return loss
@@ -43,11 +43,11 @@ class Model(lightning.LightningModule):
 
 def train(checkpoint: str | None = None) -> dict[int, float]:
     """The loss of each step, from the beginning or after a checkpoint."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    store = ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
-    loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None)
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    store = bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+    loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None)
 
     lightning.seed_everything(0, verbose=False)
     model = Model()

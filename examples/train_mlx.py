@@ -17,14 +17,14 @@ import mlx.core as mx
 from mlx import nn, optimizers
 from mlx.utils import tree_flatten, tree_unflatten
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/json/*.py"
 STEPS = 40
 SAVED_AT = 15
 
 
-def loss_of(model: nn.Module, batch: ps.TrainingBatch) -> mx.array:
+def loss_of(model: nn.Module, batch: bw.TrainingBatch) -> mx.array:
     # Labels are shifted already, and -100 where loss_mask is 0.
     losses = nn.losses.cross_entropy(model(batch.input_ids), mx.maximum(batch.labels, 0))
     return (losses * batch.loss_mask).sum() / batch.loss_mask.sum()
@@ -32,11 +32,11 @@ def loss_of(model: nn.Module, batch: ps.TrainingBatch) -> mx.array:
 
 def train(checkpoint: str | None = None) -> dict[int, float]:
     """The loss of each step, from the beginning or after a checkpoint."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient(FILES, format="text", name="text")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    store = ps.bake(recipe, to="train.store", on_error="skip", show_progress=False)
-    loader = ps.PretrainDataLoader(store, chunk_size=64, batch_size=8, seed=7, epochs=None, framework="mlx")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    store = bw.bake(recipe, to="train.store", on_error="skip", show_progress=False)
+    loader = bw.PretrainDataLoader(store, chunk_size=64, batch_size=8, seed=7, epochs=None, framework="mlx")
 
     mx.random.seed(0)
     model = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 257))

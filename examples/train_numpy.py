@@ -13,19 +13,19 @@ import sysconfig
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/*.py"
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 CHECKPOINT = "checkpoint.npz"
 
 # Files become a store: once. Run again over unchanged files, this takes a few milliseconds.
-recipe = ps.DatasetRecipe(seed=0)
+recipe = bw.DatasetRecipe(seed=0)
 recipe.add_ingredient(FILES, format="text", name="text")
-recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-store = ps.bake(recipe, to="train.store", on_error="skip")
+recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+store = bw.bake(recipe, to="train.store", on_error="skip")
 
-loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None)
+loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None)
 table = np.zeros((257, 257))  # 256 bytes, and the end of a document
 
 if os.path.exists(CHECKPOINT):

@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
-import penstock as ps
-from penstock.adapters.hf import feed
+import batchwright as bw
+from batchwright.adapters.hf import feed
 
 FILE = sys.argv[1] if len(sys.argv) > 1 else "sums.jsonl"
 STEPS = 40
@@ -52,7 +52,7 @@ def train(checkpoint: str | None = None) -> dict[int, float]:
         disable_tqdm=True,
         report_to="none",
     )
-    loader = ps.ConversationDataLoader(
+    loader = bw.ConversationDataLoader(
         FILE,
         tokenizer="tokenizer.json",
         max_length=256,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 FILES = sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("stdlib") + "/*.py"
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 300
@@ -37,13 +37,13 @@ class Model(nn.Module):
 
 
 # Files become a store: once. Run again over unchanged files, this takes a few milliseconds.
-recipe = ps.DatasetRecipe(seed=0)
+recipe = bw.DatasetRecipe(seed=0)
 recipe.add_ingredient(FILES, format="text", name="text")
-recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-store = ps.bake(recipe, to="train.store", on_error="skip")
+recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+store = bw.bake(recipe, to="train.store", on_error="skip")
 
 # batch_size counts rows over all ranks: on two of them, each would get 8 of these 16.
-loader = ps.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="torch")
+loader = bw.PretrainDataLoader(store, chunk_size=128, batch_size=16, seed=7, epochs=None, framework="torch")
 torch.manual_seed(0)
 model = Model(vocab_size=257).to(DEVICE)  # 256 bytes, and the end of a document
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

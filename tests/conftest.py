@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-import penstock as ps
-from penstock.assemble.window import WindowRows
+import batchwright as bw
+from batchwright.assemble.window import WindowRows
 
 # No time limits: machines that run tests are busy. The same examples on every run, so that CI does not flicker.
 settings.register_profile(
-    "penstock", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "batchwright", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("penstock")
+settings.load_profile("batchwright")
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: tests that interrupt a process
 # would find it deaf, though nothing is wrong with it.
@@ -37,8 +37,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("home")
-        patch.setenv("PENSTOCK_HOME", str(home))
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "PENSTOCK_TOKEN_CACHE"):
+        patch.setenv("BATCHWRIGHT_HOME", str(home))
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "BATCHWRIGHT_TOKEN_CACHE"):
             patch.delenv(name, raising=False)
         yield home
 
@@ -83,35 +83,35 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small_recipe(raw: Path) -> ps.DatasetRecipe:
+def small_recipe(raw: Path) -> bw.DatasetRecipe:
     """Three sources of different sizes: web (JSONL), code (text files), notes (memory); a tenth is held out."""
-    recipe = ps.DatasetRecipe(seed=3)
+    recipe = bw.DatasetRecipe(seed=3)
     recipe.add_ingredient(raw / "web" / "*.jsonl", name="web")
     recipe.add_ingredient(raw / "code" / "*.txt", name="code")
     recipe.add_ingredient([note(n) for n in range(50)], name="notes")
-    return recipe.prepare_step(ps.tokenize("bytes", append_eos=True)).holdout(0.1)
+    return recipe.prepare_step(bw.tokenize("bytes", append_eos=True)).holdout(0.1)
 
 
 @pytest.fixture(scope="session")
 def small_store(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 600 rows of 16 tokens, one shard for each source. Read only: `own_store` is a copy to write into."""
     path = tmp_path_factory.mktemp("small") / "small.store"
-    ps.bake(small_recipe(raw), to=path, workers=0, show_progress=False)
+    bw.bake(small_recipe(raw), to=path, workers=0, show_progress=False)
     return path
 
 
 @pytest.fixture(scope="session")
 def sharded_store(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same documents as `small_store`, in dozens of small shards."""
-    from penstock.baking import run
-    from penstock.sources import units
+    from batchwright.baking import run
+    from batchwright.sources import units
 
     path = tmp_path_factory.mktemp("sharded") / "sharded.store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_SHARD_BYTES", 900)
         patch.setattr(units, "cut_files", partial(units.cut_files, unit_bytes=400))
         patch.setattr(units, "cut_rows", partial(units.cut_rows, rows_per_unit=8))
-        ps.bake(small_recipe(raw), to=path, workers=0, show_progress=False)
+        bw.bake(small_recipe(raw), to=path, workers=0, show_progress=False)
     return path
 
 
@@ -120,8 +120,8 @@ def long_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One source of about 1.6 million tokens: enough that batches do not all share one block of memory."""
     path = tmp_path_factory.mktemp("long") / "long.store"
     letters = np.random.default_rng(0).integers(97, 123, 1_600_000).astype(np.uint8).tobytes().decode()
-    recipe = ps.DatasetRecipe(seed=0).add_ingredient([letters[i : i + 4000] for i in range(0, len(letters), 4000)])
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), to=path, workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=0).add_ingredient([letters[i : i + 4000] for i in range(0, len(letters), 4000)])
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=path, workers=0, show_progress=False)
     return path
 
 
@@ -138,8 +138,8 @@ def chat_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for n in range(48)
     ]
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(rows, name="talk").prepare_step(ps.chat("bytes", "chatml"))
-    ps.bake(recipe, to=path, workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(rows, name="talk").prepare_step(bw.chat("bytes", "chatml"))
+    bw.bake(recipe, to=path, workers=0, show_progress=False)
     return path
 
 
@@ -152,13 +152,13 @@ def own_store(small_store: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def open_loader() -> Callable[..., ps.PretrainDataLoader]:
+def open_loader() -> Callable[..., bw.PretrainDataLoader]:
     """A loader over rows of 16 tokens, 12 in a batch, in NumPy; settings as given."""
 
-    def opened(store: Any, **given: Any) -> ps.PretrainDataLoader:
+    def opened(store: Any, **given: Any) -> bw.PretrainDataLoader:
         if "plan" not in given:
             given = {"chunk_size": 16, "batch_size": 12, "seed": 7} | given
-        return ps.PretrainDataLoader(store, **({"framework": "numpy"} | given))
+        return bw.PretrainDataLoader(store, **({"framework": "numpy"} | given))
 
     return opened
 
@@ -166,8 +166,8 @@ def open_loader() -> Callable[..., ps.PretrainDataLoader]:
 class SlowRows:
     """Rows of a plan read token by token from the documents themselves: slow, simple, and nobody else's code."""
 
-    def __init__(self, store: Any, plan: ps.Plan) -> None:
-        opened = store if isinstance(store, ps.Store) else ps.open_store(store)
+    def __init__(self, store: Any, plan: bw.Plan) -> None:
+        opened = store if isinstance(store, bw.Store) else bw.open_store(store)
         self.plan, self.order, self.names = plan, plan.order, [source.name for source in plan.sources]
         self._draws: dict[int, list[tuple[int, int, int]]] = {}
         self.tokens: list[list[int]] = []

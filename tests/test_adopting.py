@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.digest import digest_of, digest_steps
-from penstock.store import collect_garbage, verify_store, writer
-from penstock.store.adopted import AdoptedFile
-from penstock.store.layout import current_version
+import batchwright as bw
+from batchwright.digest import digest_of, digest_steps
+from batchwright.store import collect_garbage, verify_store, writer
+from batchwright.store.adopted import AdoptedFile
+from batchwright.store.layout import current_version
 
 EOS = 256
 DOCUMENTS = [f"document {n} {'so ' * (n % 5)}" for n in range(40)]
@@ -33,21 +33,21 @@ def ids_of(documents: list[str], dtype: str = "uint16", *, eos_first: bool = Fal
     return np.array([i for part in parts for i in ([EOS, *part] if eos_first else [*part, EOS])], dtype)
 
 
-def adopt(path: Any, tokenizer: Any = "bytes", **settings: Any) -> ps.Store:
-    return ps.adopt(path, tokenizer, **{"show_progress": False, **settings})
+def adopt(path: Any, tokenizer: Any = "bytes", **settings: Any) -> bw.Store:
+    return bw.adopt(path, tokenizer, **{"show_progress": False, **settings})
 
 
-def texts(store: ps.Store, source: str | None = None, split: str = "train") -> list[str]:
+def texts(store: bw.Store, source: str | None = None, split: str = "train") -> list[str]:
     stream = store.stream(source or store.names[0], split)
     return [str(store.decode(stream.document(n).tokens)) for n in range(stream.num_documents)]
 
 
-def rows_of(loader: ps.PretrainDataLoader) -> list[list[int]]:
+def rows_of(loader: bw.PretrainDataLoader) -> list[list[int]]:
     return [row for batch in loader.get_iterator() for row in np.asarray(batch.input_ids).tolist()]
 
 
-def open_loader(store: Any, **settings: Any) -> ps.PretrainDataLoader:
-    return ps.PretrainDataLoader(
+def open_loader(store: Any, **settings: Any) -> bw.PretrainDataLoader:
+    return bw.PretrainDataLoader(
         store, **{"chunk_size": 8, "batch_size": 4, "seed": 7, "framework": "numpy", **settings}
     )
 
@@ -64,9 +64,9 @@ def train(tmp_path: Path) -> Path:
 def baked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same documents, baked: source web."""
     path = tmp_path_factory.mktemp("baked") / "baked.store"
-    recipe = ps.DatasetRecipe().add_ingredient(DOCUMENTS, name="web")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    ps.bake(recipe, path, workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(DOCUMENTS, name="web")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    bw.bake(recipe, path, workers=0, shuffle=False, show_progress=False)
     return path
 
 
@@ -75,7 +75,7 @@ def baked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_adopted_file_has_the_fingerprint_and_plan_of_a_baked_store_with_these_tokens(train, baked):
     store = adopt(train, name="web")
-    assert store.fingerprint == ps.open_store(baked).fingerprint
+    assert store.fingerprint == bw.open_store(baked).fingerprint
     assert open_loader(store.path).plan.fingerprint == open_loader(baked).plan.fingerprint
 
 
@@ -115,11 +115,11 @@ def test_a_run_over_adopted_tokens_resumes_where_it_stopped(train):
 def test_trace_and_find_lead_to_the_file_and_the_number_of_the_document(train):
     store = adopt(train)
     loader = open_loader(store.path)
-    for record in ps.trace(store, loader, step=3):
+    for record in bw.trace(store, loader, step=3):
         assert record.file == str(train)
         words = ids_of(DOCUMENTS[record.row : record.row + 1])[slice(*record.document_span)]
         assert record.text == store.decode(words)
-    found = ps.find(store, loader.plan, file="train.bin", row=17)
+    found = bw.find(store, loader.plan, file="train.bin", row=17)
     assert {record.row for record in found} == {17}
     assert {n for record in found for n in range(*record.document_span)} == set(range(len(ids_of(DOCUMENTS[17:18]))))
 
@@ -159,7 +159,7 @@ def test_ids_of_one_byte_are_gathered_right(dtype, tmp_path):
 
 def test_a_vocabulary_over_16_bits_is_read_as_uint32(tmp_path):
     np.array([5, 70_000, 9], np.uint32).tofile(tmp_path / "web.bin")
-    store = ps.adopt(tmp_path / "web.bin", lambda text: [], vocab_size=70_001, eos=9, show_progress=False)
+    store = bw.adopt(tmp_path / "web.bin", lambda text: [], vocab_size=70_001, eos=9, show_progress=False)
     assert (store.manifest.token_dtype, store.tokens(0).tolist()) == ("uint32", [5, 70_000, 9])
 
 
@@ -354,9 +354,9 @@ def test_adopted_sources_of_different_types_are_mixed_like_baked_ones(tmp_path):
     web, code = DOCUMENTS[:25], DOCUMENTS[25:]
     ids_of(web).tofile(tmp_path / "web.bin")
     np.save(tmp_path / "code.npy", ids_of(code, "int64"))
-    recipe = ps.DatasetRecipe().add_ingredient(web, name="web").add_ingredient(code, name="code")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    theirs = ps.bake(recipe, tmp_path / "baked.store", workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(web, name="web").add_ingredient(code, name="code")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    theirs = bw.bake(recipe, tmp_path / "baked.store", workers=0, shuffle=False, show_progress=False)
     ours = adopt({"web": tmp_path / "web.bin", "code": tmp_path / "code.npy"}, to=tmp_path / "mix.store")
     assert [ours.stream(name).dtype.name for name in ours.names] == ["uint16", "int64"]
     settings = {"weights": {"web": 0.7, "code": 0.3}, "num_rows": 60, "segment_ids": True, "position_ids": True}
@@ -401,7 +401,7 @@ def test_a_large_file_is_cut_into_shards_between_documents(train, baked, monkeyp
     assert len(shards) > 5
     assert max(shards) <= 100
     assert [(d.row, d.tokens.tolist()) for d in store.rows()] == [
-        (n, d.tokens.tolist()) for n, d in enumerate(ps.open_store(baked).rows())
+        (n, d.tokens.tolist()) for n, d in enumerate(bw.open_store(baked).rows())
     ]
     assert rows_of(open_loader(store.path)) == rows_of(open_loader(baked))
     assert list(verify_store(store)) == []
@@ -409,7 +409,7 @@ def test_a_large_file_is_cut_into_shards_between_documents(train, baked, monkeyp
 
 def test_every_shard_of_a_large_file_has_the_content_hash_of_a_baked_one(train, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 100)
-    monkeypatch.setattr("penstock.sources.scan._READ_BYTES", 64)
+    monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", 64)
     store = adopt(train)
     for number, content_hash in enumerate(store.shards["content_hash"].to_pylist()):
         mapped = store.stream("tokens").shard(number)
@@ -422,7 +422,7 @@ def test_the_cut_does_not_depend_on_how_much_is_read_at_once(train, monkeypatch,
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 100)
     whole = adopt(train)
     for size in (2, 64, 202):
-        monkeypatch.setattr("penstock.sources.scan._READ_BYTES", size)
+        monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", size)
         store = adopt(train, to=tmp_path / f"{size}.store")
         assert store.fingerprint == whole.fingerprint
         assert store.files["content_hash"] == whole.files["content_hash"]
@@ -432,7 +432,7 @@ def test_the_cut_does_not_depend_on_how_much_is_read_at_once(train, monkeypatch,
 def test_shards_of_a_file_hold_whole_documents_also_where_the_id_begins_them(eos_first, tmp_path, monkeypatch):
     ids_of(DOCUMENTS, eos_first=eos_first).tofile(tmp_path / "web.bin")
     monkeypatch.setattr(writer, "MAX_SHARD_TOKENS", 60)
-    monkeypatch.setattr("penstock.sources.scan._READ_BYTES", 34)
+    monkeypatch.setattr("batchwright.sources.scan._READ_BYTES", 34)
     store = adopt(tmp_path / "web.bin", eos_first=eos_first)
     assert texts(store) == DOCUMENTS
     assert [d.row for d in store.rows()] == list(range(40))
@@ -482,13 +482,13 @@ def test_an_adopted_file_that_changed_is_refused_at_open(change, train):
     store = adopt(train)
     act, headline, changed = CHANGES[change]
     act(train)
-    for opens in (ps.open_store, open_loader):
-        with pytest.raises(ps.StoreError, match=headline) as caught:
+    for opens in (bw.open_store, open_loader):
+        with pytest.raises(bw.StoreError, match=headline) as caught:
             opens(store.path)
         assert caught.value.where["file"] == train
         assert changed in str(caught.value.where.get("changed", ""))
         assert "adopt" in str(caught.value.remedy)
-    (damage,) = verify_store(ps.Store(store.path))
+    (damage,) = verify_store(bw.Store(store.path))
     assert damage.file == train
 
 
@@ -508,7 +508,7 @@ def test_a_file_that_is_replaced_between_open_and_map_is_refused(train, monkeypa
     assert len(stream.shard_tokens) > 16
     shutil.copy(train, train.with_suffix(".new"))
     os.replace(train.with_suffix(".new"), train)
-    with pytest.raises(ps.StoreError, match="has changed since") as caught:
+    with pytest.raises(bw.StoreError, match="has changed since") as caught:
         stream.shard(20)
     assert caught.value.where["file"] == train
 
@@ -524,7 +524,7 @@ def test_a_file_that_is_replaced_between_finding_and_mapping_it_is_refused(train
         return place
 
     monkeypatch.setattr(AdoptedFile, "find", found_and_replaced)
-    with pytest.raises(ps.StoreError, match="has changed since"):
+    with pytest.raises(bw.StoreError, match="has changed since"):
         store.adopted[0].map(0, 2)
 
 
@@ -533,11 +533,11 @@ def test_verify_finds_bytes_that_changed_under_the_same_size_and_time(train):
     assert list(verify_store(store)) == []
     data = train.read_bytes()
     rewrite(train, data[:10] + b"\1" + data[11:])
-    (damage,) = verify_store(ps.Store(store.path))
+    (damage,) = verify_store(bw.Store(store.path))
     assert (damage.file, damage.what) == (train, "a file that this store adopted was altered: its hash differs")
     assert "adopt" in damage.remedy
-    with pytest.raises(ps.StoreError, match="its hash differs"):
-        ps.open_store(store.path, verify=True)
+    with pytest.raises(bw.StoreError, match="its hash differs"):
+        bw.open_store(store.path, verify=True)
 
 
 def test_adopting_again_mends_a_store_whose_borders_were_damaged(train):
@@ -554,7 +554,7 @@ def test_adopting_again_mends_a_store_whose_borders_were_damaged(train):
 def test_store_and_data_that_move_together_stay_good(train, tmp_path):
     store = adopt(train)
     os.rename(train.parent, tmp_path / "moved")
-    moved = ps.open_store(tmp_path / "moved" / "train.store")
+    moved = bw.open_store(tmp_path / "moved" / "train.store")
     assert texts(moved) == DOCUMENTS
     assert moved.fingerprint == store.fingerprint
 
@@ -562,23 +562,23 @@ def test_store_and_data_that_move_together_stay_good(train, tmp_path):
 def test_a_copy_of_store_and_data_uses_its_own_data(train, tmp_path):
     adopt(train)
     shutil.copytree(train.parent, tmp_path / "copy")  # keeps times
-    copied = ps.open_store(tmp_path / "copy" / "train.store")
+    copied = bw.open_store(tmp_path / "copy" / "train.store")
     assert copied.adopted[0].find() == tmp_path / "copy" / "train.bin"
     train.unlink()
-    assert texts(ps.open_store(copied.path)) == DOCUMENTS
+    assert texts(bw.open_store(copied.path)) == DOCUMENTS
 
 
 def test_a_store_that_moves_alone_finds_its_data_where_it_was(train, tmp_path):
     store = adopt(train)
     os.rename(store.path, tmp_path / "alone.store")
-    assert texts(ps.open_store(tmp_path / "alone.store")) == DOCUMENTS
+    assert texts(bw.open_store(tmp_path / "alone.store")) == DOCUMENTS
 
 
 def test_a_store_that_lies_elsewhere_names_its_data_by_absolute_path_only(train, tmp_path):
     (tmp_path / "stores").mkdir()
     store = adopt(train, to=tmp_path / "stores" / "a.store")
     assert store.files["beside"].to_pylist() == [""]
-    assert texts(ps.open_store(store.path)) == DOCUMENTS
+    assert texts(bw.open_store(store.path)) == DOCUMENTS
 
 
 def test_only_a_manifest_that_says_so_reaches_outside_of_its_folder(train):
@@ -586,11 +586,11 @@ def test_only_a_manifest_that_says_so_reaches_outside_of_its_folder(train):
     path = store.folder / "manifest.json"
     manifest = json.loads(path.read_bytes())
     path.write_text(json.dumps(manifest | {"adopted": False}))
-    with pytest.raises(ps.StoreError, match="format 2"):
-        ps.open_store(store.path)
+    with pytest.raises(bw.StoreError, match="format 2"):
+        bw.open_store(store.path)
     path.write_text(json.dumps(manifest | {"adopted": False, "format": 1}))
-    with pytest.raises(ps.StoreError, match="this shard is not"):
-        ps.open_store(store.path)
+    with pytest.raises(bw.StoreError, match="this shard is not"):
+        bw.open_store(store.path)
 
 
 # Other verbs, and being killed
@@ -601,16 +601,16 @@ def test_garbage_collection_removes_borders_of_old_versions_and_never_tokens(tra
     ids_of(["other"]).tofile(train)
     store = adopt(train)
     assert [removal.folder.name for removal in collect_garbage(store.path)] == [first]
-    assert texts(ps.open_store(store.path)) == ["other"]
+    assert texts(bw.open_store(store.path)) == ["other"]
 
 
 def test_a_bake_stays_out_of_an_adopted_store(train):
     store = adopt(train)
-    recipe = ps.DatasetRecipe().add_ingredient(["x"]).prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SpecError, match="is a store of adopted tokens") as caught:
-        ps.bake(recipe, store.path, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["x"]).prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.SpecError, match="is a store of adopted tokens") as caught:
+        bw.bake(recipe, store.path, show_progress=False)
     assert caught.value.remedy == "a folder of its own"
-    assert texts(ps.open_store(store.path)) == DOCUMENTS
+    assert texts(bw.open_store(store.path)) == DOCUMENTS
 
 
 def test_a_second_process_is_told_who_adopts(train, tmp_path):
@@ -624,20 +624,20 @@ def test_a_second_process_is_told_who_adopts(train, tmp_path):
         assert other.stdout is not None
         assert other.stdin is not None
         other.stdout.readline()
-        with pytest.raises(ps.BusyError, match="adopting into"):
+        with pytest.raises(bw.BusyError, match="adopting into"):
             adopt(train)
         other.stdin.close()
-    assert texts(ps.open_store(store.path)) == DOCUMENTS
+    assert texts(bw.open_store(store.path)) == DOCUMENTS
 
 
 KILLED = """
 import os, signal, sys
-import penstock as ps
-from penstock.errors import StoreError
+import batchwright as bw
+from batchwright.errors import StoreError
 path, to = sys.argv[1:]
 
 def adopt(to=to):
-    return ps.adopt(path, "bytes", to=to, show_progress=False)
+    return bw.adopt(path, "bytes", to=to, show_progress=False)
 
 adopt(to + ".first")  # everything is imported once, and not in every child
 
@@ -666,11 +666,11 @@ for die_at in range(1, 30):
         _, status = os.waitpid(process, 0)
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
-            print(deaths, ps.open_store(to, verify=True).fingerprint)
+            print(deaths, bw.open_store(to, verify=True).fingerprint)
             sys.exit()
         deaths += 1
         try:
-            store = ps.open_store(to, verify=True)
+            store = bw.open_store(to, verify=True)
         except StoreError as error:
             assert "not finished" in str(error) or "no store at" in str(error) or "is not a store" in str(error), error
         else:
@@ -690,11 +690,11 @@ def test_killed_at_every_rename_nothing_half_adopted_opens_and_the_same_call_fin
 
 FULL = """
 import pickle, resource, sys
-import penstock as ps
+import batchwright as bw
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 try:
-    ps.adopt(sys.argv[1], "bytes", to=sys.argv[2], show_progress=False)
-except ps.PenstockError as error:
+    bw.adopt(sys.argv[1], "bytes", to=sys.argv[2], show_progress=False)
+except bw.BatchwrightError as error:
     sys.stdout.buffer.write(pickle.dumps(error))
 """
 
@@ -703,7 +703,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(train, tmp_path):
     to = tmp_path / "full.store"
     done = subprocess.run([sys.executable, "-c", FULL, str(train), str(to)], capture_output=True, check=True)
     error = pickle.loads(done.stdout)
-    assert isinstance(error, ps.OutOfSpaceError)
+    assert isinstance(error, bw.OutOfSpaceError)
     assert (error.where["folder"], error.remedy) == (to, "free some space and run the same call again")
     assert not to.exists()
 
@@ -744,7 +744,7 @@ class Bad:
     headline: str
     where: dict[str, Any]
     remedy: str
-    error: type[ps.PenstockError]
+    error: type[bw.BatchwrightError]
     settings: dict[str, Any]
 
 
@@ -757,7 +757,7 @@ def bad(
     headline: str,
     where: dict[str, Any],
     remedy: str,
-    error: type[ps.PenstockError] = ps.SourceError,
+    error: type[bw.BatchwrightError] = bw.SourceError,
     **settings: Any,
 ) -> None:
     BAD[case] = Bad(make, headline, where, remedy, error, settings)
@@ -973,7 +973,7 @@ bad(
     "dtype=uint16 was asked for, and the file says int32",
     {"file": "x.npy", "parameter": "dtype"},
     "leave dtype= out",
-    error=ps.SpecError,
+    error=bw.SpecError,
     dtype="uint16",
 )
 bad(
@@ -982,7 +982,7 @@ bad(
     "not a type of token ids",
     {"parameter": "dtype"},
     "'uint16'",
-    error=ps.SpecError,
+    error=bw.SpecError,
     dtype="float32",
 )
 bad(
@@ -991,7 +991,7 @@ bad(
     "ids of int32 and of uint16",
     {"file": "y.bin", "source": "tokens"},
     "sources of their own",
-    error=ps.SpecError,
+    error=bw.SpecError,
 )
 bad(
     "one file twice",
@@ -999,7 +999,7 @@ bad(
     "in two places",
     {"file": "x.bin"},
     "one of them",
-    error=ps.SpecError,
+    error=bw.SpecError,
 )
 bad(
     "tokenizer without an end of document",
@@ -1007,7 +1007,7 @@ bad(
     "cannot tell which token of .* ends a document",
     {"parameter": "eos"},
     "eos='none'",
-    error=ps.TokenizerError,
+    error=bw.TokenizerError,
     tokenizer=without_eos,
 )
 bad(
@@ -1016,7 +1016,7 @@ bad(
     "eos=900 is outside the vocabulary",
     {"parameter": "eos"},
     "an id of the vocabulary",
-    error=ps.TokenizerError,
+    error=bw.TokenizerError,
     eos=900,
 )
 bad(
@@ -1025,7 +1025,7 @@ bad(
     "'chars' has no vocabulary",
     {"parameter": "tokenizer"},
     "tokenizer.json",
-    error=ps.TokenizerError,
+    error=bw.TokenizerError,
     tokenizer="chars",
 )
 bad(
@@ -1034,7 +1034,7 @@ bad(
     "split='test' is not one of",
     {"parameter": "split"},
     "split=",
-    error=ps.SpecError,
+    error=bw.SpecError,
     split="test",
 )
 bad(
@@ -1043,7 +1043,7 @@ bad(
     "cannot be named",
     {"parameter": "name"},
     "web",
-    error=ps.SpecError,
+    error=bw.SpecError,
     name="../x",
 )
 
@@ -1067,7 +1067,7 @@ def test_what_fails_leaves_the_store_that_was_there(train):
     store = adopt(train)
     before = current_version(store.path)
     np.array([1, 999], np.uint16).tofile(train)
-    with pytest.raises(ps.SourceError, match="token 1 of this file has id 999"):
+    with pytest.raises(bw.SourceError, match="token 1 of this file has id 999"):
         adopt(train)
     assert current_version(store.path) == before
     assert not (store.path / "work").exists()
@@ -1084,14 +1084,14 @@ def test_only_adopted_stores_are_adopted_into(there, train, baked, tmp_path):
     else:
         to.write_text("mine")
     before = [path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()]
-    with pytest.raises(ps.SpecError, match=r"and is left as it is|is a file") as caught:
+    with pytest.raises(bw.SpecError, match=r"and is left as it is|is a file") as caught:
         adopt(train, to=to)
     assert caught.value.where["parameter"] == "to"
     assert [path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()] == before
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(train, monkeypatch):
-    from penstock.sources.scan import TokenScan
+    from batchwright.sources.scan import TokenScan
 
     read = TokenScan._tokens
 
@@ -1101,7 +1101,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(train, monkeypatch):
         return read(self, *args)
 
     monkeypatch.setattr(TokenScan, "_tokens", grow)
-    with pytest.raises(ps.SourceError, match="changed while it was read") as caught:
+    with pytest.raises(bw.SourceError, match="changed while it was read") as caught:
         adopt(train)
     assert caught.value.where["file"] == str(train)
     assert not train.with_suffix(".store").exists()

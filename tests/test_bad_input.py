@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.store import verify_store
+import batchwright as bw
+from batchwright.store import verify_store
 
 GOOD = "".join(json.dumps({"text": f"document {n}", "url": f"http://{n}"}) + "\n" for n in range(20))
 
@@ -53,19 +53,19 @@ class World:
         (self.raw / name).write_bytes(data.encode() if isinstance(data, str) else data)
         return self.raw / name
 
-    def recipe(self, **ingredient: Any) -> ps.DatasetRecipe:
-        return ps.DatasetRecipe().add_ingredient(self.raw, **{"name": "web", **ingredient})
+    def recipe(self, **ingredient: Any) -> bw.DatasetRecipe:
+        return bw.DatasetRecipe().add_ingredient(self.raw, **{"name": "web", **ingredient})
 
-    def bake(self, to: Path, **ingredient: Any) -> ps.Store:
-        return bake(self.recipe(**ingredient).prepare_step(ps.tokenize("bytes")), to)
+    def bake(self, to: Path, **ingredient: Any) -> bw.Store:
+        return bake(self.recipe(**ingredient).prepare_step(bw.tokenize("bytes")), to)
 
     def copy(self) -> Path:
         shutil.copytree(self.store, self.folder / "copy.store")
         return self.folder / "copy.store"
 
 
-def bake(recipe: ps.DatasetRecipe, to: Path, **settings: Any) -> ps.Store:
-    return ps.bake(recipe, to, **{"workers": 0, "show_progress": False, **settings})
+def bake(recipe: bw.DatasetRecipe, to: Path, **settings: Any) -> bw.Store:
+    return bw.bake(recipe, to, **{"workers": 0, "show_progress": False, **settings})
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def what_a_store_is(path: Path) -> dict[str, bytes]:
     """Its pointer and its complete versions: the work of a bake that stopped may lie beside them."""
     complete = [manifest.parent for manifest in (path / "versions").glob("*/manifest.json")]
     files = {f"{folder.name}/{name}": data for folder in complete for name, data in everything(folder).items()}
-    return files | {"penstock.json": (path / "penstock.json").read_bytes()}
+    return files | {"batchwright.json": (path / "batchwright.json").read_bytes()}
 
 
 @case("malformed line")
 def malformed_line(world: World) -> Expected:
     file = world.write("b.jsonl", GOOD + '{"text": "half\n' + GOOD)
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "malformed row: ",
         {"file": str(file), "line": 21},
         "mend the row, or on_error='skip'",
@@ -130,7 +130,7 @@ def malformed_line(world: World) -> Expected:
 def wrong_column(world: World) -> Expected:
     world.write("a.jsonl", GOOD.replace("text", "content"))
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "no column 'contnet': this row has 'content', 'url'; perhaps text='content'",
         {"file": str(world.raw / "a.jsonl"), "line": 1},
         "text= with the column that holds the text",
@@ -142,7 +142,7 @@ def wrong_column(world: World) -> Expected:
 def empty_file(world: World) -> Expected:
     file = world.write("b.txt", "")
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "empty file",
         {"file": str(file)},
         "mend or leave out the file, or on_error='skip'",
@@ -154,7 +154,7 @@ def empty_file(world: World) -> Expected:
 def not_utf8_text(world: World) -> Expected:
     file = world.write("b.txt", b"caf\xe9 latin-1")
     return Expected(
-        ps.SourceError, "not UTF-8: byte 0xe9 at 3", {"file": str(file)}, "mend or leave out the file", world.bake
+        bw.SourceError, "not UTF-8: byte 0xe9 at 3", {"file": str(file)}, "mend or leave out the file", world.bake
     )
 
 
@@ -162,7 +162,7 @@ def not_utf8_text(world: World) -> Expected:
 def not_utf8_line(world: World) -> Expected:
     file = world.write("b.jsonl", GOOD.encode() + b'{"text": "caf\xe9"}\n')
     return Expected(
-        ps.SourceError, "not UTF-8: byte 0xe9 at 13", {"file": str(file), "line": 21}, "mend the row", world.bake
+        bw.SourceError, "not UTF-8: byte 0xe9 at 13", {"file": str(file), "line": 21}, "mend the row", world.bake
     )
 
 
@@ -170,7 +170,7 @@ def not_utf8_line(world: World) -> Expected:
 def truncated_gzip(world: World) -> Expected:
     file = world.write("b.jsonl.gz", gzip.compress(GOOD.encode())[:-20])
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "damaged archive: this gzip file is truncated or damaged (Truncated compressed stream)",
         {"file": str(file), "line": 1},
         "mend or leave out the file, or on_error='skip'",
@@ -182,7 +182,7 @@ def truncated_gzip(world: World) -> Expected:
 def truncated_zstd(world: World) -> Expected:
     file = world.write("b.jsonl.zst", pa.compress(GOOD.encode(), "zstd", asbytes=True)[:-20])
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "damaged archive: this zstd file is truncated or damaged (Truncated compressed stream)",
         {"file": str(file), "line": 1},
         "mend or leave out the file, or on_error='skip'",
@@ -193,11 +193,11 @@ def truncated_zstd(world: World) -> Expected:
 @case("vocabulary larger than the dtype")
 def vocabulary_larger_than_dtype(world: World) -> Expected:
     def act(to: Path) -> object:
-        step = ps.tokenize(lambda text: [0], vocab_size=70_000, dtype="uint16")
+        step = bw.tokenize(lambda text: [0], vocab_size=70_000, dtype="uint16")
         return bake(world.recipe().prepare_step(step), to)
 
     return Expected(
-        ps.TokenizerError,
+        bw.TokenizerError,
         "dtype=uint16 cannot hold a vocabulary of 70,000 ids",
         {"parameter": "dtype"},
         "dtype='uint32'",
@@ -208,7 +208,7 @@ def vocabulary_larger_than_dtype(world: World) -> Expected:
 @case("zero documents")
 def zero_documents(world: World) -> Expected:
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "no documents: every row was dropped",
         {"dropped": "web: 20 not where"},
         "look at where=",
@@ -219,10 +219,10 @@ def zero_documents(world: World) -> Expected:
 @case("a tokenizer that gives nothing")
 def tokenizer_gives_nothing(world: World) -> Expected:
     def act(to: Path) -> object:
-        return bake(world.recipe().prepare_step(ps.tokenize(lambda text: [], vocab_size=10)), to)
+        return bake(world.recipe().prepare_step(bw.tokenize(lambda text: [], vocab_size=10)), to)
 
     return Expected(
-        ps.TokenizerError,
+        bw.TokenizerError,
         "no tokens: the tokenizer gave none for any document",
         {"documents": "20"},
         "try the tokenizer on one text",
@@ -233,11 +233,11 @@ def tokenizer_gives_nothing(world: World) -> Expected:
 @case("chunk longer than the corpus")
 def chunk_longer_than_corpus(world: World) -> Expected:
     return Expected(
-        ps.SpecError,
+        bw.SpecError,
         "chunk_size=1000000 needs 1,000,001 tokens; source 'web' (train) has 210",
         {"parameter": "chunk_size", "source": "web"},
         "chunk_size=209 or less",
-        lambda to: ps.PretrainDataLoader(to, chunk_size=1_000_000),
+        lambda to: bw.PretrainDataLoader(to, chunk_size=1_000_000),
         bakes=False,
     )
 
@@ -245,24 +245,24 @@ def chunk_longer_than_corpus(world: World) -> Expected:
 @case("batch not divisible by ranks")
 def batch_not_divisible(world: World) -> Expected:
     return Expected(
-        ps.SpecError,
+        bw.SpecError,
         "batch_size=8 does not divide by world_size=3",
         {"parameter": "batch_size"},
         "batch_size=6 or 9",
-        lambda to: ps.PretrainDataLoader(to, chunk_size=8, batch_size=8, rank=0, world_size=3),
+        lambda to: bw.PretrainDataLoader(to, chunk_size=8, batch_size=8, rank=0, world_size=3),
         bakes=False,
     )
 
 
 @case("state of another plan")
 def state_of_another_plan(world: World) -> Expected:
-    other = ps.PretrainDataLoader(world.store, chunk_size=8, seed=1, framework="numpy")
-    loader = ps.PretrainDataLoader(world.store, chunk_size=8, seed=2, framework="numpy")
+    other = bw.PretrainDataLoader(world.store, chunk_size=8, seed=1, framework="numpy")
+    loader = bw.PretrainDataLoader(world.store, chunk_size=8, seed=2, framework="numpy")
     loader.get_batch()
     before = loader.state_dict()
     world.ends.append(lambda: _assert(loader.state_dict() == before, "the loader moved"))
     return Expected(
-        ps.PlanError,
+        bw.PlanError,
         f"this state belongs to plan {other.plan.fingerprint}",
         {"differs": "seed: 2 here, 1 there"},
         "open the loader with the settings of that run",
@@ -276,11 +276,11 @@ def missing_shard(world: World) -> Expected:
     shard = _shard(world.copy())
     shard.unlink()
     return Expected(
-        ps.StoreError,
+        bw.StoreError,
         "a shard of this store is missing",
         {"file": shard},
         "bake again",
-        lambda to: ps.open_store(world.folder / "copy.store"),
+        lambda to: bw.open_store(world.folder / "copy.store"),
         bakes=False,
     )
 
@@ -291,11 +291,11 @@ def truncated_shard(world: World) -> Expected:
     size = shard.stat().st_size
     os.truncate(shard, size - 1)
     return Expected(
-        ps.StoreError,
+        bw.StoreError,
         "a shard of this store was truncated or altered",
         {"file": shard, "expected": f"{size:,} bytes", "found": f"{size - 1:,} bytes"},
         "bake again",
-        lambda to: ps.open_store(world.folder / "copy.store"),
+        lambda to: bw.open_store(world.folder / "copy.store"),
         bakes=False,
     )
 
@@ -305,11 +305,11 @@ def altered_shard(world: World) -> Expected:
     shard = _shard(world.copy())
     _alter(shard)
     return Expected(
-        ps.StoreError,
+        bw.StoreError,
         "a shard of this store was altered: its hash differs",
         {"file": shard},
         "bake again",
-        lambda to: ps.open_store(world.folder / "copy.store", verify=True),
+        lambda to: bw.open_store(world.folder / "copy.store", verify=True),
         bakes=False,
     )
 
@@ -320,11 +320,11 @@ def altered_shard_verify(world: World) -> Expected:
     _alter(shard)
 
     def act(to: Path) -> None:
-        (damage,) = verify_store(ps.Store(world.folder / "copy.store"))
+        (damage,) = verify_store(bw.Store(world.folder / "copy.store"))
         raise damage.error()
 
     return Expected(
-        ps.StoreError,
+        bw.StoreError,
         "a shard of this store was altered: its hash differs",
         {"file": shard},
         "copy the store again",
@@ -352,7 +352,7 @@ def small_disk(world: World) -> Path:
     """A disk of 256 kB, with a copy of the good store on it."""
     disk = world.folder / "disk"
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "penstock-test", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "batchwright-test", str(disk)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("NO SMALL DISK COULD BE MOUNTED (that needs root): only a limit on file sizes is tested")
     world.ends.append(lambda: subprocess.run(["umount", "-l", str(disk)], check=True))
@@ -376,10 +376,10 @@ def disk_full(world: World) -> Expected:
                 shutil.rmtree(on_disk)
             else:
                 assert what_a_store_is(on_disk) == before
-                assert ps.open_store(on_disk, verify=True).num_rows == 20
+                assert bw.open_store(on_disk, verify=True).num_rows == 20
 
     return Expected(
-        ps.OutOfSpaceError,
+        bw.OutOfSpaceError,
         "no space left while writing",
         {"reason": "No space left on device"},
         "free some space and run the same call again: it continues where it stopped",
@@ -389,12 +389,12 @@ def disk_full(world: World) -> Expected:
 
 LIMITED = """
 import pickle, resource, sys
-import penstock as ps
+import batchwright as bw
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-recipe = ps.DatasetRecipe().add_ingredient(sys.argv[1], name="web").prepare_step(ps.tokenize("bytes"))
+recipe = bw.DatasetRecipe().add_ingredient(sys.argv[1], name="web").prepare_step(bw.tokenize("bytes"))
 try:
-    ps.bake(recipe, sys.argv[2], workers=int(sys.argv[3]), show_progress=False)
-except ps.PenstockError as error:
+    bw.bake(recipe, sys.argv[2], workers=int(sys.argv[3]), show_progress=False)
+except bw.BatchwrightError as error:
     sys.stdout.buffer.write(pickle.dumps(error))
 """
 
@@ -406,7 +406,7 @@ def disk_full_by_limit(workers: int) -> Case:
 
         def act(to: Path) -> None:
             code = LIMITED.replace(
-                "\nresource", "\nfrom penstock.sources import units; units.UNIT_BYTES = 50_000\nresource", 1
+                "\nresource", "\nfrom batchwright.sources import units; units.UNIT_BYTES = 50_000\nresource", 1
             )
             done = subprocess.run(
                 [sys.executable, "-c", code, world.raw, to, str(workers)], env=_environment(), capture_output=True
@@ -415,7 +415,7 @@ def disk_full_by_limit(workers: int) -> Case:
             raise pickle.loads(done.stdout)
 
         return Expected(
-            ps.OutOfSpaceError,
+            bw.OutOfSpaceError,
             "no space left while writing",
             {"reason": "File too large"},
             "free some space and run the same call again: it continues where it stopped",
@@ -432,21 +432,21 @@ case("disk full while baking: a limit on file sizes, in workers")(disk_full_by_l
 # A bake in another process that stops in the middle, and says that it did.
 WAITING = """
 import pathlib, sys, time
-import penstock as ps
-from penstock.sources import units
+import batchwright as bw
+from batchwright.sources import units
 units.UNIT_BYTES = 200
 def wait(row, seen=pathlib.Path(sys.argv[3])):
     if row["text"] == "document 15":
         seen.touch()
         time.sleep(600)
     return row
-recipe = ps.DatasetRecipe().add_ingredient(sys.argv[1], name="web").prepare_step(wait, version="1")
-ps.bake(recipe.prepare_step(ps.tokenize("bytes")), sys.argv[2], workers=0, show_progress=False)
+recipe = bw.DatasetRecipe().add_ingredient(sys.argv[1], name="web").prepare_step(wait, version="1")
+bw.bake(recipe.prepare_step(bw.tokenize("bytes")), sys.argv[2], workers=0, show_progress=False)
 """
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    return {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
 
 
 def _bake_that_waits(world: World, to: Path) -> subprocess.Popen[bytes]:
@@ -475,7 +475,7 @@ def two_bakes(world: World) -> Expected:
             other.wait()
 
     return Expected(
-        ps.BusyError, "another process is baking into", where, "wait for it, or stop it; then run this again", act
+        bw.BusyError, "another process is baking into", where, "wait for it, or stop it; then run this again", act
     )
 
 
@@ -487,10 +487,10 @@ def killed(world: World) -> Expected:
             assert list((to / "work").glob("*.arrow")), "the other bake has done nothing yet"
             other.kill()
             assert other.wait() == -signal.SIGKILL
-        return ps.open_store(world.fresh)
+        return bw.open_store(world.fresh)
 
     return Expected(
-        ps.StoreError,
+        bw.StoreError,
         f"{world.fresh} is not complete: its first bake has not finished",
         {"folder": world.fresh},
         "run the same bake again: it continues what is there",
@@ -503,7 +503,7 @@ def killed(world: World) -> Expected:
 def unknown_extension(world: World) -> Expected:
     file = world.write("b.docx", b"PK")
     return Expected(
-        ps.SourceError,
+        bw.SourceError,
         "cannot tell the format of a file from its extension '.docx'",
         {"file": str(file), "parameter": "format"},
         "add_ingredient(..., format='text')",
@@ -519,7 +519,7 @@ def not_a_store(world: World) -> Expected:
     before = everything(other)
     world.ends.append(lambda: _assert(everything(other) == before, "the folder was changed"))
     return Expected(
-        ps.SpecError,
+        bw.SpecError,
         f"{other} is a folder that is not a store, and is left as it is",
         {"parameter": "to"},
         "a new folder, such as to='corpus.store'",
@@ -530,8 +530,8 @@ def not_a_store(world: World) -> Expected:
 
 def _opens_no_store(path: Path) -> None:
     for settings in ({}, {"verify": True}):
-        with pytest.raises(ps.StoreError, match=r"no store at|is not complete|is not a store"):
-            ps.open_store(path, **settings)
+        with pytest.raises(bw.StoreError, match=r"no store at|is not complete|is not a store"):
+            bw.open_store(path, **settings)
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -551,14 +551,14 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(name: str, world: Worl
         assert all(str(value) in text for value in expected.where.values())
         assert f"  try        {error.remedy}" in text
         assert what_a_store_is(world.store) == before
-        assert ps.open_store(world.store, verify=True).num_rows == 20
+        assert bw.open_store(world.store, verify=True).num_rows == 20
         _opens_no_store(world.fresh)
     assert everything(world.raw) == raw
 
 
 def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = small_disk(world)
-    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 20_000)
+    monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 20_000)
     read = world.folder / "read"
 
     def count(row: dict[str, Any]) -> dict[str, Any]:
@@ -566,8 +566,8 @@ def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch:
             file.write(".")
         return row
 
-    recipe = world.recipe().prepare_step(count, version="1").prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.OutOfSpaceError, match="no space left while writing"):
+    recipe = world.recipe().prepare_step(count, version="1").prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.OutOfSpaceError, match="no space left while writing"):
         bake(recipe, disk / "good.store")
     finished = len(list((disk / "good.store" / "work").glob("*.arrow")))
     assert finished > 2
@@ -576,7 +576,7 @@ def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch:
     store = bake(recipe, disk / "good.store")
     assert store.num_rows == 420
     assert read.stat().st_size < 420 - 15 * finished  # units that were done are not read again
-    assert ps.open_store(disk / "good.store", verify=True).version == store.version
+    assert bw.open_store(disk / "good.store", verify=True).version == store.version
 
 
 # With on_error="skip" such rows are left out, and counted with their reasons.
@@ -586,14 +586,14 @@ def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch:
 def test_what_is_skipped_is_counted_with_reasons_and_printed(
     world: World, workers: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 300)
+    monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 300)
     lines = GOOD.splitlines()
     lines[3], lines[12], lines[15], lines[19] = "{broken", '{"txet": "x"}', '{"text": 5}', "[]"
     bad = world.write("bad.jsonl", "\n".join(lines).encode() + b'\n{"text": "caf\xe9"}\n')
     world.write("cut.jsonl.gz", gzip.compress(GOOD.encode())[:-20])
     world.write("empty.txt", "")
     latin = world.write("latin.txt", b"caf\xe9")
-    recipe = world.recipe(where=lambda row: row["text"] != "document 0").prepare_step(ps.tokenize("bytes"))
+    recipe = world.recipe(where=lambda row: row["text"] != "document 0").prepare_step(bw.tokenize("bytes"))
     store = bake(recipe, world.store, on_error="skip", workers=workers, show_progress=True)
     assert store.report["errors"] == 8
     assert store.report["ingredients"]["web"] == {
@@ -618,14 +618,14 @@ def test_what_is_skipped_is_counted_with_reasons_and_printed(
     printed = capsys.readouterr().err
     assert "web: 34 of 44 rows kept; dropped: 1 column 'text' is not text, 1 damaged archive, 1 empty file" in printed
     assert f"for example {bad}, row 3: malformed row" in printed
-    assert ps.open_store(world.store, verify=True).num_rows == 34
+    assert bw.open_store(world.store, verify=True).num_rows == 34
 
 
 def test_what_was_skipped_once_is_raised_when_that_is_asked_for(world: World) -> None:
     world.write("empty.txt", "")
-    recipe = world.recipe().prepare_step(ps.tokenize("bytes"))
+    recipe = world.recipe().prepare_step(bw.tokenize("bytes"))
     skipped = bake(recipe, world.store, on_error="skip")
     assert bake(recipe, world.store, on_error="skip").version == skipped.version
-    with pytest.raises(ps.SourceError, match="empty file"):
+    with pytest.raises(bw.SourceError, match="empty file"):
         bake(recipe, world.store, on_error="raise")
-    assert ps.open_store(world.store).version == skipped.version
+    assert bw.open_store(world.store).version == skipped.version

@@ -7,7 +7,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import penstock as ps
+import batchwright as bw
 
 GOOD = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 ASK = {"role": "user", "content": "2 + 2?"}
@@ -25,7 +25,7 @@ def write(tmp_path, *lines):
 
 
 def open_loader(path, tokenizer="bytes", template="chatml", **settings):
-    return ps.ConversationDataLoader(
+    return bw.ConversationDataLoader(
         path, tokenizer, 200, template, batch_size=1, framework="numpy", check=False, **settings
     )
 
@@ -71,7 +71,7 @@ BAD_ROWS = [
 )
 def test_a_bad_row_is_named_with_its_file_line_and_turn(line, kind, words, turn, remedy, tmp_path):
     path = write(tmp_path, line)
-    with pytest.raises(ps.SourceError, match=kind) as caught:
+    with pytest.raises(bw.SourceError, match=kind) as caught:
         open_loader(path)
     assert words in caught.value.headline
     assert caught.value.where["file"] == str(path)
@@ -89,7 +89,7 @@ def test_a_bad_row_is_named_with_its_file_line_and_turn(line, kind, words, turn,
 
 def test_a_template_that_refuses_a_conversation_is_an_error_of_its_row(tmp_path):
     path = write(tmp_path, said({"role": "system", "content": "Be brief."}, ASK, ANSWER))
-    with pytest.raises(ps.SourceError, match="refused by the template") as caught:
+    with pytest.raises(bw.SourceError, match="refused by the template") as caught:
         open_loader(path, template="gemma")
     assert caught.value.where["line"] == 3
     assert "gemma" in str(caught.value)
@@ -100,7 +100,7 @@ def test_a_template_that_refuses_a_conversation_is_an_error_of_its_row(tmp_path)
 def test_a_message_that_the_template_leaves_out_is_named(tmp_path):
     path = write(tmp_path, said({"role": "system", "content": "Be brief."}, ASK, ANSWER))
     template = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
-    with pytest.raises(ps.SourceError, match="dropped by the template") as caught:
+    with pytest.raises(bw.SourceError, match="dropped by the template") as caught:
         open_loader(path, template=template)
     assert (caught.value.where["line"], caught.value.where["turn"]) == (3, 0)
 
@@ -121,7 +121,7 @@ BAD_TEMPLATES = [
 def test_a_bad_template_is_one_error_whatever_on_error_says(template, words, tmp_path):
     path = write(tmp_path)
     for on_error in ("raise", "skip"):
-        with pytest.raises(ps.SpecError) as caught:
+        with pytest.raises(bw.SpecError) as caught:
             open_loader(path, template=template, on_error=on_error)
         assert any(word in str(caught.value) for word in words.split("|")), str(caught.value)
         assert caught.value.where["template"]
@@ -132,13 +132,13 @@ def test_a_template_that_does_not_end_names_the_row_that_it_was_given(tmp_path):
     template = (
         "{% for m in messages %}{{ m.content }}{% if 'loop' in m.content %}{{ '.' * 10**9 }}{% endif %}{% endfor %}"
     )
-    with pytest.raises(ps.SpecError, match="does not end") as caught:
+    with pytest.raises(bw.SpecError, match="does not end") as caught:
         open_loader(write(tmp_path, said(ASK, {**ANSWER, "content": "loop"})), template=template)
     assert caught.value.where["line"] == 3
 
 
 def test_an_unknown_template_suggests_a_near_one(tmp_path):
-    with pytest.raises(ps.SpecError, match="chatlm") as caught:
+    with pytest.raises(bw.SpecError, match="chatlm") as caught:
         open_loader(write(tmp_path), template="chatlm")
     assert "chatml" in caught.value.remedy
 
@@ -151,7 +151,7 @@ def tokenizer_without_pad():
 
 def test_a_tokenizer_without_pad_asks_for_one(tmp_path):
     path = write(tmp_path)
-    with pytest.raises(ps.SpecError, match="no token for padding") as caught:
+    with pytest.raises(bw.SpecError, match="no token for padding") as caught:
         open_loader(path, tokenizer_without_pad())
     assert caught.value.where["parameter"] == "pad"
     assert "pad=" in caught.value.remedy
@@ -180,45 +180,45 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("settings", "parameter", "words"), BAD_SETTINGS, ids=lambda value: str(value))
 def test_a_bad_setting_is_named(settings, parameter, words, tmp_path):
-    with pytest.raises(ps.PenstockError) as caught:
+    with pytest.raises(bw.BatchwrightError) as caught:
         open_loader(write(tmp_path), **settings)
-    assert isinstance(caught.value, ps.SpecError if parameter else ps.SourceError)
+    assert isinstance(caught.value, bw.SpecError if parameter else bw.SourceError)
     assert parameter is None or caught.value.where["parameter"] == parameter
     assert words in str(caught.value)
 
 
 def test_a_source_of_which_no_row_can_be_read_names_the_first(tmp_path):
-    with pytest.raises(ps.SourceError, match="malformed row") as caught:
+    with pytest.raises(bw.SourceError, match="malformed row") as caught:
         open_loader([[ASK, ANSWER]])
     assert caught.value.where["row"] == 0
 
 
 def test_max_length_must_be_said(tmp_path):
-    with pytest.raises(ps.SpecError, match="how long") as caught:
-        ps.ConversationDataLoader(write(tmp_path), "bytes", chat_template="chatml")
+    with pytest.raises(bw.SpecError, match="how long") as caught:
+        bw.ConversationDataLoader(write(tmp_path), "bytes", chat_template="chatml")
     assert caught.value.where["parameter"] == "max_length"
 
 
 def test_conversations_are_not_read_as_text(tmp_path):
     store = open_loader(write(tmp_path)).store
     for door in (
-        lambda: ps.PretrainDataLoader(store, chunk_size=8),
-        lambda: ps.MixedDataLoader({"chat": store}, chunk_size=8),
+        lambda: bw.PretrainDataLoader(store, chunk_size=8),
+        lambda: bw.MixedDataLoader({"chat": store}, chunk_size=8),
     ):
-        with pytest.raises(ps.SpecError, match="holds conversations") as caught:
+        with pytest.raises(bw.SpecError, match="holds conversations") as caught:
             door()
         assert "ConversationDataLoader" in caught.value.remedy
 
 
 def test_text_is_not_read_as_conversations(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["some text"] * 3).prepare_step(ps.tokenize("bytes"))
-    store = ps.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
-    with pytest.raises(ps.SpecError, match="holds plain text") as caught:
-        ps.ConversationDataLoader(store, max_length=100, framework="numpy")
-    assert "ps.chat" in caught.value.remedy
+    recipe = bw.DatasetRecipe().add_ingredient(["some text"] * 3).prepare_step(bw.tokenize("bytes"))
+    store = bw.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
+    with pytest.raises(bw.SpecError, match="holds plain text") as caught:
+        bw.ConversationDataLoader(store, max_length=100, framework="numpy")
+    assert "bw.chat" in caught.value.remedy
 
 
 def test_nothing_that_fits_says_why(tmp_path):
-    with pytest.raises(ps.SpecError, match="3 over length") as caught:
-        ps.ConversationDataLoader(write(tmp_path), "bytes", 10, "chatml", framework="numpy")
+    with pytest.raises(bw.SpecError, match="3 over length") as caught:
+        bw.ConversationDataLoader(write(tmp_path), "bytes", 10, "chatml", framework="numpy")
     assert caught.value.where["parameter"] == "max_length"

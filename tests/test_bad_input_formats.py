@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 
-import penstock as ps
-from penstock.sources import compression
+import batchwright as bw
+from batchwright.sources import compression
 
 GOOD = "".join(json.dumps({"text": f"good {n}"}) + "\n" for n in range(20))
 ROWS = [f"row {n}" for n in range(6)]
@@ -522,9 +522,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_FREE_BYTES", 1 << 20)  # a bomb of 1 GiB would take a minute
 
 
-def bake(folder: Path, ingredient: dict[str, Any], to: Path, **settings: Any) -> ps.Store:
-    recipe = ps.DatasetRecipe().add_ingredient(folder / "raw", **{"name": "web", **ingredient})
-    return ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to, workers=0, show_progress=False, **settings)
+def bake(folder: Path, ingredient: dict[str, Any], to: Path, **settings: Any) -> bw.Store:
+    recipe = bw.DatasetRecipe().add_ingredient(folder / "raw", **{"name": "web", **ingredient})
+    return bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to, workers=0, show_progress=False, **settings)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -546,16 +546,16 @@ def test_bad_input_is_one_clear_error_or_is_counted(name: str, tmp_path: Path) -
         file.write_bytes(expected.data.encode() if isinstance(expected.data, str) else expected.data)
     stored = everything(tmp_path / "good.store" / "versions")
     for to in (tmp_path / "good.store", tmp_path / "fresh.store"):
-        with pytest.raises(ps.SourceError) as caught:
+        with pytest.raises(bw.SourceError) as caught:
             bake(tmp_path, expected.ingredient, to)
         error = caught.value
         assert error.headline.startswith(expected.headline)
         assert error.where | {"file": str(file), **expected.where} == error.where
         assert expected.remedy in (error.remedy or "")
     assert everything(tmp_path / "good.store" / "versions") == stored
-    assert ps.open_store(tmp_path / "good.store", verify=True).version == before
-    with pytest.raises(ps.StoreError, match=r"no store at|is not complete"):
-        ps.open_store(tmp_path / "fresh.store")
+    assert bw.open_store(tmp_path / "good.store", verify=True).version == before
+    with pytest.raises(bw.StoreError, match=r"no store at|is not complete"):
+        bw.open_store(tmp_path / "fresh.store")
 
     store = bake(tmp_path, expected.ingredient, tmp_path / "good.store", on_error="skip")
     texts = [store.decode(row.tokens) for row in store.rows() if row.file == str(file)]

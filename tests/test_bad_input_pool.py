@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 def write_shard(path, rows=30, *, first=0, **more):
@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 def make(folder, shard_range="all", *, directory="games", **settings):
     settings = {"pool_size": 100, "refill_threshold": 60, "random_seed": 1} | settings
-    return ps.StreamingMixedShardDataset([str(folder / directory)], [shard_range], **settings)
+    return bw.StreamingMixedShardDataset([str(folder / directory)], [shard_range], **settings)
 
 
 # What is wrong when the dataset is made
@@ -41,57 +41,57 @@ def make(folder, shard_range="all", *, directory="games", **settings):
 @pytest.mark.parametrize(
     ("settings", "error", "says", "where", "remedy"),
     [
-        ({"shard_range": "0-12"}, ps.SpecError, "10-12", {"parameter": "shard_ranges"}, "0-9"),
-        ({"shard_range": "9-3"}, ps.SpecError, "reversed|backwards|9-3", {"parameter": "shard_ranges"}, "3-9"),
-        ({"shard_range": "first ten"}, ps.SpecError, "range", {"parameter": "shard_ranges"}, "0-99"),
-        ({"shard_range": ""}, ps.SpecError, "empty", {"parameter": "shard_ranges"}, "all"),
-        ({"shard_range": "none"}, ps.SpecError, "no shard is left", {"parameter": "shard_ranges"}, "all"),
-        ({"directory": "empty"}, ps.SourceError, "no shard is in this directory", {}, "none"),
-        ({"directory": "notes"}, ps.SourceError, "no shard is in this directory", {"found": "README.md"}, "shards"),
-        ({"directory": "nowhere"}, ps.SourceError, "does not exist", {}, "shard_0000.npz"),
-        ({"pool_size": 0}, ps.SpecError, "pool_size must be at least 1", {"parameter": "pool_size"}, "pool_size="),
-        ({"pool_size": 10.5}, ps.SpecError, "whole number", {"parameter": "pool_size"}, "int"),
+        ({"shard_range": "0-12"}, bw.SpecError, "10-12", {"parameter": "shard_ranges"}, "0-9"),
+        ({"shard_range": "9-3"}, bw.SpecError, "reversed|backwards|9-3", {"parameter": "shard_ranges"}, "3-9"),
+        ({"shard_range": "first ten"}, bw.SpecError, "range", {"parameter": "shard_ranges"}, "0-99"),
+        ({"shard_range": ""}, bw.SpecError, "empty", {"parameter": "shard_ranges"}, "all"),
+        ({"shard_range": "none"}, bw.SpecError, "no shard is left", {"parameter": "shard_ranges"}, "all"),
+        ({"directory": "empty"}, bw.SourceError, "no shard is in this directory", {}, "none"),
+        ({"directory": "notes"}, bw.SourceError, "no shard is in this directory", {"found": "README.md"}, "shards"),
+        ({"directory": "nowhere"}, bw.SourceError, "does not exist", {}, "shard_0000.npz"),
+        ({"pool_size": 0}, bw.SpecError, "pool_size must be at least 1", {"parameter": "pool_size"}, "pool_size="),
+        ({"pool_size": 10.5}, bw.SpecError, "whole number", {"parameter": "pool_size"}, "int"),
         (
             {"refill_threshold": 100},
-            ps.SpecError,
+            bw.SpecError,
             "refill_threshold=100 is not below pool_size=100",
             {"parameter": "refill_threshold"},
             "refill_threshold=75",
         ),
         (
             {"refill_threshold": 1_500_000},
-            ps.SpecError,
+            bw.SpecError,
             "is not below pool_size=100",
             {"parameter": "refill_threshold"},
             "refill_threshold=75",
         ),
         (
             {"batch_size": 101},
-            ps.SpecError,
+            bw.SpecError,
             "a pool of 100 entries is smaller than a batch of 101",
             {"parameter": "pool_size"},
             "pool_size=404",
         ),
-        ({"batch_size": 0}, ps.SpecError, "batch_size must be at least 1", {"parameter": "batch_size"}, "batch_size="),
-        ({"max_memory_gb": 0}, ps.SpecError, "above 0", {"parameter": "max_memory_gb"}, "max_memory_gb=5.0"),
-        ({"max_memory_gb": float("nan")}, ps.SpecError, "above 0", {"parameter": "max_memory_gb"}, "5.0"),
-        ({"max_memory_gb": "5GB"}, ps.SpecError, "'5GB'", {"parameter": "max_memory_gb"}, "5.0"),
+        ({"batch_size": 0}, bw.SpecError, "batch_size must be at least 1", {"parameter": "batch_size"}, "batch_size="),
+        ({"max_memory_gb": 0}, bw.SpecError, "above 0", {"parameter": "max_memory_gb"}, "max_memory_gb=5.0"),
+        ({"max_memory_gb": float("nan")}, bw.SpecError, "above 0", {"parameter": "max_memory_gb"}, "5.0"),
+        ({"max_memory_gb": "5GB"}, bw.SpecError, "'5GB'", {"parameter": "max_memory_gb"}, "5.0"),
         (
             {"max_examples_unaugmented": 0},
-            ps.SpecError,
+            bw.SpecError,
             "at least 1",
             {"parameter": "max_examples_unaugmented"},
             "max_examples_unaugmented=1",
         ),
-        ({"on_memory_limit": "ignore"}, ps.SpecError, "'raise', 'stop'", {"parameter": "on_memory_limit"}, "raise"),
-        ({"columns": ["bord"]}, ps.SourceError, "no column 'bord'", {"column": "bord"}, "board"),
-        ({"columns": "board"}, ps.SpecError, "no list of names", {"parameter": "columns"}, "columns=['board'"),
-        ({"transform": 3}, ps.SpecError, "transform=3 is not a function", {"parameter": "transform"}, "columns"),
-        ({"augmentation": "hex5"}, ps.SpecError, "hex5", {}, "hex4"),
-        ({"augmentation": lambda c, w: c}, ps.SpecError, "has no factor", {"parameter": "augmentation"}, "factor"),
-        ({"random_seed": 1.5}, ps.SpecError, "whole number", {"parameter": "random_seed"}, "int"),
-        ({"rank": 1}, ps.SpecError, "without world_size=", {"parameter": "world_size"}, "both"),
-        ({"rank": 2, "world_size": 2}, ps.SpecError, "rank 2 of 2 does not exist", {"parameter": "rank"}, "0 to"),
+        ({"on_memory_limit": "ignore"}, bw.SpecError, "'raise', 'stop'", {"parameter": "on_memory_limit"}, "raise"),
+        ({"columns": ["bord"]}, bw.SourceError, "no column 'bord'", {"column": "bord"}, "board"),
+        ({"columns": "board"}, bw.SpecError, "no list of names", {"parameter": "columns"}, "columns=['board'"),
+        ({"transform": 3}, bw.SpecError, "transform=3 is not a function", {"parameter": "transform"}, "columns"),
+        ({"augmentation": "hex5"}, bw.SpecError, "hex5", {}, "hex4"),
+        ({"augmentation": lambda c, w: c}, bw.SpecError, "has no factor", {"parameter": "augmentation"}, "factor"),
+        ({"random_seed": 1.5}, bw.SpecError, "whole number", {"parameter": "random_seed"}, "int"),
+        ({"rank": 1}, bw.SpecError, "without world_size=", {"parameter": "world_size"}, "both"),
+        ({"rank": 2, "world_size": 2}, bw.SpecError, "rank 2 of 2 does not exist", {"parameter": "rank"}, "0 to"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(folder, settings, error, says, where, remedy):
@@ -104,14 +104,14 @@ def test_a_setting_that_cannot_work_is_refused_by_name(folder, settings, error, 
 
 def test_a_directory_that_is_refused_is_named(folder):
     for directory in ("empty", "notes", "nowhere"):
-        with pytest.raises(ps.SourceError) as refused:
+        with pytest.raises(bw.SourceError) as refused:
             make(folder, directory=directory)
         assert refused.value.where["directory"] == str(folder / directory)
 
 
 def test_lists_of_unequal_length_are_shown_side_by_side(folder):
-    with pytest.raises(ps.SpecError, match="data_dirs has 2 entries and shard_ranges has 1") as refused:
-        ps.StreamingMixedShardDataset([str(folder / "games"), str(folder / "more")], ["all"])
+    with pytest.raises(bw.SpecError, match="data_dirs has 2 entries and shard_ranges has 1") as refused:
+        bw.StreamingMixedShardDataset([str(folder / "games"), str(folder / "more")], ["all"])
     assert "(no range)" in refused.value.where["entries"]
     assert "shard_ranges=" in refused.value.remedy
 
@@ -120,14 +120,14 @@ def test_gaps_are_listed(folder):
     (folder / "games" / "shard_0004.npz").unlink()
     (folder / "games" / "shard_0007.npz").unlink()
     for shard_range in ("0-9", "all"):
-        with pytest.raises(ps.SpecError, match="4, 7") as refused:
+        with pytest.raises(bw.SpecError, match="4, 7") as refused:
             make(folder, shard_range)
         assert "0-3,5-6,8-9" in refused.value.remedy
 
 
 def test_a_number_of_two_files_lists_both(folder):
     shutil.copy(folder / "games" / "shard_0003.npz", folder / "games" / "shard_3.npz")
-    with pytest.raises(ps.SourceError, match="more than one shard") as refused:
+    with pytest.raises(bw.SourceError, match="more than one shard") as refused:
         make(folder)
     assert "shard_0003.npz" in refused.value.where["files"]
     assert "shard_3.npz" in refused.value.where["files"]
@@ -144,7 +144,7 @@ def test_a_number_of_two_files_lists_both(folder):
 )
 def test_a_shard_with_another_schema_is_named_with_its_column(folder, columns, column, says):
     write_shard(folder / "games" / "shard_0006.npz", **columns)
-    with pytest.raises(ps.SourceError, match=says) as refused:
+    with pytest.raises(bw.SourceError, match=says) as refused:
         make(folder)
     assert refused.value.where["file"].endswith("shard_0006.npz")
     assert refused.value.where["column"] == column
@@ -156,13 +156,13 @@ def test_a_pickle_is_refused_with_the_way_out(folder):
     with gzip.open(folder / "old" / "shard_0000.pkl.gz", "wb") as file:
         pickle.dump({"examples": [{"board": np.zeros((3, 3), np.uint8)}]}, file)
     with pytest.raises(
-        ps.SourceError, match=r"^shard_0000\.pkl\.gz is a pickle, which can run code when read"
+        bw.SourceError, match=r"^shard_0000\.pkl\.gz is a pickle, which can run code when read"
     ) as refused:
         make(folder, directory="old")
     assert "allow_pickle=True" in refused.value.remedy
-    assert f"penstock shards convert {folder / 'old'} {folder / 'old'}-npz --allow-pickle" in refused.value.remedy
+    assert f"batchwright shards convert {folder / 'old'} {folder / 'old'}-npz --allow-pickle" in refused.value.remedy
     assert refused.value.headline.endswith(
-        "If you made it: allow_pickle=True, or once: penstock shards convert DIR OUT --allow-pickle"
+        "If you made it: allow_pickle=True, or once: batchwright shards convert DIR OUT --allow-pickle"
     )
     assert len(make(folder, directory="old", allow_pickle=True)) == 1
 
@@ -184,12 +184,12 @@ def test_a_shard_that_breaks_in_mid_epoch_is_named_and_nothing_is_lost(folder):
     path = folder / "games" / "shard_0008.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[:150] + bytes(60) + whole[210:])
-    more, error = taken_until_error(batches, ps.SourceError)
+    more, error = taken_until_error(batches, bw.SourceError)
     assert error.where["file"] == str(path)
     assert error.remedy
     assert len(taken + more) == dataset.state_dict()["drawn"]
     path.write_bytes(whole)
-    with pytest.raises(ps.SourceError, match="written again since the dataset was made"):
+    with pytest.raises(bw.SourceError, match="written again since the dataset was made"):
         list(dataset.batches(7))
     mended = make(folder)
     mended.load_state_dict(dataset.state_dict())
@@ -202,7 +202,7 @@ def test_a_shard_that_is_replaced_in_mid_epoch_is_named(folder):
     next(batches)
     write_shard(folder / "games" / "new.npz", first=7000)
     (folder / "games" / "new.npz").rename(folder / "games" / "shard_0009.npz")
-    _, error = taken_until_error(batches, ps.SourceError)
+    _, error = taken_until_error(batches, bw.SourceError)
     assert error.where["file"].endswith("shard_0009.npz")
     assert "make the dataset again" in error.remedy
 
@@ -211,7 +211,7 @@ def test_a_shard_that_vanishes_in_mid_epoch_is_named(folder):
     batches = make(folder).batches(7)
     next(batches)
     (folder / "games" / "shard_0009.npz").unlink()
-    _, error = taken_until_error(batches, ps.SourceError)
+    _, error = taken_until_error(batches, bw.SourceError)
     assert error.where["file"].endswith("shard_0009.npz")
 
 
@@ -219,7 +219,7 @@ def test_a_shard_that_grows_in_mid_epoch_is_named(folder):
     batches = make(folder).batches(7)
     next(batches)
     write_shard(folder / "games" / "shard_0009.npz", rows=31)
-    _, error = taken_until_error(batches, ps.SourceError)
+    _, error = taken_until_error(batches, bw.SourceError)
     assert error.where["file"].endswith("shard_0009.npz")
     assert "31 rows, and had 30" in error.headline
     assert "make the dataset again" in error.remedy
@@ -242,7 +242,7 @@ def test_an_augmentation_that_changes_shapes_is_named_with_the_column(folder, re
     turned.factor = 2
     dataset = make(folder, augmentation=turned)
     before = dataset.state_dict()
-    with pytest.raises(ps.SpecError, match=says) as refused:
+    with pytest.raises(bw.SpecError, match=says) as refused:
         next(dataset.batches(8))
     assert refused.value.where["parameter"] == "augmentation"
     assert "turned" in str(refused.value)
@@ -259,13 +259,13 @@ def test_an_augmentation_that_changes_shapes_is_named_with_the_column(folder, re
     ],
 )
 def test_a_transform_that_loses_rows_is_refused(folder, transform, says):
-    with pytest.raises(ps.SpecError, match=says) as refused:
+    with pytest.raises(bw.SpecError, match=says) as refused:
         next(make(folder, transform=transform).batches(8))
     assert refused.value.where["parameter"] == "transform"
 
 
 def test_a_pool_that_lanes_make_smaller_than_a_batch_is_refused(folder):
-    with pytest.raises(ps.SpecError, match="a pool of 25 entries is smaller than a batch of 32") as refused:
+    with pytest.raises(bw.SpecError, match="a pool of 25 entries is smaller than a batch of 32") as refused:
         next(make(folder, rank=0, world_size=4).batches(32))
     assert "shared by 4 lanes" in refused.value.headline
     assert refused.value.where["parameter"] == "pool_size"
@@ -283,7 +283,7 @@ def state(folder):
 
 def refused_state(dataset, state):
     before = dataset.state_dict()
-    with pytest.raises(ps.PlanError) as refused:
+    with pytest.raises(bw.PlanError) as refused:
         dataset.load_state_dict(state)
     assert dataset.state_dict() == before
     assert refused.value.remedy
@@ -355,5 +355,5 @@ def test_what_is_no_state_is_refused(folder, state, change):
 
 @pytest.mark.parametrize("call", [lambda d: d.reset(epoch=-1), lambda d: d.trace(-1), lambda d: d.trace(0, lane=3)])
 def test_a_place_that_is_not_there_is_refused(folder, call):
-    with pytest.raises(ps.SpecError):
+    with pytest.raises(bw.SpecError):
         call(make(folder))

@@ -55,7 +55,9 @@ def test_a_peer_that_failed_is_not_missing_and_its_row_says_why():
     row = Row("lance")
     row.add({"error": "ImportError: no module named lance"})
     assert missing(["lance"], [row], "mtok_s") == []
-    assert "| lance | ImportError: no module named lance |" in loading.show_loading([rounds_of("penstock", 9.0), row])
+    assert "| lance | ImportError: no module named lance |" in loading.show_loading(
+        [rounds_of("batchwright", 9.0), row]
+    )
 
 
 def test_a_peer_that_fails_in_a_later_round_has_no_numbers_in_the_table():
@@ -80,11 +82,11 @@ def test_a_ratio_is_left_out_where_ours_failed():
 
 def test_the_claim_names_the_fastest_library_that_resumed_exactly():
     exact, other = {"seconds": 1.0, "is_exact": True}, {"seconds": 1.0, "is_exact": False}
-    rows = [rounds_of("penstock", 90.0)]
+    rows = [rounds_of("batchwright", 90.0)]
     for name, rate, resume in (("slow", 1.0, exact), ("good", 10.0, exact), ("inexact", 50.0, other)):
         rows.append(rounds_of(name, rate, resumes_by="state_dict()"))
         rows[-1].measured["resume"] = [resume]
-    assert "is good: penstock is 9.00 times" in program.loading_claim(rows)
+    assert "is good: batchwright is 9.00 times" in program.loading_claim(rows)
 
 
 def test_a_median_is_shown_with_the_least_and_the_most():
@@ -137,21 +139,21 @@ def test_the_run_fails_exactly_where_a_peer_is_missing_without_a_reason(monkeypa
     assert (reason or "| Lance take |") in (tmp_path / "tables.md").read_text()
 
 
-def test_the_run_fails_where_penstock_itself_has_no_numbers(monkeypatch, capsys):
+def test_the_run_fails_where_batchwright_itself_has_no_numbers(monkeypatch, capsys):
     def measured(peers, **options):
         return [Row(name, why_not="OSError: none") for peer in peers for name, _ in peer.rows()]
 
     monkeypatch.setattr(loading, "measure_loading", measured)
     monkeypatch.setattr(sys, "argv", ["peers", "--only", "load_lance"])
     assert program.main() == 1
-    assert "penstock" in capsys.readouterr().err
+    assert "batchwright" in capsys.readouterr().err
 
 
 def test_a_bake_with_other_ids_has_no_numbers(monkeypatch, tmp_path):
     (tmp_path / "documents").mkdir()
     (tmp_path / "facts.json").write_text(json.dumps({"bpe_tokens": 2, "bytes": 2, "documents": 2}))
     (tmp_path / "bpe-ids.json").write_text(json.dumps(["a", "b"]))
-    monkeypatch.setenv("PENSTOCK_BENCH", str(tmp_path))
+    monkeypatch.setenv("BATCHWRIGHT_BENCH", str(tmp_path))
     (tmp_path / "peers").mkdir()
     monkeypatch.setattr(baking, "make_corpus", lambda num_bytes, say: baking.Corpus(tmp_path))
     answers = {"bake": {"seconds": 1.0}, "read_back": {"hashes": ["a", "c"]}}
@@ -186,7 +188,7 @@ def test_a_buffer_that_keeps_the_callers_arrays_has_no_numbers():
 
 
 def test_goals_of_the_buffer_name_the_fastest_library():
-    rates = {"penstock": 6.0, "pyarrow, chunks combined": 4.0, "Polars, vstack": 3.0, "Python list of dicts": 9.0}
+    rates = {"batchwright": 6.0, "pyarrow, chunks combined": 4.0, "Polars, vstack": 3.0, "Python list of dicts": 9.0}
     rows = [Row(name, {"rows_s": [rate], "batches_s": [rate]}) for name, rate in rates.items()]
     shown = buffer_program.goals({"blocks_100": rows})
     assert "| Columns in blocks of 100 | rows/s | pyarrow, chunks combined | 1.50 | 1 |" in shown
@@ -211,20 +213,20 @@ def test_zigzag_deals_sorted_rows_there_and_back():
 @needs_proc
 def test_the_dict_of_tensors_and_the_loader_learn_from_the_same_numbers():
     pytest.importorskip("torch")
-    from benchmarks.peers import rollouts_penstock, rollouts_tensors
+    from benchmarks.peers import rollouts_batchwright, rollouts_tensors
 
     task = {"num_prompts": 2, "form": "lists", "clock": "wall"}
     theirs = measure_rollouts(rollouts_tensors.run, {**task, "how": ""})
     assert theirs["rows"] == 16
     for how in ("one rank", "one width", "by tokens"):
-        ours = measure_rollouts(rollouts_penstock.run, {**task, "how": how})
+        ours = measure_rollouts(rollouts_batchwright.run, {**task, "how": how})
         assert ours["checked"] == pytest.approx(theirs["checked"], rel=1e-5)
 
 
 def test_rows_of_gae_have_numbers_or_say_why_not():
     rows = rl_program.measure_gae(rounds=1, num_rows=3, num_steps=5)
     assert missing([row.name for row in rows], rows, "ms") == []
-    assert "| penstock, NumPy |" in rl_program.show_gae(rows)
+    assert "| batchwright, NumPy |" in rl_program.show_gae(rows)
 
 
 def test_a_rollout_row_is_compared_with_the_tensors_of_its_round():
@@ -232,7 +234,7 @@ def test_a_rollout_row_is_compared_with_the_tensors_of_its_round():
         facts = {"places": 9, "tokens": 6, "more_mb": 5.0, "read_s": 1.0, "advantages_s": 1.0, "batches_s": 1.0}
         return Row(name, {"all_s": list(seconds), **{key: [value] * len(seconds) for key, value in facts.items()}})
 
-    shown = rl_program.show_rollouts([row("tensors", 6.0, 9.0), row("penstock", 2.0, 1.0)], "lists")
+    shown = rl_program.show_rollouts([row("tensors", 6.0, 9.0), row("batchwright", 2.0, 1.0)], "lists")
     assert "| 6.0 (3.0 - 9.0) | 1.50 |" in shown
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import pool as program  # noqa: E402
-from benchmarks.peers import pool_dicts, pool_penstock  # noqa: E402
+from benchmarks.peers import pool_batchwright, pool_dicts  # noqa: E402
 from benchmarks.peers.pools import COLUMNS, make_shards, measure_pool, pickled, refill_draws  # noqa: E402
 from benchmarks.peers.table import Row  # noqa: E402
 
@@ -44,7 +44,7 @@ def test_the_list_of_dicts_gives_every_row_once(folders, how, way):
 
 @needs_proc
 def test_the_columns_give_every_row_once(folders):
-    found = measure_pool(pool_penstock, {**TASK, "way": "batches", "how": "npz", "folders": [*map(str, folders)]})
+    found = measure_pool(pool_batchwright, {**TASK, "way": "batches", "how": "npz", "folders": [*map(str, folders)]})
     assert len(found["refills_ms"]) == 4
 
 

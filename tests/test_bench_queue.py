@@ -49,8 +49,8 @@ def test_memory_that_is_read_into_begins_a_page():
         pytest.param(program.TENSORS, marks=pytest.mark.slow),
         pytest.param(program.TORCH_QUEUE, marks=pytest.mark.slow),
         pytest.param("multiprocessing.Queue, arrays", marks=pytest.mark.slow),
-        pytest.param("penstock, two providers", marks=pytest.mark.slow),
-        pytest.param("penstock, durable=True", marks=pytest.mark.slow),
+        pytest.param("batchwright, two providers", marks=pytest.mark.slow),
+        pytest.param("batchwright, durable=True", marks=pytest.mark.slow),
     ],
 )
 def test_batches_cross_from_one_process_to_another(name, tmp_path):
@@ -62,14 +62,14 @@ def test_batches_cross_from_one_process_to_another(name, tmp_path):
 
 @needs_proc
 def test_calls_are_timed_inside_of_files_and_between_them(tmp_path):
-    found = program.run_way(way_called("penstock, arrays, calls"), tmp_path, is_quick=True)
+    found = program.run_way(way_called("batchwright, arrays, calls"), tmp_path, is_quick=True)
     assert found.get("error") is None
     assert 0 < found["median_us"] <= found["p99_us"] <= found["longest_us"]
 
 
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["penstock, inotify", "penstock, PENSTOCK_PORTABLE=1"])
+@pytest.mark.parametrize("name", ["batchwright, inotify", "batchwright, BATCHWRIGHT_PORTABLE=1"])
 def test_a_consumer_that_waits_is_timed(name, tmp_path):
     found = program.run_way(way_called(name), tmp_path, is_quick=True)
     assert found.get("error") is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.digest import combine, digest_of, digest_steps, row_hashes, sample_hashes
-from penstock.errors import PlanError
+import batchwright as bw
+from batchwright.digest import combine, digest_of, digest_steps, row_hashes, sample_hashes
+from batchwright.errors import PlanError
 
 
 def of_loader(loader, steps):
@@ -104,9 +104,9 @@ def test_a_run_that_changed_its_batch_size_is_followed(small_store, open_loader)
 
 
 def test_many_steps_are_hashed_in_parts_that_join(long_store, monkeypatch):
-    from penstock import digest
+    from batchwright import digest
 
-    plan = ps.PretrainDataLoader(long_store, chunk_size=64, batch_size=16, framework="numpy").plan
+    plan = bw.PretrainDataLoader(long_store, chunk_size=64, batch_size=16, framework="numpy").plan
     at_once = digest_of(digest_steps(long_store, plan, 0, 99))
     monkeypatch.setattr(digest, "_TOKENS_AT_ONCE", 3000)
     assert digest_of(digest_steps(long_store, plan, 0, 99)) == at_once
@@ -127,7 +127,7 @@ def test_a_negative_step_is_refused(small_store, open_loader):
 
 def open_talk(store, **given):
     settings = {"max_length": 120, "batch_size": 6, "framework": "numpy", "epochs": None, "check": False}
-    return ps.ConversationDataLoader(store, **settings | given)
+    return bw.ConversationDataLoader(store, **settings | given)
 
 
 def of_samples(loader, steps):

@@ -114,16 +114,16 @@ def corpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page, corpus, capsys):
-    import penstock as ps
+    import batchwright as bw
 
     names: dict[str, object] = {}
     if page.name != "baking.md":
-        recipe = ps.DatasetRecipe(seed=0)
+        recipe = bw.DatasetRecipe(seed=0)
         recipe.add_ingredient("web/*.zst", text="content", name="web").add_ingredient("books", name="code")
-        recipe.prepare_step(ps.tokenize("tokenizer.json", append_eos=True)).holdout(0.05)
-        ps.bake(recipe, to="corpus.store", show_progress=False)
-        loader = ps.PretrainDataLoader("corpus.store", chunk_size=64, batch_size=4, seed=7, epochs=None)
-        names |= {"model": lambda *inputs: 0.0, "loader": loader, "plan": loader.plan, "ps": ps}
+        recipe.prepare_step(bw.tokenize("tokenizer.json", append_eos=True)).holdout(0.05)
+        bw.bake(recipe, to="corpus.store", show_progress=False)
+        loader = bw.PretrainDataLoader("corpus.store", chunk_size=64, batch_size=4, seed=7, epochs=None)
+        names |= {"model": lambda *inputs: 0.0, "loader": loader, "plan": loader.plan, "bw": bw}
     for code in python_blocks(page):
         for shown, small in SMALLER.items():
             code = code.replace(shown, small)

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.digest import digest_of, digest_steps
-from penstock.drill import (
+import batchwright as bw
+from batchwright.digest import digest_of, digest_steps
+from batchwright.drill import (
     Leg,
     Opening,
     _Crew,
@@ -20,9 +20,9 @@ from penstock.drill import (
     open_rank,
     run_drill,
 )
-from penstock.errors import PlanError, SpecError, WorkerError
-from penstock.loaders.pretrain import make_plan
-from penstock.processes import Worker
+from batchwright.errors import PlanError, SpecError, WorkerError
+from batchwright.loaders.pretrain import make_plan
+from batchwright.processes import Worker
 
 TWO_LEGS = (Leg(ranks=1), Leg(ranks=2, prefetch=2))
 SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 3, "kill_seed": 5}
@@ -30,7 +30,7 @@ SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 
 
 @pytest.fixture
 def plan(small_store):
-    return make_plan(ps.open_store(small_store), 16, seed=7)
+    return make_plan(bw.open_store(small_store), 16, seed=7)
 
 
 def opened_with(change):
@@ -40,7 +40,7 @@ def opened_with(change):
     """
 
     def open_changed(opening):
-        from penstock.drill import open_rank
+        from batchwright.drill import open_rank
 
         loader = open_rank(opening)
         if opening.leg.ranks == 2:
@@ -73,13 +73,13 @@ def test_the_same_seed_kills_in_the_same_steps(small_store, plan):
 
 
 def test_a_drill_leaves_no_record_of_a_run(own_store):
-    report = run_drill(own_store, make_plan(ps.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
+    report = run_drill(own_store, make_plan(bw.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
     assert report.ok
     assert not (own_store / "plans").exists()
 
 
 def test_a_drill_goes_over_the_end_of_epochs(small_store):
-    plan = make_plan(ps.open_store(small_store), 200, split="train", epoch_end="pad")
+    plan = make_plan(bw.open_store(small_store), 200, split="train", epoch_end="pad")
     assert plan.epoch_rows < 12 * 6
     report = run_drill(small_store, plan, **SETTINGS)
     assert report.ok
@@ -151,7 +151,7 @@ def by_value(function):
 
 def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, plan):
     def open_lost(opening):
-        from penstock.drill import open_rank
+        from batchwright.drill import open_rank
 
         loader = open_rank(opening)
         original = loader.load_state_dict
@@ -218,11 +218,11 @@ def test_the_default_legs_are_every_number_of_ranks_with_every_number_of_workers
 
 
 def talk_plan(store):
-    return ps.ConversationDataLoader(store, max_length=120, batch_size=6, framework="numpy", check=False).plan
+    return bw.ConversationDataLoader(store, max_length=120, batch_size=6, framework="numpy", check=False).plan
 
 
 def packed_plan(store):
-    return make_plan(ps.open_store(store), 64, packing="best_fit", weights={"web": 1, "code": 2})
+    return make_plan(bw.open_store(store), 64, packing="best_fit", weights={"web": 1, "code": 2})
 
 
 @pytest.mark.parametrize(("store", "plan_of"), [("chat_store", talk_plan), ("small_store", packed_plan)])
@@ -235,7 +235,7 @@ def test_whole_documents_that_are_killed_and_restarted_equal_themselves(store, p
 
 
 def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
-    plan, stores = talk_plan(chat_store), ((str(chat_store), ps.open_store(chat_store).version),)
+    plan, stores = talk_plan(chat_store), ((str(chat_store), bw.open_store(chat_store).version),)
     whole = open_rank(Opening(stores, plan, 6, Leg(ranks=1), 0))
     true, differences = _record(whole.get_batch(), whole, plan), []
     for rank, mine in enumerate((slice(0, 3), slice(3, 6))):

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.queue.find import open_provider
+import batchwright as bw
+from batchwright.queue.find import open_provider
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DIFFUSION = EXAMPLES / "char_diffusion"
@@ -27,7 +27,7 @@ def diffusion(**settings):
     """The example's provider, and the module that it is from."""
     given = [f"--{name}={value!r}" for name, value in settings.items()]
     provider = open_provider(
-        ps.load_config(DIFFUSION / "config" / "train_char_diffusion.py", given, data=DIFFUSION / "data")
+        bw.load_config(DIFFUSION / "config" / "train_char_diffusion.py", given, data=DIFFUSION / "data")
     )
     return provider, sys.modules[type(provider).__module__]
 
@@ -172,14 +172,14 @@ def test_training_and_validation_have_stages_of_their_own():
 )
 def test_a_bad_setting_is_refused_by_name(setting, said):
     config = DIFFUSION / "config" / "train_char_diffusion.py"
-    with pytest.raises(ps.SpecError, match=said):
-        ps.load_config(config, [f"--{setting}"], data=DIFFUSION / "data")
+    with pytest.raises(bw.SpecError, match=said):
+        bw.load_config(config, [f"--{setting}"], data=DIFFUSION / "data")
 
 
 def test_all_bad_settings_are_said_at_once():
     config = DIFFUSION / "config" / "train_char_diffusion.py"
-    with pytest.raises(ps.SpecError) as caught:
-        ps.load_config(config, ["--mask_probability=2.0", "--n_layer=0"], data=DIFFUSION / "data")
+    with pytest.raises(bw.SpecError) as caught:
+        bw.load_config(config, ["--mask_probability=2.0", "--n_layer=0"], data=DIFFUSION / "data")
     assert "mask_probability must be" in str(caught.value)
     assert "n_layer must be" in str(caught.value)
 
@@ -188,8 +188,8 @@ def test_a_text_shorter_than_a_row_is_refused(tmp_path):
     shutil.copytree(DIFFUSION, tmp_path / "project", ignore=shutil.ignore_patterns("queue", "out"))
     data = tmp_path / "project" / "data"
     (data / "char_diffusion" / "input.txt").write_text("Call me Ishmael. " * 10)
-    provider = open_provider(ps.load_config(DIFFUSION / "config" / "train_char_diffusion.py", data=data))
-    with pytest.raises(ps.SpecError, match="the val split has 17 characters, and a row needs block_size=64") as caught:
+    provider = open_provider(bw.load_config(DIFFUSION / "config" / "train_char_diffusion.py", data=data))
+    with pytest.raises(bw.SpecError, match="the val split has 17 characters, and a row needs block_size=64") as caught:
         provider.sample_batch("val", np.random.default_rng(0))
     assert "input.txt" in caught.value.where["file"]
 
@@ -198,7 +198,7 @@ def test_a_text_shorter_than_a_row_is_refused(tmp_path):
 
 
 def _start(folder, *words):
-    source = Path(ps.__file__).parent.parent
+    source = Path(bw.__file__).parent.parent
     search = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, *words],
@@ -228,7 +228,7 @@ def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, mon
                     if line.startswith("iter     4"):
                         break
                 killed.kill()
-            with ps.DatasetConsumer(folder / "data" / "char_diffusion", framework="numpy") as consumer:
+            with bw.DatasetConsumer(folder / "data" / "char_diffusion", framework="numpy") as consumer:
                 for _ in range(60):  # as if it had come further before it died: the first file is read and deleted
                     consumer.get_batch("train")
             with _start(folder, *command, *short) as train:
@@ -248,7 +248,7 @@ def test_the_two_commands_train_a_model_and_a_kill_leaves_no_trace(tmp_path, mon
 
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    config = ps.load_config("config/train_char_diffusion.py", [*short, "--out_dir=undisturbed"])
+    config = bw.load_config("config/train_char_diffusion.py", [*short, "--out_dir=undisturbed"])
     _train_in_this_process(config, monkeypatch, torch)
     ours, undisturbed = (torch.load(f"{out}/checkpoint.pt") for out in ("out", "undisturbed"))
     assert ours["consumer"] == undisturbed["consumer"]
@@ -261,8 +261,8 @@ def _train_in_this_process(config, monkeypatch, torch):
     """train.py, with a provider in this process and no queue."""
     import runpy
 
-    consumer = ps.DatasetConsumer(provider=open_provider(config), framework="torch")
-    monkeypatch.setattr(ps, "DatasetConsumer", lambda *_, **__: consumer)
+    consumer = bw.DatasetConsumer(provider=open_provider(config), framework="torch")
+    monkeypatch.setattr(bw, "DatasetConsumer", lambda *_, **__: consumer)
     threads = torch.get_num_threads()
     try:
         runpy.run_path("train.py")["main"](config)
@@ -274,7 +274,7 @@ def _train_in_this_process(config, monkeypatch, torch):
 
 
 def masked_words():
-    return open_provider(ps.load_config(EXAMPLES / "mlm" / "config" / "train_mlm.py", data=EXAMPLES / "mlm" / "data"))
+    return open_provider(bw.load_config(EXAMPLES / "mlm" / "config" / "train_mlm.py", data=EXAMPLES / "mlm" / "data"))
 
 
 def test_the_words_under_the_masks_make_true_sentences():
@@ -303,12 +303,12 @@ def test_padding_is_masked_from_attention_and_never_a_target():
 
 
 @pytest.mark.slow
-def test_penstock_run_trains_on_dicts_and_goes_on_where_it_was(tmp_path):
+def test_batchwright_run_trains_on_dicts_and_goes_on_where_it_was(tmp_path):
     pytest.importorskip("transformers")
     folder, losses = _project("mlm", tmp_path), {}
     for last in (40, 80):
         short = [f"--max_iters={last}", "--eval_interval=20"]
-        with _start(folder, "-m", "penstock", "run", "config/train_mlm.py", *short) as run:
+        with _start(folder, "-m", "batchwright", "run", "config/train_mlm.py", *short) as run:
             printed = run.communicate()[0]
         assert run.returncode == 0
         losses |= {int(n): float(loss) for n, loss in re.findall(r"^iter +(\d+)  val loss (\S+)$", printed, re.M)}

@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
-from penstock import exporting
-from penstock.exporting import FORMATS
+import batchwright as bw
+from batchwright import exporting
+from batchwright.exporting import FORMATS
 
 
 def export(store: Any, path: Path, to: str, **settings: Any) -> list[Path]:
-    return ps.export(store, path, to=to, **{"show_progress": False, **settings})
+    return bw.export(store, path, to=to, **{"show_progress": False, **settings})
 
 
-def adopt(path: Path, **settings: Any) -> ps.Store:
-    return ps.adopt(path, "bytes", show_progress=False, **settings)
+def adopt(path: Path, **settings: Any) -> bw.Store:
+    return bw.adopt(path, "bytes", show_progress=False, **settings)
 
 
 def documents(stream: Any) -> list[list[int]]:
@@ -39,7 +39,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("to", "last"), [("megatron", ".idx"), ("npy", ".npy")])
 def test_what_is_exported_and_adopted_again_is_the_same_stream(to, last, small_store, tmp_path):
-    before = ps.open_store(small_store)
+    before = bw.open_store(small_store)
     export(small_store, tmp_path, to)
     for name in before.names:
         for split in ("train", "val"):
@@ -61,7 +61,7 @@ def test_a_source_and_split_become_the_files_of_the_format(to, small_store, tmp_
 def test_rows_of_many_shards_are_in_the_order_of_the_store(to, sharded_store, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_TOKENS_AT_ONCE", 50)
     export(sharded_store, tmp_path, to, source="web", split="train")
-    stream = ps.open_store(sharded_store).stream("web")
+    stream = bw.open_store(sharded_store).stream("web")
     assert stream.info.num_shards > 3
     assert [row["tokens"] for row in rows_of(to, tmp_path)] == documents(stream)
 
@@ -72,13 +72,13 @@ def test_pieces_that_are_written_at_once_leave_no_seams(to, last, sharded_store,
     monkeypatch.setattr(exporting, "_DOCUMENTS_AT_ONCE", 3)
     export(sharded_store, tmp_path, to, source="web", split="train")
     again = adopt(tmp_path / f"web-train{last}", name="web").stream("web")
-    assert documents(again) == documents(ps.open_store(sharded_store).stream("web"))
+    assert documents(again) == documents(bw.open_store(sharded_store).stream("web"))
 
 
 def test_npy_files_open_with_numpy(small_store, tmp_path):
     export(small_store, tmp_path, "npy", source="notes", split="train")
     tokens, offsets = np.load(tmp_path / "notes-train.npy"), np.load(tmp_path / "notes-train.offsets.npy")
-    stream = ps.open_store(small_store).stream("notes")
+    stream = bw.open_store(small_store).stream("notes")
     assert (tokens.dtype, offsets.dtype) == (np.uint16, np.int64)
     assert [tokens[a:b].tolist() for a, b in itertools.pairwise(offsets)] == documents(stream)
 
@@ -93,7 +93,7 @@ def rows_of(to: str, folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("to", ["parquet", "jsonl"])
 def test_rows_have_source_file_row_tokens_and_text(to, small_store, tmp_path):
     export(small_store, tmp_path, to, source="web", split="val")
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     stream = store.stream("web", "val")
     rows = rows_of(to, tmp_path)
     assert len(rows) == stream.num_documents
@@ -112,9 +112,9 @@ def test_rows_have_source_file_row_tokens_and_text(to, small_store, tmp_path):
 
 @pytest.mark.parametrize("to", ["parquet", "jsonl"])
 def test_text_is_null_where_the_tokenizer_cannot_decode(to, tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["abc"], name="web")
-    recipe.prepare_step(ps.tokenize(lambda text: [len(text)], vocab_size=9))
-    ps.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["abc"], name="web")
+    recipe.prepare_step(bw.tokenize(lambda text: [len(text)], vocab_size=9))
+    bw.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
     export(tmp_path / "s", tmp_path / "out", to)
     assert [(row["tokens"], row["text"]) for row in rows_of(to, tmp_path / "out")] == [([3], None)]
 
@@ -125,7 +125,7 @@ def test_text_is_without_the_id_that_ends_the_document(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     tokenizer.add_special_tokens(["<eos>"])
     np.array([0, 1, 2, 1, 2], np.uint16).tofile(tmp_path / "web.bin")
-    store = ps.adopt(tmp_path / "web.bin", tokenizer, show_progress=False)
+    store = bw.adopt(tmp_path / "web.bin", tokenizer, show_progress=False)
     export(store, tmp_path / "out", "jsonl")
     assert [(row["tokens"], row["text"]) for row in rows_of("jsonl", tmp_path / "out")] == [
         ([0, 1, 2], "one two"),
@@ -135,7 +135,7 @@ def test_text_is_without_the_id_that_ends_the_document(tmp_path):
 
 def test_uint32_becomes_int32_for_megatron(tmp_path):
     np.array([1, 70_000, 2, 0], np.uint32).tofile(tmp_path / "web.bin")
-    big = ps.adopt(tmp_path / "web.bin", lambda text: [], vocab_size=70_001, eos=2, show_progress=False)
+    big = bw.adopt(tmp_path / "web.bin", lambda text: [], vocab_size=70_001, eos=2, show_progress=False)
     export(big, tmp_path / "out", "megatron")
     assert np.fromfile(tmp_path / "out" / "web-train.bin", np.int32).tolist() == [1, 70_000, 2, 0]
     assert (tmp_path / "out" / "web-train.idx").read_bytes()[17] == 4
@@ -152,8 +152,8 @@ def test_an_adopted_store_is_exported_like_a_baked_one(small_store, tmp_path):
 
 
 def test_streams_without_documents_are_left_out(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["one"], name="web").holdout(1e-9)
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "s", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["one"], name="web").holdout(1e-9)
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "s", workers=0, show_progress=False)
     assert [path.name for path in export(tmp_path / "s", tmp_path / "out", "jsonl")] == ["web-train.jsonl"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_there_is_not_written_over_unless_forced(to, small_store, tmp_pa
     first = export(small_store, tmp_path, to, source="notes")
     first[-1].write_bytes(b"mine")
     before = {path: path.read_bytes() for path in first}
-    with pytest.raises(ps.SpecError, match="exists, and is left as it is") as caught:
+    with pytest.raises(bw.SpecError, match="exists, and is left as it is") as caught:
         export(small_store, tmp_path, to, source="notes")
     assert caught.value.where["file"] in first
     assert "--force" in str(caught.value.remedy)
@@ -191,16 +191,16 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(small_store, tmp_pa
     ],
 )
 def test_what_is_not_there_is_refused_by_name(settings, headline, remedy, small_store, tmp_path):
-    with pytest.raises(ps.SpecError, match=headline) as caught:
+    with pytest.raises(bw.SpecError, match=headline) as caught:
         export(small_store, tmp_path / "out", **settings)
     assert remedy in str(caught.value.remedy)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_store_is_not_exported_into(small_store, tmp_path):
-    store = Path(shutil.copytree(ps.open_store(small_store).path, tmp_path / "copy.store"))
+    store = Path(shutil.copytree(bw.open_store(small_store).path, tmp_path / "copy.store"))
     before = sorted(store.rglob("*"))
-    with pytest.raises(ps.SpecError, match=r"copy\.store is a store, and is left as it is") as caught:
+    with pytest.raises(bw.SpecError, match=r"copy\.store is a store, and is left as it is") as caught:
         export(store, store, to="npy", force=True)
     assert caught.value.where["parameter"] == "path"
     assert sorted(store.rglob("*")) == before
@@ -208,20 +208,20 @@ def test_a_store_is_not_exported_into(small_store, tmp_path):
 
 def test_a_file_in_place_of_the_folder_is_refused(small_store, tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(ps.SpecError, match="is a file"):
+    with pytest.raises(bw.SpecError, match="is a file"):
         export(small_store, tmp_path / "out", "npy")
     assert (tmp_path / "out").read_text() == "mine"
 
 
 FULL = """
 import pickle, resource, sys
-import penstock as ps
+import batchwright as bw
 import pyarrow.parquet
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 for to in sys.argv[3:]:
     try:
-        ps.export(sys.argv[1], sys.argv[2] + to, to=to, source="web", show_progress=False)
-    except ps.PenstockError as error:
+        bw.export(sys.argv[1], sys.argv[2] + to, to=to, source="web", show_progress=False)
+    except bw.BatchwrightError as error:
         sys.stdout.write(pickle.dumps(error).hex() + "\\n")
 """
 
@@ -230,7 +230,7 @@ def test_a_full_disk_is_said_and_nothing_is_left_behind(small_store, tmp_path):
     command = [sys.executable, "-c", FULL, str(small_store), f"{tmp_path}/", *FORMATS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     errors = [pickle.loads(bytes.fromhex(line)) for line in done.stdout.split()]
-    assert [type(error) for error in errors] == [ps.OutOfSpaceError] * len(FORMATS), done.stderr
+    assert [type(error) for error in errors] == [bw.OutOfSpaceError] * len(FORMATS), done.stderr
     assert {error.remedy for error in errors} == {"free some space and export again: nothing was left behind"}
     assert all(names(tmp_path / to) == [] for to in FORMATS)
 
@@ -238,12 +238,12 @@ def test_a_full_disk_is_said_and_nothing_is_left_behind(small_store, tmp_path):
 BOUNDED = """
 import os, resource, sys
 import numpy as np
-import penstock as ps
+import batchwright as bw
 import pyarrow.parquet
 
 def there_and_back(name, to):
-    store = ps.adopt(name, "bytes", dtype="uint32", to=name + to + ".store", show_progress=False)
-    ps.export(store, name + to, to=to, show_progress=False)
+    store = bw.adopt(name, "bytes", dtype="uint32", to=name + to + ".store", show_progress=False)
+    bw.export(store, name + to, to=to, show_progress=False)
 
 os.chdir(sys.argv[1])
 np.arange(100, dtype=np.uint32).tofile("small.bin")
@@ -296,12 +296,12 @@ print(json.dumps({"read": read, "borders": dataset.document_indices.tolist()}))
 def test_megatron_core_reads_ours_and_we_read_theirs(small_store, tmp_path):
     """In a process of its own: importing it warns and registers things, and it may live in another environment."""
     beside = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"  # what `make bench-peers` builds
-    python = os.environ.get("PENSTOCK_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
+    python = os.environ.get("BATCHWRIGHT_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
     has_it = subprocess.run([python, "-W", "ignore", "-c", "import torch, megatron.core"], capture_output=True)
     if has_it.returncode:
         pytest.skip(
             "NOT COMPARED WITH MEGATRON: `make bench-peers` builds an environment that has it; "
-            "$PENSTOCK_PEERS_PYTHON can name another one"
+            "$BATCHWRIGHT_PEERS_PYTHON can name another one"
         )
     export(small_store, tmp_path, "megatron", source="web", split="train")
     done = subprocess.run(
@@ -311,7 +311,7 @@ def test_megatron_core_reads_ours_and_we_read_theirs(small_store, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    stream = ps.open_store(small_store).stream("web")
+    stream = bw.open_store(small_store).stream("web")
     assert said["read"] == documents(stream)
     assert said["borders"] == list(range(stream.num_documents + 1))
     theirs = adopt(tmp_path / "theirs", name="web")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.files import (
+import batchwright as bw
+from batchwright.files import (
     exclusive,
     inside,
     is_in_use,
@@ -79,7 +79,7 @@ def test_temporary_names_are_hidden_unique_and_known(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from penstock.files import exclusive, shared
+from batchwright.files import exclusive, shared
 if sys.argv[1] == "exclusive":
     with exclusive(Path(sys.argv[2]), doing="baking into"):
         print("held", flush=True)
@@ -98,7 +98,7 @@ def hold():
     def start(kind: str, path: Path) -> subprocess.Popen:
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD, kind, str(path)],
-            env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -117,7 +117,7 @@ def hold():
 def test_a_second_writer_is_told_who_the_first_is(tmp_path, hold):
     other = hold("exclusive", tmp_path / ".lock")
     with (
-        pytest.raises(ps.BusyError, match=f"another process is baking into {tmp_path}") as caught,
+        pytest.raises(bw.BusyError, match=f"another process is baking into {tmp_path}") as caught,
         exclusive(tmp_path / ".lock", doing="baking into"),
     ):
         pass
@@ -182,14 +182,14 @@ def test_names_inside_a_folder(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["..", "../a", "a/../b", "a/..", "/etc/passwd", "a\0b", ""])
 def test_names_that_leave_a_folder_are_refused(tmp_path, name):
-    with pytest.raises(ps.StoreError, match="leaves its folder") as caught:
+    with pytest.raises(bw.StoreError, match="leaves its folder") as caught:
         inside(tmp_path, name)
     assert caught.value.where["folder"] == tmp_path
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_one_clear_error(tmp_path, number):
-    with pytest.raises(ps.OutOfSpaceError, match="no space left while writing") as caught, out_of_space_at(tmp_path):
+    with pytest.raises(bw.OutOfSpaceError, match="no space left while writing") as caught, out_of_space_at(tmp_path):
         raise OSError(number, os.strerror(number))
     assert caught.value.where["folder"] == tmp_path
     assert "run the same call again" in caught.value.remedy

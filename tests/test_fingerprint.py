@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.fingerprint import fingerprint, fingerprint_bytes, fingerprint_file, function_fingerprint
+import batchwright as bw
+from batchwright.fingerprint import fingerprint, fingerprint_bytes, fingerprint_file, function_fingerprint
 
 
 def name_of(function) -> str:
@@ -37,7 +37,7 @@ def test_values_are_equal_whatever_the_order_of_keys():
 def test_fingerprints_are_pinned():
     # They name units, versions and plans on disk: if they change, every store is baked again.
     assert fingerprint({"a": [1, "é", 2.5, None, True]}) == "fdfdd13dee895c79d44c1622e062e7fc"
-    assert fingerprint_bytes(b"penstock") == "c6932a2f07b073d6763ffab4001f7bdf"
+    assert fingerprint_bytes(b"batchwright") == "c6932a2f07b073d6763ffab4001f7bdf"
 
 
 def test_a_part_of_a_file_is_named_by_its_bytes(tmp_path):
@@ -67,7 +67,7 @@ def test_lambdas_written_alike_on_other_lines_are_equal():
 def test_names_are_the_same_in_every_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import re\nfrom penstock.fingerprint import function_fingerprint\n"
+        "import re\nfrom batchwright.fingerprint import function_fingerprint\n"
         "WORDS = {'a', 'b', 'c', 'd'}\nPATTERN = re.compile('x')\n"
         "class Box:\n    def __init__(self): self.x = {1: 'a', 'b': WORDS}\n"
         "    def __call__(self, row): return self.x\n"
@@ -75,7 +75,7 @@ def test_names_are_the_same_in_every_process(tmp_path):
         "print(function_fingerprint(lambda row: helper(row) or Box()(row), name='f'))\n"
         "print(function_fingerprint(Box(), name='f'))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     runs = {
         subprocess.run(
             [sys.executable, script],
@@ -320,7 +320,7 @@ def test_a_cached_function_is_what_it_wraps():
 )
 def test_where_it_cannot_be_known_the_error_asks_for_a_version(value, kind):
     function = lambda row: value
-    with pytest.raises(ps.SpecError, match=f"cannot tell when f has changed: it uses a {kind}") as caught:
+    with pytest.raises(bw.SpecError, match=f"cannot tell when f has changed: it uses a {kind}") as caught:
         name_of(function)
     assert caught.value.where == {"function": "f"}
     assert "version='1'" in caught.value.remedy

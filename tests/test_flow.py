@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.flow import Flow, Task
-from penstock.loaders.planning import open_flow
-from penstock.loaders.pretrain import make_plan
-from penstock.order.schedule import Order
-from penstock.plans import streams_for_plan
+import batchwright as bw
+from batchwright.flow import Flow, Task
+from batchwright.loaders.planning import open_flow
+from batchwright.loaders.pretrain import make_plan
+from batchwright.order.schedule import Order
+from batchwright.plans import streams_for_plan
 
 
 def flow_of(store, plan):
@@ -58,7 +58,7 @@ def test_rows_beyond_the_data_repeat_the_last_row_with_weight_0():
 @pytest.mark.parametrize("store", ["small_store", "sharded_store"])
 @pytest.mark.parametrize("weights", [None, {"web": 0.5, "notes": 0.5}])
 def test_rows_are_those_that_the_documents_have(store, weights, request, slow_rows):
-    opened = ps.open_store(request.getfixturevalue(store))
+    opened = bw.open_store(request.getfixturevalue(store))
     plan = make_plan(opened, 16, seed=7, weights=weights)
     flow, slow = flow_of(opened, plan), slow_rows(opened, plan)
     block = flow.make(Task(0, 1, 1500, range(1500), 1500), fresh)  # three epochs, with rows over shard borders and ends
@@ -68,7 +68,7 @@ def test_rows_are_those_that_the_documents_have(store, weights, request, slow_ro
 
 
 def test_small_shards_hold_the_rows_that_one_shard_holds_apart(sharded_store):
-    flow = flow_of(ps.open_store(sharded_store), make_plan(ps.open_store(sharded_store), 16, seed=7))
+    flow = flow_of(bw.open_store(sharded_store), make_plan(bw.open_store(sharded_store), 16, seed=7))
     assert sum(len(rows.stream.shard_tokens) for rows in flow.windows) > 20
     located = flow.locate(Task(0, 1, 500, range(500), 500))
     assert len(located.apart) > 10  # rows over the border of a shard: the ones that the gather cannot take whole
@@ -77,7 +77,7 @@ def test_small_shards_hold_the_rows_that_one_shard_holds_apart(sharded_store):
 @pytest.mark.parametrize("store", ["small_store", "sharded_store"])
 @pytest.mark.parametrize("weights", [None, {"web": 0.8, "notes": 0.2}])
 def test_sources_that_are_found_together_are_gathered_as_one_by_one(store, weights, request):
-    opened = ps.open_store(request.getfixturevalue(store))
+    opened = bw.open_store(request.getfixturevalue(store))
     flow = flow_of(opened, make_plan(opened, 16, seed=7, weights=weights))
     task = Task(0, 1, 1500, range(1500), 1500)
     together = flow.make(task, fresh).tokens
@@ -87,7 +87,7 @@ def test_sources_that_are_found_together_are_gathered_as_one_by_one(store, weigh
 
 
 def test_a_task_can_be_made_in_parts(sharded_store):
-    store = ps.open_store(sharded_store)
+    store = bw.open_store(sharded_store)
     flow = flow_of(store, make_plan(store, 16, seed=7))
     located = flow.locate(Task(30, 5, 40, range(40), 40))
     whole = located.make(0, 200, fresh).tokens
@@ -97,7 +97,7 @@ def test_a_task_can_be_made_in_parts(sharded_store):
 
 
 def test_rows_that_all_lie_over_a_border_are_read_one_by_one(sharded_store, slow_rows):
-    store = ps.open_store(sharded_store)
+    store = bw.open_store(sharded_store)
     plan = make_plan(store, 16, seed=7)
     flow, slow = flow_of(store, plan), slow_rows(store, plan)
     apart = flow.locate(Task(0, 1, 500, range(500), 500)).apart[:5].tolist()
@@ -107,7 +107,7 @@ def test_rows_that_all_lie_over_a_border_are_read_one_by_one(sharded_store, slow
 
 
 def test_several_threads_get_the_same_rows(small_store):
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     flow = flow_of(store, make_plan(store, 16, seed=7))
     tasks = [Task(12 * n, 1, 12, range(12), 12) for n in range(60)]
     expected = [flow.make(task, fresh).tokens for task in tasks]
@@ -135,7 +135,7 @@ def test_sources_of_the_users_own_are_gathered_by_number():
 
 
 def test_a_task_without_rows_gives_none(small_store):
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     flow = flow_of(store, make_plan(store, 16, seed=7))
     assert flow.make(Task(0, 3, 2, range(1, 1), 2), fresh).tokens.shape == (0, 17)
     flow = Flow([Numbers("up", 6)], Order({"up": 6}, seed=0))

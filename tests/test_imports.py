@@ -1,4 +1,4 @@
-"""What may import what, which names are public, and that `import penstock` brings no framework along."""
+"""What may import what, which names are public, and that `import batchwright` brings no framework along."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import batchwright
 
-PACKAGE = Path(penstock.__file__).parent
+PACKAGE = Path(batchwright.__file__).parent
 
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
@@ -50,30 +50,30 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "demo": EVERYTHING,
 }
 EXCEPTIONS = {
-    ("store/reader.py", "penstock.prepare.tokenizers"): "a store decodes its own tokens",
-    ("exporting.py", "penstock.prepare.chat.spans"): "what the numbers of roles and parts mean",
-    ("loaders/pretrain.py", "penstock.streaming"): "PretrainDataLoader over raw files",
-    ("loaders/conversation.py", "penstock.streaming"): "ConversationDataLoader over raw files",
-    ("loaders/base.py", "penstock.adapters.torch"): "batches of tensors",
-    ("loaders/cursor.py", "penstock.adapters.torch"): "loader.torch()",
-    ("plan.py", "penstock.order.schedule"): "plan.order",
-    ("plan.py", "penstock.order.sweep"): "plan.order",
-    ("plan.py", "penstock.order.lanes"): "plan.order",
-    ("plan.py", "penstock.order.epochs"): "plan.order",
-    ("plan.py", "penstock.order.split"): "a plan says at which step a cap binds",
-    ("plan.py", "penstock.loaders.amending"): "plan.amend()",
-    ("loaders/base.py", "penstock.adapters.jax"): "batches of JAX arrays",
-    ("loaders/base.py", "penstock.adapters.mlx"): "batches of MLX arrays",
-    ("loaders/mixed_shards.py", "penstock.adapters.torch_pool"): "ds.loader()",
-    ("types.py", "penstock.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
-    ("buffer/batch.py", "penstock.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
-    ("loaders/rollout_batches.py", "penstock.adapters.*"): "columns of rollouts as tensors",
-    ("types.py", "penstock.looking"): "a notebook shows a batch",
-    ("buffer/reads.py", "penstock.loaders.rows"): "buffer.loader()",
-    ("queue/consumer.py", "penstock.adapters.*"): "batches of tensors, JAX and MLX arrays, and pinned memory",
-    ("queue/provider.py", "penstock.adapters.torch"): "rng_framework = 'torch'",
-    ("shards/find.py", "penstock.order.draw"): "directories are mixed as sources are",
-    ("__init__.py", "penstock.*"): "public names, each from its home",
+    ("store/reader.py", "batchwright.prepare.tokenizers"): "a store decodes its own tokens",
+    ("exporting.py", "batchwright.prepare.chat.spans"): "what the numbers of roles and parts mean",
+    ("loaders/pretrain.py", "batchwright.streaming"): "PretrainDataLoader over raw files",
+    ("loaders/conversation.py", "batchwright.streaming"): "ConversationDataLoader over raw files",
+    ("loaders/base.py", "batchwright.adapters.torch"): "batches of tensors",
+    ("loaders/cursor.py", "batchwright.adapters.torch"): "loader.torch()",
+    ("plan.py", "batchwright.order.schedule"): "plan.order",
+    ("plan.py", "batchwright.order.sweep"): "plan.order",
+    ("plan.py", "batchwright.order.lanes"): "plan.order",
+    ("plan.py", "batchwright.order.epochs"): "plan.order",
+    ("plan.py", "batchwright.order.split"): "a plan says at which step a cap binds",
+    ("plan.py", "batchwright.loaders.amending"): "plan.amend()",
+    ("loaders/base.py", "batchwright.adapters.jax"): "batches of JAX arrays",
+    ("loaders/base.py", "batchwright.adapters.mlx"): "batches of MLX arrays",
+    ("loaders/mixed_shards.py", "batchwright.adapters.torch_pool"): "ds.loader()",
+    ("types.py", "batchwright.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
+    ("buffer/batch.py", "batchwright.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
+    ("loaders/rollout_batches.py", "batchwright.adapters.*"): "columns of rollouts as tensors",
+    ("types.py", "batchwright.looking"): "a notebook shows a batch",
+    ("buffer/reads.py", "batchwright.loaders.rows"): "buffer.loader()",
+    ("queue/consumer.py", "batchwright.adapters.*"): "batches of tensors, JAX and MLX arrays, and pinned memory",
+    ("queue/provider.py", "batchwright.adapters.torch"): "rng_framework = 'torch'",
+    ("shards/find.py", "batchwright.order.draw"): "directories are mixed as sources are",
+    ("__init__.py", "batchwright.*"): "public names, each from its home",
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
 MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo")
@@ -94,7 +94,7 @@ PUBLIC = [
     "MixedDataLoader",
     "NotReadyError",
     "OutOfSpaceError",
-    "PenstockError",
+    "BatchwrightError",
     "Plan",
     "PlanError",
     "PretrainDataLoader",
@@ -150,8 +150,10 @@ def imports_of(file: Path) -> list[tuple[str, bool]]:
             found.extend((alias.name, is_lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}, line {node.lineno}: a relative import; write the whole name"
-            names = [f"penstock.{alias.name}" for alias in node.names]  # `from penstock import store` names a place
-            found.extend((name, is_lazy) for name in (names if node.module == "penstock" else [node.module or ""]))
+            names = [
+                f"batchwright.{alias.name}" for alias in node.names
+            ]  # `from batchwright import store` names a place
+            found.extend((name, is_lazy) for name in (names if node.module == "batchwright" else [node.module or ""]))
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
             "import_module",
             "__import__",
@@ -166,7 +168,7 @@ def imports_of(file: Path) -> list[tuple[str, bool]]:
 
 
 def _text_of(name: ast.expr) -> str:
-    """What is written of a name that is put together when the program runs: `penstock.adapters.*`."""
+    """What is written of a name that is put together when the program runs: `batchwright.adapters.*`."""
     parts = name.values if isinstance(name, ast.JoinedStr) else [name]
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
 
@@ -188,9 +190,9 @@ def against_the_map(package: Path) -> list[str]:
             if top in FRAMEWORKS_AT_THE_EDGE and place not in MAY_NAME_A_FRAMEWORK:
                 broken.append(f"{name} imports {module}: only adapters name a framework")
             met = rest.partition(".")[0]
-            met = penstock._HOME.get(met, met)  # `from penstock import bake` is an import of baking
+            met = batchwright._HOME.get(met, met)  # `from batchwright import bake` is an import of baking
             is_exception = (name, module) in EXCEPTIONS and is_lazy
-            if top == "penstock" and met in (*MAY_IMPORT, "*") and met not in MAY_IMPORT[place] and not is_exception:
+            if top == "batchwright" and met in (*MAY_IMPORT, "*") and met not in MAY_IMPORT[place] and not is_exception:
                 broken.append(f"{name} imports {module}: against the map")
     return broken
 
@@ -207,17 +209,17 @@ def test_every_exception_in_the_map_is_still_needed():
 @pytest.mark.parametrize(
     ("name", "code", "broken"),
     [
-        ("order/mix.py", "from penstock.store.reader import Store", "order/mix.py imports penstock.store.reader"),
-        ("order/mix.py", "import penstock.store", "order/mix.py imports penstock.store"),
-        ("order/mix.py", "from penstock import store", "order/mix.py imports penstock.store"),
-        ("order/mix.py", "from penstock import bake", "order/mix.py imports penstock.bake"),
-        ("spec.py", "import importlib\nimportlib.import_module(f'penstock.{x}')", "spec.py imports penstock.*"),
-        ("spec.py", "def f():\n    from penstock.flow import Flow", "spec.py imports penstock.flow"),
-        ("baking/run.py", "from penstock.loaders import DataLoader", "baking/run.py imports penstock.loaders"),
+        ("order/mix.py", "from batchwright.store.reader import Store", "order/mix.py imports batchwright.store.reader"),
+        ("order/mix.py", "import batchwright.store", "order/mix.py imports batchwright.store"),
+        ("order/mix.py", "from batchwright import store", "order/mix.py imports batchwright.store"),
+        ("order/mix.py", "from batchwright import bake", "order/mix.py imports batchwright.bake"),
+        ("spec.py", "import importlib\nimportlib.import_module(f'batchwright.{x}')", "spec.py imports batchwright.*"),
+        ("spec.py", "def f():\n    from batchwright.flow import Flow", "spec.py imports batchwright.flow"),
+        ("baking/run.py", "from batchwright.loaders import DataLoader", "baking/run.py imports batchwright.loaders"),
         ("deliver/ranks.py", "import torch.distributed", "deliver/ranks.py imports torch.distributed"),
         ("flow.py", "def f():\n    import jax", "flow.py imports jax"),
         ("flow.py", "from importlib import import_module\nimport_module('mlx.core')", "flow.py imports mlx.core"),
-        ("loaders/base.py", "import penstock.adapters.torch", "loaders/base.py imports penstock.adapters.torch"),
+        ("loaders/base.py", "import batchwright.adapters.torch", "loaders/base.py imports batchwright.adapters.torch"),
         ("viewer/page.py", "", "viewer/page.py: viewer is not in the map"),
     ],
 )
@@ -245,21 +247,23 @@ def frameworks_loaded_by(code: str, *paths: Path) -> list[str]:
     return ran.stdout.split()
 
 
-def test_importing_penstock_loads_no_framework():
-    assert frameworks_loaded_by("import penstock") == []
+def test_importing_batchwright_loads_no_framework():
+    assert frameworks_loaded_by("import batchwright") == []
 
 
 def test_using_every_public_name_loads_no_framework():
-    assert frameworks_loaded_by("import penstock; [getattr(penstock, name) for name in penstock.__all__]") == []
+    assert (
+        frameworks_loaded_by("import batchwright; [getattr(batchwright, name) for name in batchwright.__all__]") == []
+    )
 
 
 def test_the_check_for_frameworks_can_fail(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, tmp_path / "batchwright", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "torch.py").touch()  # a stand-in, so that this needs no torch
-    assert frameworks_loaded_by("import penstock", tmp_path) == []
-    with (tmp_path / "penstock" / "__init__.py").open("a") as file:
+    assert frameworks_loaded_by("import batchwright", tmp_path) == []
+    with (tmp_path / "batchwright" / "__init__.py").open("a") as file:
         file.write("\nimport torch\n")
-    assert frameworks_loaded_by("import penstock", tmp_path) == ["torch"]
+    assert frameworks_loaded_by("import batchwright", tmp_path) == ["torch"]
 
 
 # The public surface
@@ -272,18 +276,18 @@ def modules() -> list[str]:
 
 def test_the_public_names_are_the_chosen_ones():
     assert sorted(PUBLIC) == PUBLIC
-    assert penstock.__all__ == PUBLIC
+    assert batchwright.__all__ == PUBLIC
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_resolves_and_is_listed(name):
-    assert getattr(penstock, name) is not None
-    assert name in dir(penstock)
+    assert getattr(batchwright, name) is not None
+    assert name in dir(batchwright)
 
 
 def test_a_name_that_is_not_public_is_refused_by_name():
-    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'bakery'"):
-        penstock.bakery  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'batchwright' has no attribute 'bakery'"):
+        batchwright.bakery  # noqa: B018
 
 
 @pytest.mark.parametrize("module", modules())
@@ -298,6 +302,6 @@ def test_every_module_says_what_is_public_in_it(module):
     "folder", sorted(file.parent.relative_to(PACKAGE) for file in PACKAGE.glob("*/**/__init__.py"))
 )
 def test_no_name_hides_a_folder(folder):
-    module = importlib.import_module(".".join(["penstock", *folder.parts]))
-    parent = importlib.import_module(".".join(["penstock", *folder.parts[:-1]]))
+    module = importlib.import_module(".".join(["batchwright", *folder.parts]))
+    parent = importlib.import_module(".".join(["batchwright", *folder.parts[:-1]]))
     assert getattr(parent, folder.name) is module

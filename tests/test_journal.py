@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import journal as module
-from penstock.errors import BusyError, OutOfSpaceError, StoreError
-from penstock.journal import HEAD_BYTES, Journal, read_head, read_records, salvage_records
+from batchwright import journal as module
+from batchwright.errors import BusyError, OutOfSpaceError, StoreError
+from batchwright.journal import HEAD_BYTES, Journal, read_head, read_records, salvage_records
 
 ID = bytes(range(16))
 PAYLOADS = [b"first", b"", b"a third one"]
@@ -114,7 +114,7 @@ def test_a_journal_cut_at_any_byte_of_its_last_record_has_those_before_it_and_go
         cut.write_bytes(whole[:size])
         assert payloads(cut) == PAYLOADS[:2]
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "penstock"):
+        with caplog.at_level(logging.WARNING, "batchwright"):
             journal = Journal.open_to_append(cut)
         assert [f"removed {size - last_begins} bytes" in text for text in caplog.messages] == [True] * (
             size > last_begins
@@ -164,7 +164,7 @@ def test_a_reader_beside_a_writer_sees_every_record_once_and_whole(tmp_path):
     path = tmp_path / "a.log"
     Journal.create(path, 1, ID).close()
     script = (
-        "import sys; from pathlib import Path; from penstock.journal import Journal\n"
+        "import sys; from pathlib import Path; from batchwright.journal import Journal\n"
         "journal = Journal.open_to_append(Path(sys.argv[1]))\n"
         "for n in range(1, 3001): journal.write(n, str(n).encode() * (n % 700))\n"
     )
@@ -246,7 +246,7 @@ def test_a_record_that_is_missing_among_others_is_damage(path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "shorter than its header"), (b"penst", "shorter than its header"), (b"x" * 100, "this is no journal")],
+    [(b"", "shorter than its header"), (b"bwJOU", "shorter than its header"), (b"x" * 100, "this is no journal")],
 )
 def test_a_file_that_is_no_journal_is_refused(tmp_path, content, reason):
     (tmp_path / "a.log").write_bytes(content)
@@ -279,8 +279,8 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_it_goes_on_later(tmp_path)
     script = """
 import resource, signal, sys
 from pathlib import Path
-from penstock.journal import Journal, read_records
-from penstock.errors import OutOfSpaceError
+from batchwright.journal import Journal, read_records
+from batchwright.errors import OutOfSpaceError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
 journal = Journal.create(path, 1, bytes(16))

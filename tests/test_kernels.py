@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import kernels
-from penstock.kernels import jit, numba_or_none
+from batchwright import kernels
+from batchwright.kernels import jit, numba_or_none
 
 needs_numba = pytest.mark.skipif(numba_or_none() is None, reason="numba is not installed, or turned off")
 
@@ -15,7 +15,7 @@ def doubled(number):
 
 
 def test_an_environment_variable_turns_numba_off(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_NUMBA", "0")
+    monkeypatch.setenv("BATCHWRIGHT_NUMBA", "0")
     assert numba_or_none() is None
     assert jit(doubled) is None
 

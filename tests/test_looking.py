@@ -1,4 +1,4 @@
-"""`penstock.look`: every token of a batch as a person can read it, and which of them are trained."""
+"""`batchwright.look`: every token of a batch as a person can read it, and which of them are trained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import penstock as ps
-from penstock.looking import look
-from penstock.prepare.chat.spans import ROLES
+import batchwright as bw
+from batchwright.looking import look
+from batchwright.prepare.chat.spans import ROLES
 
 LEGEND = "⟦trained⟧  ⟨special token⟩  ↵ newline"
 USER, ASSISTANT = ROLES.index("user"), ROLES.index("assistant")
@@ -43,7 +43,7 @@ def batch_of(*rows, alignment="next", pad_left=False, framework=np.asarray, **fi
     weight = weight.astype(np.float32)
     metadata = fields.pop("metadata", {})
     arrays = {name: framework(values) for name, values in fields.items()}
-    return ps.TrainingBatch(*map(framework, (ids, real, labels, weight)), metadata, **arrays)
+    return bw.TrainingBatch(*map(framework, (ids, real, labels, weight)), metadata, **arrays)
 
 
 def shown(batch, **settings):
@@ -98,7 +98,7 @@ def test_padding_that_is_trained_is_shown_and_noted():
 
 def test_the_last_label_of_a_window_is_not_among_its_inputs():
     ids = np.frombuffer(b"abcd", np.uint8).astype(np.int64)[None]
-    batch = ps.TrainingBatch(ids[:, :-1], np.ones((1, 3)), ids[:, 1:])
+    batch = bw.TrainingBatch(ids[:, :-1], np.ones((1, 3)), ids[:, 1:])
     assert shown(batch) == ["", "row 0: 3 tokens, 3 trained", "  | a⟦bc⟧⟦d⟧(label only)"]
 
 
@@ -363,9 +363,9 @@ def test_jax_arrays_are_shown_as_arrays_are():
 
 @pytest.mark.parametrize("settings", [{}, {"alignment": "same"}, {"padding_side": "left"}, {"packing": "best_fit"}])
 def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path))
     turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    loader = ps.ConversationDataLoader(
+    loader = bw.ConversationDataLoader(
         [{"messages": turns}, {"messages": [*turns, *turns]}],
         "bytes",
         256,
@@ -375,7 +375,7 @@ def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tm
         check=False,
         **settings,
     )
-    lines = str(ps.look(loader.get_batch(), color=False)).split("\n")
+    lines = str(bw.look(loader.get_batch(), color=False)).split("\n")
     begin = lines.index("  user      | <|im_start|>user↵")
     assert lines[begin : begin + 4] == [
         "  user      | <|im_start|>user↵",
@@ -386,12 +386,12 @@ def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tm
 
 
 def test_whole_documents_side_by_side_are_learned_but_for_their_first_tokens(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["abcd", "xyz"], name="words").prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)
-    loader = ps.PretrainDataLoader(
+    recipe = bw.DatasetRecipe().add_ingredient(["abcd", "xyz"], name="words").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)
+    loader = bw.PretrainDataLoader(
         tmp_path / "a.store", chunk_size=8, packing="best_fit", batch_size=1, framework="numpy"
     )
-    assert str(ps.look(loader.get_batch(), color=False)).split("\n")[3:] == [
+    assert str(bw.look(loader.get_batch(), color=False)).split("\n")[3:] == [
         "row 0: words, position 0, 7 tokens, 5 trained, 1 of padding",
         "  -- sample 1: 4 tokens, 3 trained",
         "  | a⟦bcd⟧",
@@ -412,11 +412,11 @@ def test_whole_documents_side_by_side_are_learned_but_for_their_first_tokens(tmp
     ids=["no batch", "no rows", "rows", "width"],
 )
 def test_what_cannot_be_shown_is_refused(batch, settings, said):
-    with pytest.raises(ps.SpecError, match=said) as caught:
+    with pytest.raises(bw.SpecError, match=said) as caught:
         look(batch, **settings)
     assert caught.value.where["parameter"] in ("batch", "rows", "width")
 
 
 def test_characters_without_a_corpus_are_no_tokenizer():
-    with pytest.raises(ps.TokenizerError, match="does not say which characters"):
+    with pytest.raises(bw.TokenizerError, match="does not say which characters"):
         look(batch_of("a[b]"), tokenizer="chars")

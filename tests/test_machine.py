@@ -15,31 +15,31 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock import machine
+import batchwright as bw
+from batchwright import machine
 
-SOURCE = Path(ps.__file__).parent
+SOURCE = Path(bw.__file__).parent
 
 # The whole path, with workers in the bake and in the loader.
 CORE = """
 import sys
-import penstock as ps
-from penstock import machine
-from penstock.sources import units
+import batchwright as bw
+from batchwright import machine
+from batchwright.sources import units
 units._UNIT_ROWS = 20
 print("linux", machine.is_linux())
-recipe = ps.DatasetRecipe(seed=1).add_ingredient([f"document {n} " * (n % 5 + 1) for n in range(100)], name="a")
-recipe.prepare_step(lambda row: {"text": row["text"].upper()}).prepare_step(ps.tokenize("bytes", append_eos=True))
-store = ps.bake(recipe, sys.argv[1], workers=2, show_progress=False)
-loader = ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, seed=7, workers=2, framework="numpy")
+recipe = bw.DatasetRecipe(seed=1).add_ingredient([f"document {n} " * (n % 5 + 1) for n in range(100)], name="a")
+recipe.prepare_step(lambda row: {"text": row["text"].upper()}).prepare_step(bw.tokenize("bytes", append_eos=True))
+store = bw.bake(recipe, sys.argv[1], workers=2, show_progress=False)
+loader = bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, seed=7, workers=2, framework="numpy")
 print(store.fingerprint, [int(batch.input_ids.sum()) for batch in loader])
-print(next(ps.trace(sys.argv[1], loader, step=3)).text)
+print(next(bw.trace(sys.argv[1], loader, step=3)).text)
 assert machine.anonymous_bytes() > 1_000_000 and machine.cpu_count() >= 1
 """
 
 
 def run_core(to: Path, portable: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "PENSTOCK_PORTABLE": portable}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "BATCHWRIGHT_PORTABLE": portable}
     done = subprocess.run(
         [sys.executable, "-c", CORE, str(to)], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -90,7 +90,7 @@ def test_only_one_module_uses_what_only_linux_has():
 
 @pytest.fixture(params=["0", "1"], ids=["own", "portable"])
 def half(request, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_PORTABLE", request.param)
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", request.param)
     return request.param
 
 
@@ -117,7 +117,7 @@ def test_a_process_counts_the_cpus_it_may_use():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
 def test_affinity_limits_the_cpus_that_are_counted():
-    code = "import os; os.sched_setaffinity(0, {0}); from penstock.machine import cpu_count; print(cpu_count())"
+    code = "import os; os.sched_setaffinity(0, {0}); from batchwright.machine import cpu_count; print(cpu_count())"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "1\n"
@@ -217,7 +217,7 @@ only_where_linux_tells = pytest.mark.skipif(sys.platform != "linux", reason="ino
 @pytest.fixture
 def told(monkeypatch):
     """Linux tells, and nobody looks in the meantime."""
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "0")
     monkeypatch.setattr(machine, "_LOOK_SECONDS", 1e9)
 
 
@@ -344,7 +344,7 @@ def test_a_folder_that_is_replaced_is_watched_in_its_new_shape(tmp_path):
 
 @only_where_linux_tells
 def test_a_folder_renamed_further_up_ends_a_wait_that_has_begun(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "0")
     monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.1)
     folder = tmp_path / "above" / "watched"
     folder.mkdir(parents=True)
@@ -377,7 +377,7 @@ def test_nothing_happens_while_nothing_changes(tmp_path):
 
 
 def test_the_portable_half_naps_longer_and_longer_until_reset_or_a_change(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "1")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "1")
     naps: list[float] = []
 
     class NoSleep:
@@ -464,7 +464,7 @@ def test_no_descriptor_is_left_open(tmp_path):
 
 FORKED = """
 import os, sys
-from penstock import machine
+from batchwright import machine
 machine._LOOK_SECONDS = 1e9
 file = sys.argv[1] + "/a"
 open(file, "w").close()

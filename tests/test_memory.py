@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.memory import ALIGNMENT, BlockPool
+from batchwright.memory import ALIGNMENT, BlockPool
 
 # What a user may keep of a block instead of the block itself.
 KEPT = {
@@ -141,7 +141,7 @@ def test_the_count_of_an_unused_block_is_measured_on_this_interpreter():
     # 3.14 counts fewer references on the stack: with a number written down, a held block would look free there.
     code = (
         "import sys; real = sys.getrefcount; sys.getrefcount = lambda x: real(x) - 2\n"
-        "from penstock.memory import BlockPool\n"
+        "from batchwright.memory import BlockPool\n"
         "pool = BlockPool(); first = pool.take(2, 3); second = pool.take(2, 3)\n"
         "assert first.ctypes.data != second.ctypes.data, 'a held block was handed out'\n"
         "address = second.ctypes.data; del second\n"
@@ -153,7 +153,7 @@ def test_the_count_of_an_unused_block_is_measured_on_this_interpreter():
 def test_without_a_global_lock_nothing_is_reused():
     code = (
         "import sys; sys._is_gil_enabled = lambda: False\n"
-        "from penstock.memory import BlockPool\n"
+        "from batchwright.memory import BlockPool\n"
         "pool = BlockPool(); block = pool.take(2, 3); first = block.base; del block\n"
         "assert pool.take(2, 3).base is not first\n"
     )

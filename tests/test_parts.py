@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.parts import cut_rows
+import batchwright as bw
+from batchwright.parts import cut_rows
 
 
 def a_batch(framework: str = "numpy", **settings):
@@ -23,7 +23,7 @@ def a_batch(framework: str = "numpy", **settings):
         }
         for n in range(24)
     ]
-    return ps.RolloutDataLoader(rows, None, True, batch_size=24, framework=framework, **settings).get_batch()
+    return bw.RolloutDataLoader(rows, None, True, batch_size=24, framework=framework, **settings).get_batch()
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(50, 300))
@@ -79,7 +79,7 @@ def test_conversations_have_parts_too():
     rows = [
         {"messages": [{"role": "user", "content": "ab" * n}, {"role": "assistant", "content": "c"}]} for n in range(8)
     ]
-    loader = ps.ConversationDataLoader(rows, "bytes", 128, "chatml", batch_size=8, framework="numpy")
+    loader = bw.ConversationDataLoader(rows, "bytes", 128, "chatml", batch_size=8, framework="numpy")
     batch = loader.get_batch()
     parts = batch.parts(max_tokens=200)
     assert sum(part.loss_mask.sum() for part in parts) == batch.metadata["global_tokens"]
@@ -87,11 +87,11 @@ def test_conversations_have_parts_too():
 
 
 def test_a_row_that_is_longer_than_a_part_is_named():
-    with pytest.raises(ps.SpecError, match="max_tokens is 5") as error:
+    with pytest.raises(bw.SpecError, match="max_tokens is 5") as error:
         a_batch().parts(max_tokens=5)
     assert error.value.where["parameter"] == "max_tokens"
     assert "or more" in error.value.remedy
-    with pytest.raises(ps.SpecError) as error:
+    with pytest.raises(bw.SpecError) as error:
         a_batch().parts(max_tokens=0)
     assert error.value.where["parameter"] == "max_tokens"
 
@@ -100,9 +100,9 @@ def test_packed_rows_are_refused():
     rows = [
         {"messages": [{"role": "user", "content": "ab" * n}, {"role": "assistant", "content": "c"}]} for n in range(8)
     ]
-    loader = ps.ConversationDataLoader(
+    loader = bw.ConversationDataLoader(
         rows, "bytes", 256, "chatml", batch_size=2, packing="best_fit", framework="numpy"
     )
-    with pytest.raises(ps.SpecError, match="cu_seqlens") as error:
+    with pytest.raises(bw.SpecError, match="cu_seqlens") as error:
         loader.get_batch().parts(max_tokens=100)
     assert "cu_seqlens=False" in error.value.remedy

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.errors import PlanError, SpecError
-from penstock.plan import Plan, PlanSource
-from penstock.plans import find_plan, list_plans, streams_for_plan
+import batchwright as bw
+from batchwright.errors import PlanError, SpecError
+from batchwright.plan import Plan, PlanSource
+from batchwright.plans import find_plan, list_plans, streams_for_plan
 
 PLAN = Plan(
     row_tokens=2048,
@@ -74,8 +74,8 @@ def test_the_fingerprint_does_not_depend_on_where_the_store_lies(small_store, ow
 
 def test_the_fingerprint_depends_on_the_content(tmp_path, open_loader):
     def plan_over(text):
-        recipe = ps.DatasetRecipe().add_ingredient([text * 100], name="words").prepare_step(ps.tokenize("bytes"))
-        ps.bake(recipe, to=tmp_path / f"{text}.store", workers=0, show_progress=False)
+        recipe = bw.DatasetRecipe().add_ingredient([text * 100], name="words").prepare_step(bw.tokenize("bytes"))
+        bw.bake(recipe, to=tmp_path / f"{text}.store", workers=0, show_progress=False)
         return open_loader(tmp_path / f"{text}.store").plan
 
     one, two = plan_over("one"), plan_over("two")
@@ -123,12 +123,12 @@ def test_a_plan_of_an_unknown_order_version_is_refused_by_name(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
     path.write_text(path.read_text().replace('"order_version": 1', '"order_version": 2'))
-    with pytest.raises(PlanError, match="order version 2; this penstock knows version 1"):
+    with pytest.raises(PlanError, match="order version 2; this batchwright knows version 1"):
         Plan.load(path)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "no json", "[]", "{}", '{"penstock_plan": 99}', '{"penstock_plan": 1, "plan": {}}']
+    "content", ["", "no json", "[]", "{}", '{"batchwright_plan": 99}', '{"batchwright_plan": 1, "plan": {}}']
 )
 def test_what_is_not_a_plan_is_refused_by_name(tmp_path, content):
     path = tmp_path / "plan.json"
@@ -161,7 +161,7 @@ def test_opening_a_loader_keeps_its_plan_beside_the_store(own_store, open_loader
 
 
 def test_a_plan_goes_home_where_it_cannot_lie_beside_the_store(own_store, open_loader, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     (own_store / "plans").write_text("in the way")  # also root cannot make a folder here
     loader = open_loader(own_store)
     assert (tmp_path / "home" / "plans" / f"{loader.plan.fingerprint}.json").exists()
@@ -211,9 +211,9 @@ def test_what_cannot_mean_a_plan_is_refused(own_store, wrong):
 
 def test_a_plan_finds_its_content_in_an_older_version_of_the_store(own_store, raw, open_loader):
     plan = open_loader(own_store).plan
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "code" / "*.txt", name="web").prepare_step(ps.tokenize("bytes"))
-    new = ps.bake(recipe, to=own_store, workers=0, show_progress=False)
-    assert ps.open_store(own_store).version == new.version
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "code" / "*.txt", name="web").prepare_step(bw.tokenize("bytes"))
+    new = bw.bake(recipe, to=own_store, workers=0, show_progress=False)
+    assert bw.open_store(own_store).version == new.version
     assert streams_for_plan(own_store, plan)["web"].store.version != new.version
     assert open_loader(own_store, plan=plan).plan == plan
 
@@ -221,8 +221,8 @@ def test_a_plan_finds_its_content_in_an_older_version_of_the_store(own_store, ra
 def test_a_damaged_version_does_not_hide_the_older_one_that_a_plan_needs(own_store, open_loader):
     loader = open_loader(own_store)
     for text in ("second", "third"):
-        recipe = ps.DatasetRecipe().add_ingredient([text * 40], name="other").prepare_step(ps.tokenize("bytes"))
-        newest = ps.bake(recipe, to=own_store, workers=0, show_progress=False)
+        recipe = bw.DatasetRecipe().add_ingredient([text * 40], name="other").prepare_step(bw.tokenize("bytes"))
+        newest = bw.bake(recipe, to=own_store, workers=0, show_progress=False)
         if text == "second":
             (newest.folder / "manifest.json").write_text("{")
     assert streams_for_plan(own_store, loader.plan)["web"].store.version == loader.store.version
@@ -230,9 +230,9 @@ def test_a_damaged_version_does_not_hide_the_older_one_that_a_plan_needs(own_sto
 
 def test_a_plan_whose_content_is_gone_is_refused_by_source(own_store, small_store, tmp_path, open_loader):
     plan = open_loader(own_store).plan
-    recipe = ps.DatasetRecipe().add_ingredient(["other text"], name="web").prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(["other text"], name="web").prepare_step(bw.tokenize("bytes"))
     other = tmp_path / "other.store"
-    ps.bake(recipe, to=other, workers=0, show_progress=False)
+    bw.bake(recipe, to=other, workers=0, show_progress=False)
     with pytest.raises(PlanError, match=f"has the content of plan {plan.fingerprint}") as caught:
         open_loader(other, plan=plan)
     assert "web (train)" in caught.value.where["source"]
@@ -248,18 +248,20 @@ def test_a_plan_works_over_a_store_that_has_moved(own_store, tmp_path, open_load
 
 
 def test_runs_that_open_at_once_are_all_recorded(tmp_path, own_store):
-    code = "import sys, penstock as ps; ps.PretrainDataLoader(sys.argv[1], chunk_size=9, batch_size=int(sys.argv[2]))"
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    code = (
+        "import sys, batchwright as bw; bw.PretrainDataLoader(sys.argv[1], chunk_size=9, batch_size=int(sys.argv[2]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     command = [sys.executable, "-c", code, str(own_store)]
     runs = [subprocess.Popen([*command, str(batch_size)], env=environment) for batch_size in range(1, 7)]
     assert [run.wait(timeout=60) for run in runs] == [0] * 6
-    plan = ps.PretrainDataLoader(own_store, chunk_size=9, batch_size=1).plan
+    plan = bw.PretrainDataLoader(own_store, chunk_size=9, batch_size=1).plan
     kept = Plan.load(own_store / "plans" / f"{plan.fingerprint}.json")
     assert sorted(run[0][2] for run in kept.runs) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_damaged_plan_file_does_not_keep_a_run_from_starting(own_store, open_loader, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     plan = open_loader(own_store, chunk_size=9).plan
     (own_store / "plans" / f"{plan.fingerprint}.json").write_text("")
     assert open_loader(own_store, chunk_size=9).plan == plan

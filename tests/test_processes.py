@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-import penstock as ps
-from penstock.processes import Worker
+import batchwright as bw
+from batchwright.processes import Worker
 
 
 def ask(worker: Worker, *task: object) -> object:
@@ -51,10 +51,10 @@ def test_a_worker_takes_nothing_from_standard_input_and_keeps_the_environment(mo
 
 def test_an_error_of_ours_arrives_with_all_it_says():
     def fail():
-        raise ps.SourceError("bad row", file="a.jsonl", line=3, remedy="mend it")
+        raise bw.SourceError("bad row", file="a.jsonl", line=3, remedy="mend it")
 
     with Worker(fail, doing="here") as worker:
-        with pytest.raises(ps.SourceError, match="bad row") as caught:
+        with pytest.raises(bw.SourceError, match="bad row") as caught:
             ask(worker)
         assert caught.value.where == {"file": "a.jsonl", "line": 3}
         assert caught.value.remedy == "mend it"
@@ -76,12 +76,12 @@ def test_any_other_error_says_its_kind_its_text_and_where_it_was_raised(error):
         raise error
 
     with Worker(fail, doing="here") as worker:
-        with pytest.raises(ps.WorkerError) as caught:
+        with pytest.raises(bw.WorkerError) as caught:
             ask(worker)
         assert caught.value.headline == f"{type(error).__name__}: {error}"
         assert "in fail" in caught.value.where["traceback"]
         worker.send()  # it goes on working
-        with pytest.raises(ps.WorkerError):
+        with pytest.raises(bw.WorkerError):
             worker.receive()
 
 
@@ -96,9 +96,9 @@ def test_an_error_or_answer_that_cannot_travel_is_an_error_that_can():
         raise Unpicklable("own text")
 
     with Worker(fail, doing="here") as worker:
-        with pytest.raises(ps.WorkerError, match="Unpicklable: own text"):
+        with pytest.raises(bw.WorkerError, match="Unpicklable: own text"):
             ask(worker, "error")
-        with pytest.raises(ps.WorkerError, match="TypeError: cannot pickle"):
+        with pytest.raises(bw.WorkerError, match="TypeError: cannot pickle"):
             ask(worker, "answer")
 
 
@@ -109,7 +109,7 @@ def test_a_module_that_a_worker_cannot_find_is_named(tmp_path, monkeypatch):
 
     monkeypatch.undo()
     with Worker(module_that_goes.function, doing="here") as worker:
-        with pytest.raises(ps.WorkerError, match="No module named 'module_that_goes'") as caught:
+        with pytest.raises(bw.WorkerError, match="No module named 'module_that_goes'") as caught:
             ask(worker)
         assert "workers=0" in caught.value.remedy
     del sys.modules["module_that_goes"]
@@ -118,7 +118,7 @@ def test_a_module_that_a_worker_cannot_find_is_named(tmp_path, monkeypatch):
 def test_what_cannot_be_sent_is_refused_before_a_process_starts(monkeypatch):
     monkeypatch.setattr("subprocess.Popen", None)
     lock = threading.Lock()
-    with pytest.raises(ps.SpecError, match=r"cannot be sent to worker processes: .*lock") as caught:
+    with pytest.raises(bw.SpecError, match=r"cannot be sent to worker processes: .*lock") as caught:
         Worker(lambda: lock, doing="here")
     assert caught.value.where == {"parameter": "workers"}
 
@@ -126,14 +126,14 @@ def test_what_cannot_be_sent_is_refused_before_a_process_starts(monkeypatch):
 def test_a_worker_that_dies_says_how():
     with Worker(lambda: os.kill(os.getpid(), signal.SIGKILL), doing="of this test") as worker:
         with pytest.raises(
-            ps.WorkerError, match=r"a worker of this test \(pid \d+\) died: killed by signal 9"
+            bw.WorkerError, match=r"a worker of this test \(pid \d+\) died: killed by signal 9"
         ) as caught:
             ask(worker)
         assert caught.value.remedy == "if memory ran out, use fewer workers"
         worker.send()  # no error: the next answer says it
-        with pytest.raises(ps.WorkerError, match="died"):
+        with pytest.raises(bw.WorkerError, match="died"):
             worker.receive()
-    with Worker(lambda: os._exit(3), doing="here") as worker, pytest.raises(ps.WorkerError, match="exit code 3"):
+    with Worker(lambda: os._exit(3), doing="here") as worker, pytest.raises(bw.WorkerError, match="exit code 3"):
         ask(worker)
 
 

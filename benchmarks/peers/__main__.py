@@ -3,11 +3,11 @@
     make bench-peers                                      builds the environment, then everything
     python -m benchmarks.peers --out tables.md            everything, about 20 minutes on two quiet cores
     python -m benchmarks.peers --quick                    one short round: noisy, shows that all of it runs
-    python -m benchmarks.peers --only load_grain bake     the peers and parts whose file names begin so, and penstock
+    python -m benchmarks.peers --only load_grain bake     the peers and parts whose file names begin so, and batchwright
     python -m benchmarks.peers --only mix                 mixtures of 4 sources
     python -m benchmarks.peers --only bake --large        baking of 200 MB instead of 24
 
-A peer that cannot be installed or fails stays in the table, and its row says why. A peer that is in no row, or penstock
+A peer that cannot be installed or fails stays in the table; its row says why. A peer that is in no row, or batchwright
 without numbers, makes the exit code 1.
 """
 
@@ -27,7 +27,7 @@ from benchmarks.peers.source import version_of
 from benchmarks.peers.table import Row, missing, spread
 
 _PACKAGES = (
-    "penstock", "numpy", "pyarrow", "torch", "torchdata", "tokenizers", "tiktoken", "datasets", "mosaicml-streaming",
+    "batchwright", "numpy", "pyarrow", "torch", "torchdata", "tokenizers", "tiktoken", "datasets", "mosaicml-streaming",
     "litdata", "webdataset", "grain", "megatron-core", "pylance", "datatrove",
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ def loading_claim(rows: Sequence[Row]) -> str:
                 ratios[row.name] = loading.ratios(row)
         if ratios:
             name = min(ratios, key=lambda name: sorted(ratios[name])[len(ratios[name]) // 2])
-            lines.append(f"- the fastest that resumes exactly, {what}, is {name}: penstock is "
+            lines.append(f"- the fastest that resumes exactly, {what}, is {name}: batchwright is "
                          f"{spread(ratios[name], '.2f')} times as fast")  # fmt: skip
     return "\n".join(lines)
 

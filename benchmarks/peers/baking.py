@@ -37,7 +37,7 @@ class Baker:
 
 
 BAKERS = (
-    Baker("bake_penstock", "penstock", ("bpe", "lower", "bytes")),
+    Baker("bake_batchwright", "batchwright", ("bpe", "lower", "bytes")),
     Baker("bake_datasets", "datasets.map"),
     Baker("bake_datatrove", "datatrove"),
     Baker("bake_mosaic", "MDSWriter script"),
@@ -78,7 +78,11 @@ def _bake_once(baker: Baker, kind: str, corpus: Corpus, expected: list[str] | No
     """Bake into an empty folder, and compare all documents where `expected` says what they must be."""
     scratch = Path(tempfile.mkdtemp(prefix="bake-", dir=bench_home() / "peers"))
     try:
-        home = {"PENSTOCK_HOME": str(scratch / "home"), "HF_HOME": str(scratch / "hf"), "XDG_CACHE_HOME": str(scratch)}
+        home = {
+            "BATCHWRIGHT_HOME": str(scratch / "home"),
+            "HF_HOME": str(scratch / "hf"),
+            "XDG_CACHE_HOME": str(scratch),
+        }
         task = {
             "peer": baker.module,
             "documents": str(corpus.documents),
@@ -104,7 +108,7 @@ def _bake_once(baker: Baker, kind: str, corpus: Corpus, expected: list[str] | No
 
 def show_baking(rows: Sequence[Row], bakers: Sequence[Baker]) -> str:
     """The table: bakers first, the encoders alone after them, then those that could not run, with the reason."""
-    ours = next((row for row in rows if row.name == "penstock" and row.why_not is None), None)
+    ours = next((row for row in rows if row.name == "batchwright" and row.why_not is None), None)
     alone = {baker.name for baker in bakers if baker.is_encoder}
     lines, failed = [], []
     for row in sorted(rows, key=lambda row: (row.name in alone, row.middle("seconds") or 0)):
@@ -125,5 +129,5 @@ def show_baking(rows: Sequence[Row], bakers: Sequence[Baker]) -> str:
                 row.last("version"),
             ]
         )
-    header = ["", "M tokens/s", "MB/s", "seconds", "penstock over it", "peak RSS, MB", "version"]
+    header = ["", "M tokens/s", "MB/s", "seconds", "batchwright over it", "peak RSS, MB", "version"]
     return markdown(header, [*lines, *failed])

@@ -15,7 +15,7 @@ from benchmarks.peers.table import Row, markdown, spread
 
 __all__ = ["OURS", "PEERS", "Peer", "measure_loading", "ratios", "show_loading", "warm"]
 
-OURS = "penstock"
+OURS = "batchwright"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Peer:
 
 
 PEERS = (
-    Peer("load_penstock", OURS),
+    Peer("load_batchwright", OURS),
     Peer("load_numpy", "hand-written NumPy (the limit)", (0,)),
     Peer("load_stateful", "torch StatefulDataLoader, `__getitems__`"),
     Peer("load_torch", "torch DataLoader, a sample at a time"),
@@ -94,15 +94,15 @@ def measure_loading(
 
 
 def _tokens() -> tuple[Path, Path]:
-    """penstock's store, and the same tokens as a bare file."""
-    import penstock as ps
+    """batchwright's store, and the same tokens as a bare file."""
+    import batchwright as bw
     from benchmarks.data import corpus_store
 
     store = corpus_store()
     token_file = bench_home() / "tokens-200000000.u16"
     if not token_file.exists():
         part = token_file.with_suffix(".part")
-        ps.open_store(store).stream("code").shard(0).tokens.tofile(part)
+        bw.open_store(store).stream("code").shard(0).tokens.tofile(part)
         part.rename(token_file)
     return store, token_file
 
@@ -176,7 +176,7 @@ def show_loading(rows: Sequence[Row]) -> str:
     header = [
         "",
         "M tokens/s",
-        "penstock over it",
+        "batchwright over it",
         "first batch, s",
         "resume at 50 %, s",
         "exact",

@@ -20,7 +20,7 @@ NUM_SOURCES = 4
 WEIGHTS = [0.125, 0.208, 0.292, 0.375]
 
 MIXERS = (
-    Peer("mix_penstock", OURS, (0,)),
+    Peer("mix_batchwright", OURS, (0,)),
     Peer("mix_litdata", "LitData CombinedStreamingDataset", (0,)),
     Peer("mix_hf", "HF interleave_datasets, map-style", (0,)),
     Peer("mix_hf_iterable", "HF interleave_datasets, iterable", (0,)),
@@ -66,12 +66,12 @@ def measure_mixing(
 
 
 def _tokens() -> tuple[Path, list[Path]]:
-    """penstock's store, and the same tokens as a bare file for each source."""
-    import penstock as ps
+    """batchwright's store, and the same tokens as a bare file for each source."""
+    import batchwright as bw
     from benchmarks.data import mixture_store
 
     store = mixture_store(NUM_SOURCES)
-    opened, files = ps.open_store(store), []
+    opened, files = bw.open_store(store), []
     for name in opened.names:
         files.append(bench_home() / f"mixture-{NUM_SOURCES}" / f"{name}.u16")
         if not files[-1].exists():
@@ -99,5 +99,5 @@ def show_mixing(rows: Sequence[Row]) -> str:
                 row.last("version"),
             ]
         )
-    header = ["", "M tokens/s", "penstock over it", "first batch, s", "peak RSS (anonymous), MB", "version"]
+    header = ["", "M tokens/s", "batchwright over it", "first batch, s", "peak RSS (anonymous), MB", "version"]
     return markdown(header, [*lines, *failed])

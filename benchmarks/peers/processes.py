@@ -21,7 +21,7 @@ _LOOK_EVERY_SECONDS = 0.1
 
 def run_child(task: dict[str, Any], *, limit_seconds: float = 600, env: dict[str, str] | None = None) -> dict[str, Any]:
     """What the child found, with "peak_mb" and "anonymous_mb" of it and its workers; or {"error": one line}."""
-    with tempfile.TemporaryDirectory(prefix="penstock-peers-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="batchwright-peers-") as scratch:
         out, task_file, log = Path(scratch, "out.json"), Path(scratch, "task.json"), Path(scratch, "log")
         with log.open("wb") as writer:
             spawned = time.monotonic()

@@ -18,8 +18,8 @@ SEED = 7
 
 
 def bench_home() -> Path:
-    """$PENSTOCK_BENCH, or a folder in the system's temporary folder."""
-    return Path(os.environ.get("PENSTOCK_BENCH") or Path(tempfile.gettempdir()) / "penstock-bench").absolute()
+    """$BATCHWRIGHT_BENCH, or a folder in the system's temporary folder."""
+    return Path(os.environ.get("BATCHWRIGHT_BENCH") or Path(tempfile.gettempdir()) / "batchwright-bench").absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Source:
     """The tokens, and the folder where one peer keeps its own copy of them."""
 
     store: Path
-    """penstock's store."""
+    """batchwright's store."""
     token_file: Path
     """The same tokens as bare uint16 numbers."""
     folder: Path

@@ -1,7 +1,7 @@
-"""Make batches until Ctrl-C: `python prepare.py config/train_char_diffusion.py`, the same as `penstock prepare`."""
+"""Make batches until Ctrl-C: `python prepare.py config/train_char_diffusion.py`, the same as `batchwright prepare`."""
 
 import sys
 
-from penstock.cli.main import main
+from batchwright.cli.main import main
 
 sys.exit(main(["prepare", *sys.argv[1:]]))

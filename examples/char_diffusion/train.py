@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import penstock as ps
+import batchwright as bw
 
 
 class Block(nn.Module):
@@ -102,7 +102,7 @@ def show_samples(model, consumer):
 def main(config):
     torch.set_num_threads(config.num_threads)  # how a sum is split decides its last bit
     torch.manual_seed(config.seed)
-    consumer = ps.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="torch")
+    consumer = bw.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="torch")
     model = Denoiser(consumer.meta["vocab_size"], config.block_size, config.n_layer, config.n_head, config.n_embd)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
     checkpoint, first = Path(config.out_dir, "checkpoint.pt"), 0
@@ -142,4 +142,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    main(ps.load_config(sys.argv[1], sys.argv[2:]))
+    main(bw.load_config(sys.argv[1], sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""Train a small BERT on batches that are dicts: `penstock run config/train_mlm.py` starts this and the provider."""
+"""Train a small BERT on batches that are dicts: `batchwright run config/train_mlm.py` starts this and the provider."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-import penstock as ps
+import batchwright as bw
 
 QUESTIONS = ["three plus four is [MASK] .", "nine minus [MASK] is two .", "eight [MASK] eight is sixteen ."]
 
@@ -15,7 +15,7 @@ QUESTIONS = ["three plus four is [MASK] .", "nine minus [MASK] is two .", "eight
 def main(config):
     torch.set_num_threads(1)  # how a sum is split decides its last bit
     torch.manual_seed(0)
-    consumer = ps.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="torch")
+    consumer = bw.DatasetConsumer(config.data_dir, config.batch_size, config.block_size, framework="torch")
     words = consumer.meta["words"]
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     no_dropout = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # nothing random to keep in a checkpoint
@@ -60,4 +60,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    main(ps.load_config(sys.argv[1], sys.argv[2:]))
+    main(bw.load_config(sys.argv[1], sys.argv[2:]))

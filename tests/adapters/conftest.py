@@ -19,5 +19,5 @@ def values():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of about three steps, and orders computed for about nine: a pass then takes many of both."""
-    monkeypatch.setattr("penstock.loaders.stream._BLOCK_BYTES", 3 * 12 * 17 * 8)
-    monkeypatch.setattr("penstock.loaders.stream._LOCATED_ROWS", 9 * 12)
+    monkeypatch.setattr("batchwright.loaders.stream._BLOCK_BYTES", 3 * 12 * 17 * 8)
+    monkeypatch.setattr("batchwright.loaders.stream._LOCATED_ROWS", 9 * 12)

@@ -19,21 +19,21 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-import penstock.adapters.torch as adapter
-from penstock.assemble.batch import Fields
-from penstock.assemble.rows import RowSpec, plan_rows
-from penstock.assemble.samples import SampleRows
-from penstock.buffer import DatasetBuffer
-from penstock.flow import Flow
-from penstock.loaders import DataLoader
-from penstock.loaders.mixed_shards import StreamingMixedShardDataset
-from penstock.loaders.rollout import RolloutDataLoader
-from penstock.memory import BlockPool
-from penstock.order.schedule import Order
-from penstock.plan import Plan, PlanSource
-from penstock.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
-from penstock.queue.schema import fields_of
-from penstock.types import TrainingBatch
+import batchwright.adapters.torch as adapter
+from batchwright.assemble.batch import Fields
+from batchwright.assemble.rows import RowSpec, plan_rows
+from batchwright.assemble.samples import SampleRows
+from batchwright.buffer import DatasetBuffer
+from batchwright.flow import Flow
+from batchwright.loaders import DataLoader
+from batchwright.loaders.mixed_shards import StreamingMixedShardDataset
+from batchwright.loaders.rollout import RolloutDataLoader
+from batchwright.memory import BlockPool
+from batchwright.order.schedule import Order
+from batchwright.plan import Plan, PlanSource
+from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
+from batchwright.queue.schema import fields_of
+from batchwright.types import TrainingBatch
 
 NUM_ROWS, ROW_TOKENS, BATCH_ROWS = 20_000, 512, 32
 SLEEP_CYCLES = 400_000_000  # a good tenth of a second: copies queued behind it cannot have begun

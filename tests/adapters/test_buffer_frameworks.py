@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import penstock as ps
-from penstock.adapters import jax as jax_adapter
-from penstock.adapters import mlx as mlx_adapter
-from penstock.adapters import torch as torch_adapter
-from penstock.buffer.batch import RowBatch
-from penstock.buffer.schema import Field, Numbers, Schema
-from penstock.errors import SpecError
+import batchwright as bw
+from batchwright.adapters import jax as jax_adapter
+from batchwright.adapters import mlx as mlx_adapter
+from batchwright.adapters import torch as torch_adapter
+from batchwright.buffer.batch import RowBatch
+from batchwright.buffer.schema import Field, Numbers, Schema
+from batchwright.errors import SpecError
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -41,7 +41,7 @@ def buffer():
     """Row n of 20 has the number n, the array [n, n, n] and the text "row n"."""
     numbers = np.arange(20)
     obs = np.repeat(numbers.astype(np.float32)[:, None], 3, axis=1)
-    made = ps.DatasetBuffer()
+    made = bw.DatasetBuffer()
     for first in (0, 8):  # in two pieces
         rows = slice(first, 8 if not first else 20)
         made.extend({"n": numbers[rows], "obs": obs[rows], "text": [f"row {n}" for n in numbers[rows]]})
@@ -250,7 +250,7 @@ def test_a_whole_buffer_is_arrays_and_lists(buffer, framework, array):
 
 
 def test_tensors_of_rows_in_one_run_are_over_the_same_memory_which_later_changes_do_not_touch():
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     buffer.extend({"n": np.arange(3)})
     tensor = buffer.to_torch()["n"]
     assert tensor.data_ptr() == buffer.to_numpy()["n"].ctypes.data
@@ -259,15 +259,15 @@ def test_tensors_of_rows_in_one_run_are_over_the_same_memory_which_later_changes
 
 
 def test_tensors_of_rows_that_lie_in_a_file_are_copies(tmp_path):
-    with ps.DatasetBuffer({"n": np.arange(3)}, path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer({"n": np.arange(3)}, path=tmp_path / "buffer") as buffer:
         buffer.commit("one")
-    with ps.DatasetBuffer(path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "buffer") as buffer:
         buffer.at("one").to_torch()["n"][:] = -1  # a write into a mapped file would end the process
         assert buffer.at("one").to_numpy()["n"].tolist() == [0, 1, 2]
 
 
 def test_writing_into_a_loaders_tensors_does_not_change_the_buffer():
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     buffer.extend({"n": np.arange(3)})
     buffer.loader(batch_size=3, framework="torch").get_batch()["n"][:] = -1
     assert buffer.to_numpy()["n"].tolist() == [0, 1, 2]

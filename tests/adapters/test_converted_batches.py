@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from penstock.adapters.jax import JaxBlocks  # where one is missing, this says what to install
-from penstock.adapters.mlx import MlxBlocks
+from batchwright.adapters.jax import JaxBlocks  # where one is missing, this says what to install
+from batchwright.adapters.mlx import MlxBlocks
 
 BLOCKS = {"jax": JaxBlocks, "mlx": MlxBlocks}
 MODULES = {"jax": "jaxlib", "mlx": "mlx"}

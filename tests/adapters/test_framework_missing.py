@@ -8,29 +8,29 @@ import textwrap
 
 import pytest
 
-from penstock.errors import SpecError
+from batchwright.errors import SpecError
 
 
 @pytest.mark.parametrize(("framework", "module"), [("jax", "jax"), ("mlx", "mlx.core")])
 def test_where_a_framework_is_missing_the_error_is_the_command_that_installs_it(small_store, framework, module):
     code = f"""
         import sys
-        import penstock as ps
+        import batchwright as bw
         sys.modules["{module}"] = None         # importing it now fails, as where it is not installed
         try:
-            ps.PretrainDataLoader(sys.argv[1], chunk_size=16, framework="{framework}")
-        except ps.MissingExtraError as error:
+            bw.PretrainDataLoader(sys.argv[1], chunk_size=16, framework="{framework}")
+        except bw.MissingExtraError as error:
             assert isinstance(error, ImportError)
             print(error)
-        print(ps.PretrainDataLoader(sys.argv[1], chunk_size=16).framework)
+        print(bw.PretrainDataLoader(sys.argv[1], chunk_size=16).framework)
     """
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(small_store)], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
-        f"penstock.adapters.{framework} needs {framework}, which is not installed",
-        f"  try        pip install 'penstock[{framework}]'",
+        f"batchwright.adapters.{framework} needs {framework}, which is not installed",
+        f"  try        pip install 'batchwright[{framework}]'",
         "numpy",
     ]
 

@@ -10,10 +10,10 @@ from torch.nn.functional import log_softmax, scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 from transformers import modeling_flash_attention_utils as flash
 
-import penstock as ps
-from penstock.adapters import hf
-from penstock.adapters.hf import feed, model_inputs
-from penstock.errors import SpecError
+import batchwright as bw
+from batchwright.adapters import hf
+from batchwright.adapters.hf import feed, model_inputs
+from batchwright.errors import SpecError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
@@ -46,10 +46,10 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     store = tmp_path_factory.mktemp("sft") / "sft.store"
-    recipe = ps.DatasetRecipe().add_ingredient(CONVERSATIONS, name="sums")
-    ps.bake(recipe.prepare_step(ps.chat("bytes", "chatml")), to=store, workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(CONVERSATIONS, name="sums")
+    bw.bake(recipe.prepare_step(bw.chat("bytes", "chatml")), to=store, workers=0, show_progress=False)
     fixed = {"max_length": MAX_LENGTH, "batch_size": 4, "check": False}
-    return lambda **given: ps.ConversationDataLoader(store, **(fixed | given))
+    return lambda **given: bw.ConversationDataLoader(store, **(fixed | given))
 
 
 def model(attention="sdpa"):
@@ -151,7 +151,7 @@ def test_flash_attention_is_told_where_samples_begin(opened, monkeypatch):
 
 def test_preference_pairs_are_refused(tmp_path):
     pairs = [{"prompt": question(n), "chosen": answer(n), "rejected": "no"} for n in range(8)]
-    loader = ps.ConversationDataLoader(pairs, "bytes", MAX_LENGTH, "chatml", check=False)
+    loader = bw.ConversationDataLoader(pairs, "bytes", MAX_LENGTH, "chatml", check=False)
     with pytest.raises(SpecError, match="would learn the rejected answers too") as caught:
         trainer_of(model(), loader, tmp_path)
     assert "collate_fn" in caught.value.remedy
@@ -179,7 +179,7 @@ def test_packed_rows_are_refused_by_a_transformers_that_does_not_keep_samples_ap
 
 def test_a_weight_that_the_trainer_does_not_know_is_said(tmp_path, caplog):
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", "weight": 0.5}]
-    loader = ps.ConversationDataLoader([{"messages": said}] * 8, "bytes", MAX_LENGTH, "chatml", check=False)
-    with caplog.at_level(logging.WARNING, "penstock"):
+    loader = bw.ConversationDataLoader([{"messages": said}] * 8, "bytes", MAX_LENGTH, "chatml", check=False)
+    with caplog.at_level(logging.WARNING, "batchwright"):
         trainer_of(model(), loader, tmp_path)
     assert "learned with weight 1" in caplog.text

@@ -13,8 +13,8 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from penstock.adapters.hf import feed
-from penstock.errors import PlanError, SpecError
+from batchwright.adapters.hf import feed
+from batchwright.errors import PlanError, SpecError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
@@ -143,7 +143,7 @@ def test_the_state_is_in_the_trainers_own_file(opened, checkpoint):
     saved = json.loads((checkpoint / "trainer_state.json").read_text())
     expected = opened()
     expected.seek(step=10)
-    assert saved["stateful_callbacks"]["penstock.loader"] == expected.state_dict()
+    assert saved["stateful_callbacks"]["batchwright.loader"] == expected.state_dict()
 
 
 # What is refused
@@ -170,7 +170,7 @@ def test_a_loader_of_more_ranks_than_the_trainer_has_is_refused(opened, made):
 def test_a_checkpoint_without_a_loaders_state_is_refused_and_the_cursor_stays(opened, made, checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     saved = json.loads((tmp_path / "trainer_state.json").read_text())
-    del saved["stateful_callbacks"]["penstock.loader"]
+    del saved["stateful_callbacks"]["batchwright.loader"]
     (tmp_path / "trainer_state.json").write_text(json.dumps(saved))
     loader = opened()
     loader.seek(step=2)
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_another_plan_is_refused_and_the_cursor_stays(opened, ma
 
 
 def test_where_transformers_is_missing_the_error_is_the_command_that_installs_it():
-    code = "import sys; sys.modules['transformers'] = sys.modules['torch'] = None; import penstock.adapters.hf"
+    code = "import sys; sys.modules['transformers'] = sys.modules['torch'] = None; import batchwright.adapters.hf"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError" in ran.stderr
-    assert "pip install 'penstock[trainers]'" in ran.stderr
+    assert "pip install 'batchwright[trainers]'" in ran.stderr

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.adapters.jax import JaxBlocks
+from batchwright.adapters.jax import JaxBlocks
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_a_batch_of_jax_arrays_cannot_be_pinned(opened):
 
 def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
     code = """
-        import sys, jax, penstock as ps
+        import sys, jax, batchwright as bw
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         one, two = jax.devices()
-        loader = ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=12, seed=7, framework="jax")
+        loader = bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=12, seed=7, framework="jax")
         def where(batch):
             return [sorted(d.id for d in batch[name].devices()) for name in batch]
         assert where(loader.get_batch()) == [[0]] * 4

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.adapters import jax as jax_adapter
-from penstock.adapters import mlx as mlx_adapter
-from penstock.adapters import torch as torch_adapter
-from penstock.errors import SpecError
-from penstock.memory import BlockPool
-from penstock.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
-from penstock.queue.schema import DTYPES, fields_of
+from batchwright.adapters import jax as jax_adapter
+from batchwright.adapters import mlx as mlx_adapter
+from batchwright.adapters import torch as torch_adapter
+from batchwright.errors import SpecError
+from batchwright.memory import BlockPool
+from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
+from batchwright.queue.schema import DTYPES, fields_of
 
 ADAPTERS = {"torch": torch_adapter, "jax": jax_adapter, "mlx": mlx_adapter}
 in_every_framework = pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.types import TrainingBatch
+from batchwright.types import TrainingBatch
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_convert
 
-from penstock.errors import PlanError, SpecError
-from penstock.types import TrainingBatch
+from batchwright.errors import PlanError, SpecError
+from batchwright.types import TrainingBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
@@ -125,7 +125,7 @@ def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(opened,
     expected = [values(batch) for batch in opened().get_iterator()]
     dataset = loader.torch()
     assert [values(batch) for batch in DataLoader(dataset, batch_size=None, num_workers=1)] == expected
-    from penstock.adapters.torch import _with_tensors
+    from batchwright.adapters.torch import _with_tensors
 
     assert _with_tensors(loader, alone=True).workers == 0
     assert loader.workers == 2

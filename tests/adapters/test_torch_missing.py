@@ -19,9 +19,9 @@ def run(code, store):
 
 OPEN = """
     import sys
-    import penstock as ps
+    import batchwright as bw
     def open(**given):
-        return ps.PretrainDataLoader(sys.argv[1], chunk_size=16, **given)
+        return bw.PretrainDataLoader(sys.argv[1], chunk_size=16, **given)
 """
 
 
@@ -41,13 +41,13 @@ def test_where_torch_is_missing_the_error_is_the_command_that_installs_it(small_
         sys.modules["torch"] = None         # importing it now fails, as where it is not installed
         try:
             {asked}
-        except ps.MissingExtraError as error:
+        except bw.MissingExtraError as error:
             assert isinstance(error, ImportError)
             print(error)
         print(open().framework)
     """
     assert run(textwrap.dedent(OPEN) + textwrap.dedent(code), small_store) == [
-        "penstock.adapters.torch needs torch, which is not installed",
-        "  try        pip install 'penstock[torch]'",
+        "batchwright.adapters.torch needs torch, which is not installed",
+        "  try        pip install 'batchwright[torch]'",
         "numpy",
     ]

@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from penstock import MemoryLimitError, StreamingMixedShardDataset
-from penstock.errors import PlanError, SpecError
-from penstock.pool.memory import Needs
-from penstock.shards import row_bytes
+from batchwright import MemoryLimitError, StreamingMixedShardDataset
+from batchwright.errors import PlanError, SpecError
+from batchwright.pool.memory import Needs
+from batchwright.shards import row_bytes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # torch counts this machine's cores
@@ -363,7 +363,7 @@ SCRIPT = """
     import json, sys
     import numpy as np, torch
     from torch.utils.data import DataLoader
-    import penstock as ps
+    import batchwright as bw
 
     def mirrored(columns, which):
         return {**columns, "board": np.where(which[:, None] == 1, columns["board"][:, ::-1], columns["board"])}
@@ -372,7 +372,7 @@ SCRIPT = """
 
     if __name__ == "__main__":
         def opened():
-            return ps.StreamingMixedShardDataset(
+            return bw.StreamingMixedShardDataset(
                 json.loads(sys.argv[1]), ["all", "all"], 72, 50, random_seed=7, batch_size=8, augmentation=mirrored,
                 transform=lambda columns: {**columns, "twice": columns["id"] * 2},
             )
@@ -467,7 +467,7 @@ def test_abandoned_passes_leave_no_thread_and_no_file_open(opened, num_workers):
 
 
 def test_an_epoch_that_workers_read_before_is_warned_of(opened, capfd):
-    logging.getLogger("penstock").addHandler(handler := logging.StreamHandler())
+    logging.getLogger("batchwright").addHandler(handler := logging.StreamHandler())
     try:
         dataset = opened()
         loader = DataLoader(dataset, batch_size=None, num_workers=2)
@@ -482,7 +482,7 @@ def test_an_epoch_that_workers_read_before_is_warned_of(opened, capfd):
         ids_of(loader)
         assert "was read before" not in capfd.readouterr().err
     finally:
-        logging.getLogger("penstock").removeHandler(handler)
+        logging.getLogger("batchwright").removeHandler(handler)
 
 
 def test_a_state_beside_workers_is_warned_of(opened, caplog):
@@ -491,7 +491,7 @@ def test_a_state_beside_workers_is_warned_of(opened, caplog):
     dataset.state_dict()
     assert "is not in this state" not in caplog.text
     next(batches)
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         dataset.state_dict()
     assert "what they drew is not in this state" in caplog.text
     batches._shutdown_workers()
@@ -499,7 +499,7 @@ def test_a_state_beside_workers_is_warned_of(opened, caplog):
 
 def test_a_loader_that_follows_is_not_warned_of(opened, caplog):
     dataset = opened()
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         for batch in dataset.loader(num_workers=1):
             del batch
             dataset.state_dict()

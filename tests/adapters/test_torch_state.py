@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from penstock.errors import EndOfRun, PlanError, SpecError
+from batchwright.errors import EndOfRun, PlanError, SpecError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # torch counts this machine's cores

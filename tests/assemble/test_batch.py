@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.assemble.batch import Block, Fields, add_border_fields, constant_mask, mask_padding
+from batchwright.assemble.batch import Block, Fields, add_border_fields, constant_mask, mask_padding
 
 
 def block_of(tokens, weight=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.assemble.gather import gather_windows, windows_at
+from batchwright.assemble.gather import gather_windows, windows_at
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])

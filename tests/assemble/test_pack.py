@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.assemble.pack import PACK_VERSION, Packing, pack
-from penstock.errors import SpecError
+from batchwright.assemble.pack import PACK_VERSION, Packing, pack
+from batchwright.errors import SpecError
 
 METHODS = ["best_fit", "first_fit", "greedy"]
 

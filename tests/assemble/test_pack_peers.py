@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.assemble.pack import pack
+from batchwright.assemble.pack import pack
 
 pytestmark = pytest.mark.peers
 
@@ -55,11 +55,11 @@ def lengths_of(shape: str) -> np.ndarray:
 def rows_of_trl(tmp_path_factory) -> dict[str, dict[str, int]]:
     """In a process of its own, which may live in another environment: {shape: {"whole": rows, "windows": rows}}."""
     beside = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"  # what `make bench-peers` builds
-    python = os.environ.get("PENSTOCK_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
+    python = os.environ.get("BATCHWRIGHT_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
     if subprocess.run([python, "-W", "ignore", "-c", "from trl import pack_dataset"], capture_output=True).returncode:
         pytest.skip(
             "NOT COMPARED WITH TRL: `make bench-peers` builds an environment that has it; "
-            "$PENSTOCK_PEERS_PYTHON can name another one"
+            "$BATCHWRIGHT_PEERS_PYTHON can name another one"
         )
     folder = tmp_path_factory.mktemp("trl")
     np.savez(folder / "lengths.npz", **{shape: lengths_of(shape) for shape in SHAPES})

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.assemble.rows import RowSpec, SpanWeights, plan_rows
-from penstock.errors import SpecError
+from batchwright.assemble.rows import RowSpec, SpanWeights, plan_rows
+from batchwright.errors import SpecError
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.assemble.batch import Block, Fields, Padding, add_sample_fields, seqlens_of
-from penstock.assemble.rows import RowSpec, SpanWeights, plan_rows
-from penstock.assemble.samples import SampleRows
+from batchwright.assemble.batch import Block, Fields, Padding, add_sample_fields, seqlens_of
+from batchwright.assemble.rows import RowSpec, SpanWeights, plan_rows
+from batchwright.assemble.samples import SampleRows
 
 PAD = 999
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.assemble.gather import windows_at
-from penstock.assemble.window import JointWindows, WindowRows
-from penstock.errors import SpecError
+from batchwright.assemble.gather import windows_at
+from batchwright.assemble.window import JointWindows, WindowRows
+from batchwright.errors import SpecError
 
 
 class ListStream:

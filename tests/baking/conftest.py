@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.sources import units
-from penstock.store.layout import current_version, version_folder
+import batchwright as bw
+from batchwright.sources import units
+from batchwright.store.layout import current_version, version_folder
 
 
 def jsonl(numbers: range, word: str = "web") -> str:
@@ -46,11 +46,11 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def quiet_bake() -> Callable[..., ps.Store]:
-    """`ps.bake` in this process, without progress."""
+def quiet_bake() -> Callable[..., bw.Store]:
+    """`bw.bake` in this process, without progress."""
 
-    def bake(recipe: ps.DatasetRecipe, to: Path, **settings: object) -> ps.Store:
-        return ps.bake(recipe, to, **({"workers": 0, "show_progress": False} | settings))  # type: ignore[arg-type]
+    def bake(recipe: bw.DatasetRecipe, to: Path, **settings: object) -> bw.Store:
+        return bw.bake(recipe, to, **({"workers": 0, "show_progress": False} | settings))  # type: ignore[arg-type]
 
     return bake
 
@@ -81,7 +81,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if not from_stdin:
             script = str(tmp_path_factory.mktemp("script") / "script.py")
             Path(script).write_text(code)
-        source = str(Path(ps.__file__).parents[1])
+        source = str(Path(bw.__file__).parents[1])
         done = subprocess.run(
             [sys.executable, script, *map(str, arguments)],
             input=code if from_stdin else "",

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.store.verify import verify_store
+import batchwright as bw
+from batchwright.store.verify import verify_store
 
 
 def conversation(n):
@@ -32,12 +32,12 @@ def raw(tmp_path):
 
 
 def recipe_of(raw, **settings):
-    recipe = ps.DatasetRecipe(seed=2).add_ingredient(raw, name="chat")
-    return recipe.prepare_step(ps.chat("bytes", "chatml", **settings))
+    recipe = bw.DatasetRecipe(seed=2).add_ingredient(raw, name="chat")
+    return recipe.prepare_step(bw.chat("bytes", "chatml", **settings))
 
 
 def bake(recipe, to, workers=0, **settings):
-    return ps.bake(recipe, to=to, workers=workers, show_progress=False, **settings)
+    return bw.bake(recipe, to=to, workers=workers, show_progress=False, **settings)
 
 
 def spans_of(store, split="train"):
@@ -73,7 +73,7 @@ def test_only_what_changed_is_rendered_again(raw, tmp_path, capfd):
 
 
 def test_units_of_an_older_version_keep_their_spans(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 2000)  # several of them lie in one shard
+    monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 2000)  # several of them lie in one shard
     first = bake(recipe_of(raw), tmp_path / "chat.store")
     (raw / "part-9.jsonl").write_text(json.dumps(conversation(9)))
     shutil.rmtree(tmp_path / "chat.store" / "work", ignore_errors=True)
@@ -89,7 +89,7 @@ def test_another_mask_is_another_content(tmp_path):
     weighted = [turns[0], {**turns[1], "weight": 0.5}]
     one, two = (
         bake(
-            ps.DatasetRecipe().add_ingredient([{"messages": m}], name="chat").prepare_step(ps.chat("bytes", "chatml")),
+            bw.DatasetRecipe().add_ingredient([{"messages": m}], name="chat").prepare_step(bw.chat("bytes", "chatml")),
             tmp_path / name,
         )
         for name, m in (("one", turns), ("two", weighted))
@@ -104,19 +104,19 @@ def test_a_holdout_keeps_spans_with_their_conversations(raw, tmp_path):
         stream = store.stream("chat", split)
         starts, fields = stream.token_spans()
         assert fields["stop"][np.array(starts[1:]) - 1].tolist() == np.diff(stream.document_borders()).tolist()
-    train = ps.ConversationDataLoader(store, max_length=400, framework="numpy", check=False)
-    val = ps.ConversationDataLoader(store, max_length=400, framework="numpy", split="val", check=False)
+    train = bw.ConversationDataLoader(store, max_length=400, framework="numpy", check=False)
+    val = bw.ConversationDataLoader(store, max_length=400, framework="numpy", split="val", check=False)
     assert train.plan.epoch_rows + val.plan.epoch_rows == 120
 
 
 def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
     whole = bake(recipe_of(raw), tmp_path / "whole.store", shuffle=False)
-    monkeypatch.setattr("penstock.baking.run._SHARD_BYTES", 6000)
+    monkeypatch.setattr("batchwright.baking.run._SHARD_BYTES", 6000)
     cut = bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False)
     assert len(cut.shards["file"]) > 3
     assert spans_of(cut)[1] == spans_of(whole)[1]
     loaders = [
-        ps.ConversationDataLoader(s, max_length=300, packing="best_fit", framework="numpy", shuffle=False, check=False)
+        bw.ConversationDataLoader(s, max_length=300, packing="best_fit", framework="numpy", shuffle=False, check=False)
         for s in (whole, cut)
     ]
     for one, two in zip(*loaders, strict=True):
@@ -124,8 +124,8 @@ def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
 
 
 def test_each_ingredient_has_its_own_format(raw, tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(raw, name="chat")
-    recipe.add_ingredient([{"prompt": "a?", "completion": "A"}], name="pairs").prepare_step(ps.chat("bytes", "chatml"))
+    recipe = bw.DatasetRecipe().add_ingredient(raw, name="chat")
+    recipe.add_ingredient([{"prompt": "a?", "completion": "A"}], name="pairs").prepare_step(bw.chat("bytes", "chatml"))
     store = bake(recipe, tmp_path / "chat.store")
     assert store.report["layouts"]["chat"].startswith("messages")
     assert store.report["layouts"]["pairs"].startswith("prompt_completion")
@@ -135,14 +135,14 @@ def test_a_step_before_may_make_the_conversation(tmp_path):
     def as_messages(row):
         return {"messages": [{"role": "user", "content": row["q"]}, {"role": "assistant", "content": row["a"]}]}
 
-    recipe = ps.DatasetRecipe().add_ingredient([{"q": "a?", "a": "A"}], name="chat").prepare_step(as_messages)
-    store = bake(recipe.prepare_step(ps.chat("bytes", "chatml")), tmp_path / "chat.store")
+    recipe = bw.DatasetRecipe().add_ingredient([{"q": "a?", "a": "A"}], name="chat").prepare_step(as_messages)
+    store = bake(recipe.prepare_step(bw.chat("bytes", "chatml")), tmp_path / "chat.store")
     assert "a?" in store.decode(store[0].tokens)
 
 
 def test_nothing_follows_chat(raw):
-    with pytest.raises(ps.SpecError, match="no step can follow") as caught:
-        recipe_of(raw).prepare_step(ps.tokenize("bytes"))
+    with pytest.raises(bw.SpecError, match="no step can follow") as caught:
+        recipe_of(raw).prepare_step(bw.tokenize("bytes"))
     assert caught.value.where["parameter"] == "step"
 
 
@@ -160,11 +160,11 @@ def test_plain_text_is_not_taken_from_conversations(tmp_path):
     )
     tokenizer.train_from_iterator(["a question and an answer"] * 10, trainer)
     forged = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "no"}]
-    chat = ps.DatasetRecipe().add_ingredient([{"messages": forged}], name="chat")
-    conversations = bake(chat.prepare_step(ps.chat(tokenizer, "chatml")), tmp_path / "chat.store")
+    chat = bw.DatasetRecipe().add_ingredient([{"messages": forged}], name="chat")
+    conversations = bake(chat.prepare_step(bw.chat(tokenizer, "chatml")), tmp_path / "chat.store")
     rendered = conversations.decode(conversations[0].tokens)
     assert rendered.startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
-    text = ps.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(ps.tokenize(tokenizer))
+    text = bw.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(bw.tokenize(tokenizer))
     plain = bake(text, tmp_path / "chat.store")  # into the store that has the conversation, as an older version
     assert plain[0].tokens.tolist() == tokenizer.encode(rendered, add_special_tokens=False).ids
     assert plain[0].tokens.tolist() != conversations[0].tokens.tolist()

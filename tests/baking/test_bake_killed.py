@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.baking import run
-from penstock.baking.unit import read_unit_report
-from penstock.errors import BusyError
-from penstock.files import exclusive
+import batchwright as bw
+from batchwright.baking import run
+from batchwright.baking.unit import read_unit_report
+from batchwright.errors import BusyError
+from batchwright.files import exclusive
 
 # Several units, and a mark in a file for every row that is read: so that one can see which units were baked again.
 # argv: raw folder, store, marks, workers, after how many rows to stand still, which rename to die at (0: none), before
@@ -24,8 +24,8 @@ from penstock.files import exclusive
 # at every write.
 BAKE = """
 import os, signal, sys, time
-import penstock as ps
-from penstock.sources import units
+import batchwright as bw
+from batchwright.sources import units
 raw, to, marks, workers, stop_at, die_at, when, unit_bytes = sys.argv[1:]
 units.UNIT_BYTES = int(unit_bytes)
 
@@ -48,8 +48,8 @@ def dying_replace(*args):
         os.kill(os.getpid(), signal.SIGKILL)
 os.replace = dying_replace
 
-recipe = ps.DatasetRecipe(seed=1).add_ingredient(raw, name="web", where=where, version="1").holdout(0.2)
-ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to, workers=int(workers), show_progress=False)
+recipe = bw.DatasetRecipe(seed=1).add_ingredient(raw, name="web", where=where, version="1").holdout(0.2)
+bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to, workers=int(workers), show_progress=False)
 """
 
 
@@ -72,7 +72,7 @@ class Bakes:
         command = [sys.executable, "-c", BAKE, self.folder / "in", self.folder / to, self.marks]
         return subprocess.Popen(
             [*map(str, command), str(workers), str(stop_at), str(die_at), when, str(self.unit_bytes)],
-            env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])},
         )
 
     def run(self, to: str, **settings) -> int:
@@ -101,8 +101,8 @@ def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, w
             process.kill()
         assert process.returncode == -signal.SIGKILL
         time.sleep(0.2 if workers else 0)  # workers end with their parent, a moment later
-        with pytest.raises(ps.StoreError, match="its first bake has not finished"):
-            ps.open_store(folder / "a.store")
+        with pytest.raises(bw.StoreError, match="its first bake has not finished"):
+            bw.open_store(folder / "a.store")
         finished = [read_unit_report(path) for path in (folder / "a.store" / "work").glob("*.arrow")]
         assert None not in finished  # a unit's file is whole, or is not there
         finished_rows = sum(report.rows_read for report in finished)
@@ -113,7 +113,7 @@ def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, w
     assert bakes.run("a.store", workers=workers) == 0
     assert bakes.rows_read() == 64 - finished_before  # what was done was not done again
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
-    assert sorted(os.listdir(folder / "a.store")) == [".lock", "penstock.json", "versions"]
+    assert sorted(os.listdir(folder / "a.store")) == [".lock", "batchwright.json", "versions"]
 
 
 def _until(happened, seconds: float = 30.0) -> None:
@@ -126,23 +126,23 @@ def _until(happened, seconds: float = 30.0) -> None:
 def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves(folder, version_files):
     bakes = Bakes(folder, unit_bytes=1000)
     assert bakes.run("a.store") == 0
-    before = ps.open_store(folder / "a.store").fingerprint
+    before = bw.open_store(folder / "a.store").fingerprint
     for path in (folder / "in").iterdir():  # every file, so that no unit can be taken from the version before
         path.write_text('{"text": "one more"}\n' + path.read_text())
     assert bakes.run("whole.store") == 0
-    after = ps.open_store(folder / "whole.store").fingerprint
+    after = bw.open_store(folder / "whole.store").fingerprint
     versions, work = folder / "a.store" / "versions", folder / "a.store" / "work"
     die_at, units = 1, 0
     while len(list(versions.glob("*/manifest.json"))) == 1:
         assert bakes.run("a.store", die_at=die_at) == -signal.SIGKILL
-        assert ps.open_store(folder / "a.store", verify=True).fingerprint == before
+        assert bw.open_store(folder / "a.store", verify=True).fingerprint == before
         # A unit that is done stays done, so the next run dies one unit later. Joining begins anew each time.
         die_at += len(list(work.glob("*.arrow"))) == units
         units = len(list(work.glob("*.arrow")))
     assert units >= 3
     assert die_at >= 7  # two shards, two tables, tokenizer, inputs, manifest
     assert bakes.run("a.store", die_at=1) == -signal.SIGKILL  # one write was left: the pointer
-    assert ps.open_store(folder / "a.store", verify=True).fingerprint == after
+    assert bw.open_store(folder / "a.store", verify=True).fingerprint == after
     assert bakes.run("a.store", die_at=1) == 0  # up to date: nothing is written
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
 
@@ -158,8 +158,8 @@ def test_only_the_holder_of_the_lock_writes_into_a_store(folder, monkeypatch):
         marked.append(to)
 
     monkeypatch.setattr(run, "mark_as_store", mark_under_lock)
-    recipe = ps.DatasetRecipe().add_ingredient(folder / "in").prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, folder / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(folder / "in").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, folder / "a.store", workers=0, show_progress=False)
     assert marked == [folder / "a.store"]
 
 
@@ -170,4 +170,4 @@ def test_killed_before_its_first_write_a_bake_can_be_run_again(folder, version_f
     assert sorted(path.suffix or path.name for path in (folder / "a.store").iterdir()) == [".lock", ".part"]
     assert bakes.run("a.store") == 0
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
-    assert sorted(os.listdir(folder / "a.store")) == [".lock", "penstock.json", "versions"]
+    assert sorted(os.listdir(folder / "a.store")) == [".lock", "batchwright.json", "versions"]

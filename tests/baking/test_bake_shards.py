@@ -8,19 +8,19 @@ import re
 
 import pytest
 
-import penstock as ps
-from penstock.baking import run
-from penstock.progress import progress
+import batchwright as bw
+from batchwright.baking import run
+from batchwright.progress import progress
 
 
-def texts(store: ps.Store, source: str = "a") -> list[str]:
+def texts(store: bw.Store, source: str = "a") -> list[str]:
     stream = store.stream(source)
     return [store.decode(stream.document(n).tokens) or "" for n in range(stream.num_documents)]
 
 
-def recipe_of(source, seed: int = 0, **ingredient) -> ps.DatasetRecipe:
-    recipe = ps.DatasetRecipe(seed=seed).add_ingredient(source, **({"name": "a"} | ingredient))
-    return recipe.prepare_step(ps.tokenize("bytes"))
+def recipe_of(source, seed: int = 0, **ingredient) -> bw.DatasetRecipe:
+    recipe = bw.DatasetRecipe(seed=seed).add_ingredient(source, **({"name": "a"} | ingredient))
+    return recipe.prepare_step(bw.tokenize("bytes"))
 
 
 NUMBERS = [f"number {n}" for n in range(40)]
@@ -46,8 +46,8 @@ def test_without_shuffle_documents_keep_the_order_of_path_and_row(raw, tmp_path,
 
 
 def test_a_small_corpus_is_one_shard_for_each_source(raw, tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "web", name="web").add_ingredient(raw / "code", name="code")
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "web", name="web").add_ingredient(raw / "code", name="code")
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert sorted(path.name for path in store.folder.glob("*.arrow")) == [
         "code-train-00000.arrow",
         "files.arrow",
@@ -70,7 +70,7 @@ def test_units_are_joined_to_shards_up_to_a_size(tmp_path, quiet_bake, monkeypat
 
 
 def test_a_unit_with_more_tokens_than_a_shard_holds_is_split_between_documents(tmp_path, quiet_bake, monkeypatch):
-    monkeypatch.setattr("penstock.store.writer.MAX_SHARD_TOKENS", 50)
+    monkeypatch.setattr("batchwright.store.writer.MAX_SHARD_TOKENS", 50)
     store = quiet_bake(recipe_of(NUMBERS), tmp_path / "a.store", shuffle=False)
     assert store.stream("a").shard_documents.tolist() == [6, 6, 5, 5, 5, 5, 5, 3]  # of 8 and 9 tokens
     assert texts(store) == NUMBERS
@@ -78,28 +78,28 @@ def test_a_unit_with_more_tokens_than_a_shard_holds_is_split_between_documents(t
 
 
 def test_a_document_with_more_tokens_than_a_shard_holds_is_named(tmp_path, quiet_bake, monkeypatch):
-    monkeypatch.setattr("penstock.baking.unit.MAX_SHARD_TOKENS", 10)
-    with pytest.raises(ps.TokenizerError, match="a document of 11 tokens: a shard holds at most 10") as caught:
+    monkeypatch.setattr("batchwright.baking.unit.MAX_SHARD_TOKENS", 10)
+    with pytest.raises(bw.TokenizerError, match="a document of 11 tokens: a shard holds at most 10") as caught:
         quiet_bake(recipe_of(["short", "one is long"]), tmp_path / "a.store")
     assert caught.value.where == {"file": "<memory>", "row": 1}
 
 
 def test_a_source_of_which_nothing_is_left_is_an_empty_stream(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(NUMBERS, name="a").add_ingredient(["x"], name="b", where=lambda row: 0)
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe().add_ingredient(NUMBERS, name="a").add_ingredient(["x"], name="b", where=lambda row: 0)
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert store.names == ["a", "b"]
     assert store.stream("b").num_tokens == 0
-    assert ps.open_store(store.path, verify=True).num_rows == 40
+    assert bw.open_store(store.path, verify=True).num_rows == 40
 
 
 @pytest.mark.usefixtures("small_units")
 def test_the_report_accounts_for_every_row(raw, tmp_path, quiet_bake, capsys):
-    recipe = ps.DatasetRecipe().add_ingredient(
+    recipe = bw.DatasetRecipe().add_ingredient(
         raw / "web", name="web", where=lambda row: row["number"] < 100, quantity=50
     )
     recipe.add_ingredient(["", "x", "yy"], name="notes")
     recipe.prepare_step(lambda row: row if "7" not in row["text"] else None, name="no sevens")
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", show_progress=True)
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store", show_progress=True)
     web, notes = (store.report["ingredients"][name] for name in ("web", "notes"))
     assert web["rows_read"] == 120 == web["documents"] + sum(web["dropped"].values())
     assert web["dropped"]["not where"] == 20
@@ -120,10 +120,10 @@ def test_the_raw_files_are_kept_in_a_table(raw, tmp_path, quiet_bake):
 
 
 def test_where_and_steps_of_several_ingredients_are_each_their_own(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe()
+    recipe = bw.DatasetRecipe()
     for name, limit in (("small", 3), ("large", 30)):
         recipe.add_ingredient([{"text": str(n), "n": n} for n in range(40)], name=name, where=_below(limit))
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert sorted(texts(store, "small")) == ["0", "1", "2"]
     assert len(texts(store, "large")) == 30
 
@@ -145,7 +145,7 @@ def test_a_bake_is_the_same_from_a_json_file_and_from_memory(tmp_path, quiet_bak
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch):
     stream = io.StringIO()
-    monkeypatch.setattr("penstock.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("batchwright.progress._SECONDS_BETWEEN_LINES", 0.0)
     with progress("baking a.store", 200_000_000, to=stream) as done:
         done.advance(50_000_000, "web: 10 documents")
         done.advance(150_000_000)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.store import collect_garbage
-from penstock.store.versions import list_versions
+import batchwright as bw
+from batchwright.store import collect_garbage
+from batchwright.store.versions import list_versions
 
 
-def recipe_of(source: Path, **ingredient: object) -> ps.DatasetRecipe:
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(source, **({"name": "web"} | ingredient))  # type: ignore[arg-type]
-    return recipe.prepare_step(ps.tokenize("bytes"))
+def recipe_of(source: Path, **ingredient: object) -> bw.DatasetRecipe:
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(source, **({"name": "web"} | ingredient))  # type: ignore[arg-type]
+    return recipe.prepare_step(bw.tokenize("bytes"))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "a.store"
 
 
-def texts(store: ps.Store) -> list[str]:
+def texts(store: bw.Store) -> list[str]:
     return sorted(store.decode(row.tokens) or "" for row in store.rows())
 
 
@@ -56,12 +56,12 @@ def test_up_to_date_is_known_without_importing_arrow(source, to, quiet_bake):
     quiet_bake(recipe_of(source), to)
     code = f"""
 import sys
-import penstock as ps
-recipe = ps.DatasetRecipe(seed=1).add_ingredient({str(source)!r}, name="web").prepare_step(ps.tokenize("bytes"))
-ps.bake(recipe, {str(to)!r})
+import batchwright as bw
+recipe = bw.DatasetRecipe(seed=1).add_ingredient({str(source)!r}, name="web").prepare_step(bw.tokenize("bytes"))
+bw.bake(recipe, {str(to)!r})
 assert "pyarrow" not in sys.modules and "tokenizers" not in sys.modules, "imported"
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, f"{to}: up to date (3 documents, 11 tokens)\n")
 
@@ -117,9 +117,9 @@ def test_a_change_makes_a_new_version_beside_the_old(source, to, quiet_bake, cha
     new = quiet_bake(change(source), to)
     assert new.version != old.version
     assert texts(new) == left
-    assert texts(ps.open_store(to)) == left
+    assert texts(bw.open_store(to)) == left
     assert texts(old) == ["one", "three", "two"]  # who reads the old version keeps it
-    assert texts(ps.open_store(to, version=old.version)) == ["one", "three", "two"]
+    assert texts(bw.open_store(to, version=old.version)) == ["one", "three", "two"]
 
 
 def test_a_changed_function_is_noticed_and_an_equal_one_is_not(source, to, quiet_bake):
@@ -132,7 +132,7 @@ def test_a_changed_format_is_noticed(source, to, quiet_bake):
     (source / "x.shout").write_text("hello\n")
 
     def bake_with(read, version=None):
-        ps.register_format("shout", extensions=(".shout",), by_line=True, version=version)(read)
+        bw.register_format("shout", extensions=(".shout",), by_line=True, version=version)(read)
         return quiet_bake(recipe_of(source / "x.shout"), to)
 
     first = bake_with(lambda line: {"text": line.decode().upper()})
@@ -149,9 +149,9 @@ def test_going_back_to_a_recipe_uses_the_version_that_is_still_there(source, to,
     two = quiet_bake(recipe_of(source, quantity=1), to)
     before = stamps(to / "versions")
     again = quiet_bake(recipe_of(source), to)
-    assert (again.version, ps.open_store(to).version) == (one.version, one.version)
+    assert (again.version, bw.open_store(to).version) == (one.version, one.version)
     assert stamps(to / "versions") == before  # a running job may read it: it is not written again
-    assert texts(two) == texts(ps.open_store(to, version=two.version))
+    assert texts(two) == texts(bw.open_store(to, version=two.version))
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no manifest", "bad manifest"])
@@ -167,7 +167,7 @@ def test_a_damaged_version_is_not_up_to_date_and_baking_mends_it(source, to, qui
     else:
         manifest.write_bytes(b"{")
     mended = quiet_bake(recipe_of(source), to)
-    assert texts(ps.open_store(to, verify=True)) == ["one", "three", "two"]
+    assert texts(bw.open_store(to, verify=True)) == ["one", "three", "two"]
     assert mended.fingerprint == store.fingerprint
 
 
@@ -184,8 +184,8 @@ def test_a_tokenizer_file_that_moved_is_the_same_tokenizer(source, to, tmp_path,
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         Tokenizer(models.WordLevel({"one": 0}, unk_token="one")).save(str(tmp_path / folder / "tokenizer.json"))
-        step = ps.tokenize(tmp_path / folder / "tokenizer.json")
-        recipes.append(ps.DatasetRecipe().add_ingredient(source).prepare_step(step))
+        step = bw.tokenize(tmp_path / folder / "tokenizer.json")
+        recipes.append(bw.DatasetRecipe().add_ingredient(source).prepare_step(step))
     assert quiet_bake(recipes[0], to).version == quiet_bake(recipes[1], to).version
 
 
@@ -209,8 +209,8 @@ def test_garbage_collection_removes_old_versions_that_nobody_reads(source, to, q
 
 def test_garbage_collection_leaves_what_another_process_reads(source, to, quiet_bake):
     version = quiet_bake(recipe_of(source), to).version
-    code = "import sys, penstock as ps; store = ps.open_store(sys.argv[1]); print('open', flush=True); input()"
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    code = "import sys, batchwright as bw; store = bw.open_store(sys.argv[1]); print('open', flush=True); input()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     reader = subprocess.Popen(
         [sys.executable, "-c", code, str(to)],
         env=environment,
@@ -240,12 +240,12 @@ def test_garbage_collection_keeps_the_newest_and_sweeps_unfinished_work(source, 
     gc.collect()
     removed = [removal.folder.name for removal in collect_garbage(to, keep=1)]
     assert removed == [versions[0], "half", "work"]
-    assert ps.open_store(to).version == versions[2]
-    assert ps.open_store(to, version=versions[1]).num_rows == 2
+    assert bw.open_store(to).version == versions[2]
+    assert bw.open_store(to, version=versions[1]).num_rows == 2
 
 
 def test_garbage_collection_refuses_what_is_not_a_store(source):
-    with pytest.raises(ps.StoreError, match="is not a store"):
+    with pytest.raises(bw.StoreError, match="is not a store"):
         collect_garbage(source)
     assert sorted(os.listdir(source)) == ["a.jsonl", "b.jsonl"]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.machine import is_alive
+import batchwright as bw
+from batchwright.machine import is_alive
 
 
-def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
+def many_sided_recipe(raw: Path) -> bw.DatasetRecipe:
     """Every feature that has a choice to make: where, quantity, steps, holdout, several sources of several kinds."""
     smallest = 5
-    recipe = ps.DatasetRecipe(seed=11)
+    recipe = bw.DatasetRecipe(seed=11)
     recipe.add_ingredient(raw / "web", name="web", where=lambda row: row["number"] % 10 >= smallest, quantity=0.7)
     recipe.add_ingredient(raw / "code", name="code", quantity=7)
     recipe.add_ingredient([{"text": f"note {n}", "tags": ["x"]} for n in range(30)], name="notes")
@@ -31,7 +31,7 @@ def many_sided_recipe(raw: Path) -> ps.DatasetRecipe:
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize(("tokenizer", "numbers"), [("bytes", (1, 2, 3)), ("chars", (2,))])
 def test_every_file_is_the_same_for_any_number_of_workers(raw, tmp_path, quiet_bake, version_files, tokenizer, numbers):
-    recipe = many_sided_recipe(raw).prepare_step(ps.tokenize(tokenizer, append_eos=True))
+    recipe = many_sided_recipe(raw).prepare_step(bw.tokenize(tokenizer, append_eos=True))
     alone = version_files(quiet_bake(recipe, tmp_path / "0.store", workers=0).path)
     assert len(alone) == 6 + 7  # a shard for each source and split; four tables, tokenizer, inputs, manifest
     for workers in numbers:
@@ -48,8 +48,8 @@ def test_the_work_is_really_done_by_other_processes(tmp_path, quiet_bake):
         (pids / str(os.getpid())).touch()
         return row
 
-    recipe = ps.DatasetRecipe().add_ingredient([f"document {n}" for n in range(80)])
-    recipe.prepare_step(mark, version="1").prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient([f"document {n}" for n in range(80)])
+    recipe.prepare_step(mark, version="1").prepare_step(bw.tokenize("bytes"))
     quiet_bake(recipe, tmp_path / "a.store", workers=2)
     used = {int(path.name) for path in pids.iterdir()}
     assert len(used) == 2
@@ -66,8 +66,8 @@ def test_a_step_that_changes_its_rows_does_not_change_the_callers(tmp_path, quie
         return row
 
     # "chars" reads every row twice: a row that a step changed the first time would come out otherwise the second.
-    recipe = ps.DatasetRecipe().add_ingredient(rows, quantity=2)
-    store = quiet_bake(recipe.prepare_step(append).prepare_step(ps.tokenize("chars")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe().add_ingredient(rows, quantity=2)
+    store = quiet_bake(recipe.prepare_step(append).prepare_step(bw.tokenize("chars")), tmp_path / "a.store")
     assert sorted(store.decode(row.tokens) for row in store.rows()) == ["one2", "two1"]
     assert rows == [{"text": "one", "tags": ["a"]}, {"text": "two", "tags": []}]
 
@@ -75,11 +75,11 @@ def test_a_step_that_changes_its_rows_does_not_change_the_callers(tmp_path, quie
 # What a user pastes: no guard, functions and a format of the script's own, workers.
 PASTED = """
     import sys
-    import penstock as ps
-    from penstock.sources import units
+    import batchwright as bw
+    from batchwright.sources import units
     units.UNIT_BYTES = 150
 
-    @ps.register_format("shout", extensions=(".shout",), by_line=True)
+    @bw.register_format("shout", extensions=(".shout",), by_line=True)
     def parse_shout(line):
         return {"text": line.decode().upper(), "number": COUNT}
 
@@ -92,9 +92,9 @@ PASTED = """
     def step(row): return {**row, "text": helper(row["text"])}
 
     raw, to, workers = sys.argv[1:]
-    recipe = ps.DatasetRecipe().add_ingredient(raw, name="web", where=lambda row: row["number"] == COUNT)
-    recipe.prepare_step(step).prepare_step(Box(1000)).prepare_step(ps.tokenize("bytes"))
-    print(ps.bake(recipe, to, workers=int(workers)).num_rows)
+    recipe = bw.DatasetRecipe().add_ingredient(raw, name="web", where=lambda row: row["number"] == COUNT)
+    recipe.prepare_step(step).prepare_step(Box(1000)).prepare_step(bw.tokenize("bytes"))
+    print(bw.bake(recipe, to, workers=int(workers)).num_rows)
 """
 
 
@@ -115,11 +115,11 @@ def test_workers_need_no_main_guard_and_functions_travel_by_value(shouts, tmp_pa
     done = run_script(code, shouts, tmp_path / "two.store", 2, cwd=tmp_path, from_stdin=how == "python -")
     assert done.stdout == alone.stdout == "90\n"
     assert version_files(tmp_path / "two.store") == version_files(tmp_path / "alone.store")
-    assert "LINE 0 OF A!" in [ps.open_store(tmp_path / "two.store").decode(r.tokens) for r in _rows(tmp_path)]
+    assert "LINE 0 OF A!" in [bw.open_store(tmp_path / "two.store").decode(r.tokens) for r in _rows(tmp_path)]
 
 
 def _rows(folder: Path):
-    return ps.open_store(folder / "two.store").rows()
+    return bw.open_store(folder / "two.store").rows()
 
 
 def test_workers_do_not_import_from_the_folder_they_start_in(shouts, tmp_path, run_script):
@@ -129,7 +129,7 @@ def test_workers_do_not_import_from_the_folder_they_start_in(shouts, tmp_path, r
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(shouts, tmp_path, run_script):
-    code = "import penstock.progress\n    penstock.progress._SECONDS_BETWEEN_LINES = 0.0" + PASTED
+    code = "import batchwright.progress\n    batchwright.progress._SECONDS_BETWEEN_LINES = 0.0" + PASTED
     lines = run_script("    " + code, shouts, tmp_path / "a.store", 0, cwd=tmp_path).stderr.splitlines()
     assert lines[0].startswith(f"baking {tmp_path / 'a.store'}: ")
     assert "100 %" in lines[-2]
@@ -141,9 +141,9 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(shouts, tmp_path, ru
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_in_user_code_names_file_line_and_code(raw, tmp_path, quiet_bake, workers):
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl", where=lambda row: 1 / (row["number"] - 23))
-    with pytest.raises(ps.WorkerError, match="where= of 'a' failed: ZeroDivisionError: division by zero") as caught:
-        quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=workers)
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl", where=lambda row: 1 / (row["number"] - 23))
+    with pytest.raises(bw.WorkerError, match="where= of 'a' failed: ZeroDivisionError: division by zero") as caught:
+        quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store", workers=workers)
     assert str(caught.value.where["file"]) == str(raw / "web" / "a.jsonl")
     assert caught.value.where["line"] == 24
     assert caught.value.where["at"].startswith(__file__)
@@ -151,13 +151,13 @@ def test_an_error_in_user_code_names_file_line_and_code(raw, tmp_path, quiet_bak
 
 @pytest.mark.usefixtures("small_units")
 def test_a_worker_that_dies_is_named_with_what_it_worked_on(raw, tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl")
-    recipe.prepare_step(lambda row: os.kill(os.getpid(), signal.SIGKILL)).prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.WorkerError, match=r"a worker of this bake \(pid \d+\) died: killed by signal 9") as caught:
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "web" / "a.jsonl")
+    recipe.prepare_step(lambda row: os.kill(os.getpid(), signal.SIGKILL)).prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.WorkerError, match=r"a worker of this bake \(pid \d+\) died: killed by signal 9") as caught:
         quiet_bake(recipe, tmp_path / "a.store", workers=2)
     assert caught.value.where["working_on"] == str(raw / "web" / "a.jsonl")
-    with pytest.raises(ps.StoreError, match="its first bake has not finished"):
-        ps.open_store(tmp_path / "a.store")
+    with pytest.raises(bw.StoreError, match="its first bake has not finished"):
+        bw.open_store(tmp_path / "a.store")
 
 
 @pytest.mark.usefixtures("small_units")
@@ -168,9 +168,9 @@ def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
         with lock:
             return row
 
-    recipe = ps.DatasetRecipe().add_ingredient([f"document {n}" for n in range(40)])
-    recipe.prepare_step(step, version="1").prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SpecError, match=r"cannot be sent to worker processes: .*lock") as caught:
+    recipe = bw.DatasetRecipe().add_ingredient([f"document {n}" for n in range(40)])
+    recipe.prepare_step(step, version="1").prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.SpecError, match=r"cannot be sent to worker processes: .*lock") as caught:
         quiet_bake(recipe, tmp_path / "a.store", workers=2)
     assert "workers=0" in caught.value.remedy
     assert quiet_bake(recipe, tmp_path / "a.store", workers=0).num_rows == 40
@@ -180,22 +180,22 @@ def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
 def test_workers_die_with_a_parent_that_is_killed(tmp_path, portable):
     code = """
 import os, pathlib, sys, time
-import penstock as ps
-from penstock.sources import units
+import batchwright as bw
+from batchwright.sources import units
 units._UNIT_ROWS = 1
 def wait(row):
     (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
     time.sleep(600)
-recipe = ps.DatasetRecipe().add_ingredient(["a b", "c d", "e f"]).prepare_step(wait, version="1")
-ps.bake(recipe.prepare_step(ps.tokenize("bytes")), sys.argv[2], workers=2)
+recipe = bw.DatasetRecipe().add_ingredient(["a b", "c d", "e f"]).prepare_step(wait, version="1")
+bw.bake(recipe.prepare_step(bw.tokenize("bytes")), sys.argv[2], workers=2)
 """
     pids = tmp_path / "pids"
     pids.mkdir()
     code = code.replace("sys.argv[1]", repr(str(pids)))  # a worker has no arguments of its own
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(ps.__file__).parents[1]),
-        "PENSTOCK_PORTABLE": portable,
+        "PYTHONPATH": str(Path(bw.__file__).parents[1]),
+        "BATCHWRIGHT_PORTABLE": portable,
     }
     with subprocess.Popen([sys.executable, "-c", code, "", tmp_path / "a.store"], env=environment) as parent:
         _until(lambda: len(list(pids.iterdir())) == 2)
@@ -221,9 +221,9 @@ def _runs(pid: int) -> bool:
 @pytest.mark.usefixtures("small_units")
 def test_a_finished_bake_leaves_only_the_store(raw, tmp_path, quiet_bake):
     threads = threading.active_count()
-    recipe = many_sided_recipe(raw).prepare_step(ps.tokenize("bytes"))
+    recipe = many_sided_recipe(raw).prepare_step(bw.tokenize("bytes"))
     store = quiet_bake(recipe, tmp_path / "a.store", workers=2)
-    assert sorted(path.name for path in store.path.iterdir()) == [".lock", "penstock.json", "versions"]
+    assert sorted(path.name for path in store.path.iterdir()) == [".lock", "batchwright.json", "versions"]
     assert [path.name for path in (store.path / "versions").iterdir()] == [store.version]
     assert not [path for path in store.path.rglob("*") if path.name.endswith(".part")]
     assert threading.active_count() <= threads + 1  # the one that starts processes stays
@@ -238,16 +238,16 @@ def test_a_function_that_would_do_something_else_in_a_worker_is_refused(tmp_path
     program = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})
 from functools import partial
-import penstock as ps, settings
+import batchwright as bw, settings
 settings.times = 3
 def recipe(step):
-    made = ps.DatasetRecipe(seed=0).add_ingredient(["one"] * 5, name="a").add_ingredient(["two"] * 5, name="b")
-    return made.prepare_step(step, name="repeat").prepare_step(ps.tokenize("bytes"))
-print(ps.bake(recipe(settings.repeat), to="here.store", workers=0).num_tokens)
-print(ps.bake(recipe(partial(settings.repeat_by, 3)), to="passed.store", workers=2).num_tokens)
+    made = bw.DatasetRecipe(seed=0).add_ingredient(["one"] * 5, name="a").add_ingredient(["two"] * 5, name="b")
+    return made.prepare_step(step, name="repeat").prepare_step(bw.tokenize("bytes"))
+print(bw.bake(recipe(settings.repeat), to="here.store", workers=0).num_tokens)
+print(bw.bake(recipe(partial(settings.repeat_by, 3)), to="passed.store", workers=2).num_tokens)
 try:
-    ps.bake(recipe(settings.repeat), to="workers.store", workers=2)
-except ps.SpecError as error:
+    bw.bake(recipe(settings.repeat), to="workers.store", workers=2)
+except bw.SpecError as error:
     print(error.where["function"], "|", error.remedy)
 """
     done = subprocess.run([sys.executable, "-"], input=program, cwd=tmp_path, capture_output=True, text=True)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 def numbered(count):
@@ -19,11 +19,11 @@ def is_even(row):
 
 
 def test_an_explanation_says_what_every_instruction_does_in_order():
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(numbered(10), name="one", where=is_even, quantity=4)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(numbered(10), name="one", where=is_even, quantity=4)
     recipe.prepare_step(lambda row: {**row, "n": 0}, name="zero", select=lambda row: row["n"] > 0)
     recipe.add_ingredient(["late", ""], name="two").prepare_step(lambda row: row if row["text"] else None, name="full")
-    explanation = ps.explain(recipe)
-    zero = sum(n > 0 for n in ps.bake(ps.DatasetRecipe(recipe.instructions[:1], seed=3), workers=0).to_pydict()["n"])
+    explanation = bw.explain(recipe)
+    zero = sum(n > 0 for n in bw.bake(bw.DatasetRecipe(recipe.instructions[:1], seed=3), workers=0).to_pydict()["n"])
     assert str(explanation).splitlines() == [
         "DatasetRecipe, seed 3",
         "├─ one: 10 rows from memory, where is_even, 4 of them: 10 rows read, 5 not where, 1 beyond quantity, 4 kept",
@@ -32,19 +32,19 @@ def test_an_explanation_says_what_every_instruction_does_in_order():
         "├─ then full: 6 seen, 0 passed by, 0 changed, 1 dropped",
         "└─ 5 rows in the end",
     ]
-    assert explanation.num_rows == 5 == len(ps.bake(recipe, workers=0, show_progress=False))
+    assert explanation.num_rows == 5 == len(bw.bake(recipe, workers=0, show_progress=False))
 
 
 def test_steps_by_name_pass_by_the_other_ingredients():
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(2), name="one").add_ingredient(numbered(3), name="two")
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(2), name="one").add_ingredient(numbered(3), name="two")
     recipe.prepare_step(lambda row: {**row, "n": -1}, select="two", name="mark")
-    assert ps.explain(recipe).instructions[-1].counts == {"seen": 3, "passed by": 2, "changed": 3, "dropped": 0}
+    assert bw.explain(recipe).instructions[-1].counts == {"seen": 3, "passed by": 2, "changed": 3, "dropped": 0}
 
 
 def test_documents_are_counted_as_a_bake_counts_them_and_nothing_is_written(tmp_path, monkeypatch, quiet_bake):
     monkeypatch.chdir(tmp_path)
-    recipe = ps.DatasetRecipe().add_ingredient(["a", "", "b"], name="one").prepare_step(ps.tokenize("bytes"))
-    explanation = ps.explain(recipe)
+    recipe = bw.DatasetRecipe().add_ingredient(["a", "", "b"], name="one").prepare_step(bw.tokenize("bytes"))
+    explanation = bw.explain(recipe)
     assert explanation.instructions[-1].counts == {"seen": 3, "empty text": 1, "documents": 2}
     assert os.listdir(tmp_path) == []
     assert explanation.num_rows == quiet_bake(recipe, tmp_path / "a.store").num_rows
@@ -55,8 +55,8 @@ def test_conversations_are_counted_by_what_can_be_rendered():
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]},
         {"messages": [{"role": "user"}]},
     ]
-    recipe = ps.DatasetRecipe().add_ingredient(rows).prepare_step(ps.chat("bytes", "plain"))
-    explanation = ps.explain(recipe, on_error="skip")
+    recipe = bw.DatasetRecipe().add_ingredient(rows).prepare_step(bw.chat("bytes", "plain"))
+    explanation = bw.explain(recipe, on_error="skip")
     assert explanation.num_rows == 1
     assert explanation.instructions[-1].counts["seen"] == 2
 
@@ -75,22 +75,22 @@ def test_conversations_are_counted_by_what_can_be_rendered():
 )
 def test_a_row_is_changed_when_a_value_or_its_type_is(step, changed):
     rows = [{"a": np.arange(3, dtype=np.float32), "nan": float("nan"), "nested": [1, 2]}]
-    recipe = ps.DatasetRecipe().add_ingredient(rows).prepare_step(step, name="step")
-    assert ps.explain(recipe).instructions[-1].counts["changed"] == changed
+    recipe = bw.DatasetRecipe().add_ingredient(rows).prepare_step(step, name="step")
+    assert bw.explain(recipe).instructions[-1].counts["changed"] == changed
 
 
 def test_malformed_rows_are_raised_or_counted_as_by_a_bake(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\nno json\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
-    with pytest.raises(ps.SourceError, match="malformed row") as caught:
-        ps.explain(recipe)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
+    with pytest.raises(bw.SourceError, match="malformed row") as caught:
+        bw.explain(recipe)
     assert caught.value.where["line"] == 2
-    counts = ps.explain(recipe, on_error="skip").instructions[0].counts
+    counts = bw.explain(recipe, on_error="skip").instructions[0].counts
     assert counts == {"rows read": 2, "malformed row": 1, "kept": 1}
 
 
-@pytest.mark.parametrize("recipe", [ps.DatasetRecipe(), "recipe", None])
+@pytest.mark.parametrize("recipe", [bw.DatasetRecipe(), "recipe", None])
 def test_what_cannot_be_baked_cannot_be_explained(recipe):
-    with pytest.raises(ps.SpecError) as caught:
-        ps.explain(recipe)
+    with pytest.raises(bw.SpecError) as caught:
+        bw.explain(recipe)
     assert caught.value.where == {"parameter": "recipe"}

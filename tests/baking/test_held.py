@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.baking import held
-from penstock.baking.held import HeldTokens
+import batchwright as bw
+from batchwright.baking import held
+from batchwright.baking.held import HeldTokens
 
 
 def documents(count):
@@ -43,18 +43,18 @@ def bytes_of(folder):
 def test_a_store_is_the_same_whether_its_tokens_were_held_in_memory_or_in_a_file(tmp_path, monkeypatch):
     rows = "".join(json.dumps({"text": f"document {n} " * (n % 50)}) + "\n" for n in range(3000))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl.gz").prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, tmp_path / "one", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl.gz").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, tmp_path / "one", workers=0, show_progress=False)
     monkeypatch.setattr(held, "_MOST_BYTES", 10_000)
-    ps.bake(recipe, tmp_path / "two", workers=0, show_progress=False)
+    bw.bake(recipe, tmp_path / "two", workers=0, show_progress=False)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
 
 
 def test_a_unit_larger_than_a_shard_is_cut_at_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.baking.run._SHARD_BYTES", 1000)
+    monkeypatch.setattr("batchwright.baking.run._SHARD_BYTES", 1000)
     rows = [f"document {n} " * 10 for n in range(50)] + ["long " * 1000]
-    recipe = ps.DatasetRecipe().add_ingredient(rows, name="rows").prepare_step(ps.tokenize("bytes"))
-    store = ps.bake(recipe, tmp_path / "s", workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(rows, name="rows").prepare_step(bw.tokenize("bytes"))
+    store = bw.bake(recipe, tmp_path / "s", workers=0, shuffle=False, show_progress=False)
     sizes = store.shards["num_tokens"].tolist()
     assert max(sizes[:-1]) <= 1000 < sizes[-1] == 5000
     assert [store.decode(document.tokens) for document in store.rows()] == rows
@@ -68,7 +68,7 @@ def test_memory_does_not_grow_with_a_compressed_file(tmp_path):
         for _ in range(145):
             file.write(line.encode() * 1000)
     code = f"""
-import threading, time, penstock as ps
+import threading, time, batchwright as bw
 most = 0
 def watch():
     global most
@@ -78,8 +78,8 @@ def watch():
                 most = max(most, int(line.split()[1]))
         time.sleep(0.02)
 threading.Thread(target=watch, daemon=True).start()
-recipe = ps.DatasetRecipe().add_ingredient({str(tmp_path)!r}).prepare_step(ps.tokenize("bytes", dtype="uint16"))
-store = ps.bake(recipe, {str(tmp_path / "s")!r}, workers=0, show_progress=False)
+recipe = bw.DatasetRecipe().add_ingredient({str(tmp_path)!r}).prepare_step(bw.tokenize("bytes", dtype="uint16"))
+store = bw.bake(recipe, {str(tmp_path / "s")!r}, workers=0, show_progress=False)
 print(most // 1024, store.num_tokens)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

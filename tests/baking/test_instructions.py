@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 def upper(row):
@@ -20,24 +20,24 @@ def is_long(row):
 
 def texts(recipe, **settings):
     """The texts of a recipe's rows, in order."""
-    return ps.bake(recipe, workers=0, show_progress=False, **settings).to_pydict()["text"]
+    return bw.bake(recipe, workers=0, show_progress=False, **settings).to_pydict()["text"]
 
 
 def chained():
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(["a", "bbb"], name="one", where=is_long)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(["a", "bbb"], name="one", where=is_long)
     recipe.add_ingredient(["c", "d"], quantity=1).prepare_step(upper, select="one", name="shout")
-    return recipe.prepare_step(upper, select=is_long).prepare_step(ps.tokenize("bytes"))
+    return recipe.prepare_step(upper, select=is_long).prepare_step(bw.tokenize("bytes"))
 
 
 def listed():
     instructions = [
-        ps.add_ingredient(["a", "bbb"], name="one", where=is_long),
-        ps.add_ingredient(["c", "d"], quantity=1),
-        ps.prepare_step(upper, select="one", name="shout"),
-        ps.prepare_step(upper, select=is_long),
-        ps.prepare_step(ps.tokenize("bytes")),
+        bw.add_ingredient(["a", "bbb"], name="one", where=is_long),
+        bw.add_ingredient(["c", "d"], quantity=1),
+        bw.prepare_step(upper, select="one", name="shout"),
+        bw.prepare_step(upper, select=is_long),
+        bw.prepare_step(bw.tokenize("bytes")),
     ]
-    return ps.DatasetRecipe(instructions=instructions, seed=3)
+    return bw.DatasetRecipe(instructions=instructions, seed=3)
 
 
 def test_a_list_of_instructions_is_the_recipe_that_the_methods_make():
@@ -47,8 +47,8 @@ def test_a_list_of_instructions_is_the_recipe_that_the_methods_make():
 
 
 def test_a_recipe_lists_its_instructions_in_the_order_in_which_they_are_followed():
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper)
-    recipe.prepare_step(ps.tokenize("bytes")).add_ingredient(["b"], name="two")
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper)
+    recipe.prepare_step(bw.tokenize("bytes")).add_ingredient(["b"], name="two")
     names = [getattr(each, "name", "tokenize") for each in recipe.instructions]
     assert names == ["one", "upper", "two", "tokenize"]
     recipe.instructions.clear()
@@ -56,9 +56,9 @@ def test_a_recipe_lists_its_instructions_in_the_order_in_which_they_are_followed
 
 
 def test_one_instruction_can_be_part_of_two_recipes():
-    words = ps.add_ingredient(["a"])
-    assert ps.DatasetRecipe([words, words]).ingredients[1].name == "memory-2"
-    assert ps.DatasetRecipe([words]).ingredients[0].name == "memory"
+    words = bw.add_ingredient(["a"])
+    assert bw.DatasetRecipe([words, words]).ingredients[1].name == "memory-2"
+    assert bw.DatasetRecipe([words]).ingredients[0].name == "memory"
 
 
 @pytest.mark.parametrize(
@@ -66,32 +66,32 @@ def test_one_instruction_can_be_part_of_two_recipes():
     [
         (["web/*.jsonl"], "a str is not an instruction", {"parameter": "instructions", "instruction": "1 of 1"}),
         (
-            [ps.add_ingredient(["a"]), None],
+            [bw.add_ingredient(["a"]), None],
             "a NoneType is not an instruction",
             {"parameter": "instructions", "instruction": "2 of 2"},
         ),
         (
-            [ps.add_ingredient(["a"], name="x"), ps.add_ingredient(["b"], name="X")],
+            [bw.add_ingredient(["a"], name="x"), bw.add_ingredient(["b"], name="X")],
             "cannot be named 'X': that name is taken",
             {"parameter": "name", "instruction": "2 of 2"},
         ),
         (
-            [ps.tokenize("bytes"), ps.prepare_step(upper)],
+            [bw.tokenize("bytes"), bw.prepare_step(upper)],
             "no step can follow tokenize",
             {"parameter": "step", "instruction": "2 of 2"},
         ),
         (
-            [ps.add_ingredient(["a"], name="web"), ps.prepare_step(upper, select="wbe")],
+            [bw.add_ingredient(["a"], name="web"), bw.prepare_step(upper, select="wbe")],
             "no ingredient before this step is named 'wbe'",
             {"parameter": "select", "ingredients": "'web'", "instruction": "2 of 2"},
         ),
         ("web", "instructions are a list, not a str", {"parameter": "instructions"}),
-        (ps.add_ingredient(["a"]), "instructions are a list, not a Ingredient", {"parameter": "instructions"}),
+        (bw.add_ingredient(["a"]), "instructions are a list, not a Ingredient", {"parameter": "instructions"}),
     ],
 )
 def test_what_is_not_an_instruction_is_refused_by_its_number(instructions, message, where):
-    with pytest.raises(ps.SpecError, match=message) as caught:
-        ps.DatasetRecipe(instructions=instructions)
+    with pytest.raises(bw.SpecError, match=message) as caught:
+        bw.DatasetRecipe(instructions=instructions)
     assert caught.value.where == where
     assert caught.value.remedy
 
@@ -100,26 +100,26 @@ def test_what_is_not_an_instruction_is_refused_by_its_number(instructions, messa
 
 
 def test_a_step_is_for_the_ingredients_before_it_and_not_for_those_after():
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
     assert texts(recipe) == ["A", "b"]
 
 
 def test_a_store_has_the_same_order_of_steps(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert [store.decode(row.tokens) for row in store.rows()] == ["A", "b"]
 
 
 def test_where_a_step_stands_is_part_of_what_a_recipe_is():
-    first = ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
-    last = ps.DatasetRecipe().add_ingredient(["a"], name="one").add_ingredient(["b"], name="two").prepare_step(upper)
+    first = bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
+    last = bw.DatasetRecipe().add_ingredient(["a"], name="one").add_ingredient(["b"], name="two").prepare_step(upper)
     assert first.fingerprint != last.fingerprint
 
 
 def test_the_spec_of_a_recipe_with_its_steps_at_the_end_is_as_it_always_was():
     # Stores that were baked before are found by it: a change would read and tokenise all of them again.
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(["a"], name="one", quantity=0.5).prepare_step(upper, version="1")
-    recipe.prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(["a"], name="one", quantity=0.5).prepare_step(upper, version="1")
+    recipe.prepare_step(bw.tokenize("bytes"))
     assert set(recipe.spec()["ingredients"][0]) == {"name", "text", "format", "where", "quantity", "memory"}
     assert [len(step) for step in recipe.spec()["steps"]] == [2, 2]
     assert recipe.fingerprint == "8cf9ff536854cc89"
@@ -129,13 +129,13 @@ def test_a_changed_step_lets_units_be_that_it_is_not_for(tmp_path, quiet_bake):
     read = []
 
     def recipe(word):
-        made = ps.DatasetRecipe().add_ingredient(["a", "b"], name="one")
+        made = bw.DatasetRecipe().add_ingredient(["a", "b"], name="one")
         for _ in word:
             made.prepare_step(lambda row: {"text": row["text"] + word})
         made.add_ingredient(["c"], name="two", where=lambda row: read.append("two") or True, version="1")
         made.add_ingredient(["d"], name="three", where=lambda row: read.append("three") or True, version="1")
         return made.prepare_step(lambda row: {"text": row["text"] + word}, select="three").prepare_step(
-            ps.tokenize("bytes")
+            bw.tokenize("bytes")
         )
 
     quiet_bake(recipe("x"), tmp_path / "a.store")
@@ -163,21 +163,21 @@ def test_a_step_sees_the_rows_that_it_selects_and_others_pass_by(select, found):
         seen.append(row["text"])
         return upper(row)
 
-    recipe = ps.DatasetRecipe().add_ingredient(["a", "bbb"], name="one").add_ingredient(["c", "ddd"], name="two")
+    recipe = bw.DatasetRecipe().add_ingredient(["a", "bbb"], name="one").add_ingredient(["c", "ddd"], name="two")
     assert texts(recipe.prepare_step(shout, select=select, version="1")) == found
     assert [text.upper() for text in seen] == [text for text in found if text.isupper()]
 
 
 def test_a_store_selects_the_same_rows(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(["a", "bbb"], name="one").add_ingredient(["c", "ddd"], name="two")
-    recipe.prepare_step(upper, select=is_long).prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(["a", "bbb"], name="one").add_ingredient(["c", "ddd"], name="two")
+    recipe.prepare_step(upper, select=is_long).prepare_step(bw.tokenize("bytes"))
     store = quiet_bake(recipe, tmp_path / "a.store", shuffle=False)
     assert [store.decode(row.tokens) for row in store.rows()] == ["a", "BBB", "c", "DDD"]
 
 
 def test_what_is_selected_is_part_of_what_a_recipe_is():
     def recipe(**settings):
-        return ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper, **settings)
+        return bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper, **settings)
 
     made = [recipe(), recipe(select="one"), recipe(select=is_long), recipe(select=lambda row: len(row["text"]) > 3)]
     assert len({each.fingerprint for each in made}) == 4
@@ -186,19 +186,19 @@ def test_what_is_selected_is_part_of_what_a_recipe_is():
 
 def test_a_select_that_cannot_be_compared_asks_for_a_version_which_names_both_functions():
     lock = threading.Lock()
-    recipe = ps.DatasetRecipe().add_ingredient(["a"])
-    with pytest.raises(ps.SpecError, match="cannot tell when select= of step 'upper' has changed"):
+    recipe = bw.DatasetRecipe().add_ingredient(["a"])
+    with pytest.raises(bw.SpecError, match="cannot tell when select= of step 'upper' has changed"):
         recipe.prepare_step(upper, select=lambda row: lock.locked())
     recipe.prepare_step(upper, select=lambda row: lock.locked(), version="1")
-    other = ps.DatasetRecipe().add_ingredient(["a"])
+    other = bw.DatasetRecipe().add_ingredient(["a"])
     other.prepare_step(upper, select=lambda row: not lock.locked(), version="2")
     assert recipe.fingerprint != other.fingerprint
 
 
 @pytest.mark.parametrize("select", [5, [], ["one", 5], {"one"}, b"one", True])
 def test_a_select_of_another_type_is_refused(select):
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="one")
-    with pytest.raises(ps.SpecError, match="says nothing about rows") as caught:
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="one")
+    with pytest.raises(bw.SpecError, match="says nothing about rows") as caught:
         recipe.prepare_step(upper, select=select)
     assert caught.value.where == {"parameter": "select"}
     assert "select=lambda row" in caught.value.remedy
@@ -210,8 +210,8 @@ def test_a_select_of_another_type_is_refused(select):
     [("wbe", "select='web'"), ("later", "a step comes after the ingredients that it is for")],
 )
 def test_an_ingredient_that_is_not_there_before_the_step_is_refused(name, remedy):
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="web")
-    with pytest.raises(ps.SpecError, match=f"no ingredient before this step is named '{name}'") as caught:
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="web")
+    with pytest.raises(bw.SpecError, match=f"no ingredient before this step is named '{name}'") as caught:
         recipe.prepare_step(upper, select=["web", name])
     assert caught.value.where == {"parameter": "select", "ingredients": "'web'"}
     assert caught.value.remedy == remedy
@@ -219,16 +219,16 @@ def test_an_ingredient_that_is_not_there_before_the_step_is_refused(name, remedy
 
 
 def test_tokenize_is_for_all_rows():
-    with pytest.raises(ps.SpecError, match="tokenize is for all rows") as caught:
-        ps.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(ps.tokenize("bytes"), select="one")
+    with pytest.raises(bw.SpecError, match="tokenize is for all rows") as caught:
+        bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(bw.tokenize("bytes"), select="one")
     assert caught.value.where == {"parameter": "select"}
 
 
 def test_a_select_that_fails_says_at_which_row(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "n": 1}\n{"text": "b"}\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
     recipe.prepare_step(upper, select=lambda row: row["n"] > 0)
-    with pytest.raises(ps.WorkerError, match="select= of step 'upper' failed: KeyError: 'n'") as caught:
+    with pytest.raises(bw.WorkerError, match="select= of step 'upper' failed: KeyError: 'n'") as caught:
         texts(recipe)
     assert caught.value.where["file"] == str(tmp_path / "a.jsonl")
     assert caught.value.where["line"] == 2
@@ -253,7 +253,7 @@ def test_a_select_that_fails_says_at_which_row(tmp_path):
 )
 def test_rows_are_named_by_type_shape_and_content_of_what_they_hold(one, other):
     def named(value):
-        return ps.DatasetRecipe().add_ingredient([{"text": "a", "value": value}]).fingerprint
+        return bw.DatasetRecipe().add_ingredient([{"text": "a", "value": value}]).fingerprint
 
     assert named(one) == named(one)
     assert named(one) != named(other)
@@ -263,7 +263,7 @@ def test_tensors_are_named_by_their_content_wherever_it_lies():
     torch = pytest.importorskip("torch")
 
     def named(value):
-        return ps.DatasetRecipe().add_ingredient([{"value": value}]).fingerprint
+        return bw.DatasetRecipe().add_ingredient([{"value": value}]).fingerprint
 
     assert named(torch.arange(4)[1:3]) == named(torch.tensor([1, 2]))
     assert named(torch.ones(2, dtype=torch.bfloat16)) != named(torch.ones(2, dtype=torch.float16))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.store import collect_garbage
-from penstock.store.layout import Manifest
+import batchwright as bw
+from batchwright.store import collect_garbage
+from batchwright.store.layout import Manifest
 
 WORDS = [f"word {n} " + "so " * (n % 7) for n in range(40)]
 
@@ -39,9 +39,9 @@ class Counting:
             return list(text.encode())
 
         append = {"append_eos": True, "eos": eos} if eos is not None else {}
-        step = ps.tokenize(encode, vocab_size=256, version=version, dtype=dtype, **append)
+        step = bw.tokenize(encode, vocab_size=256, version=version, dtype=dtype, **append)
         self.log.write_text("")
-        recipe = ps.DatasetRecipe(seed=5).add_ingredient(rows, **{"name": "words", **ingredient})
+        recipe = bw.DatasetRecipe(seed=5).add_ingredient(rows, **{"name": "words", **ingredient})
         store = self.quiet_bake(recipe.prepare_step(step), self.folder / to, workers=workers)
         return self.log.read_text().splitlines(), store
 
@@ -52,14 +52,14 @@ def counting(tmp_path, quiet_bake) -> Counting:
 
 
 @pytest.fixture
-def first(counting) -> ps.Store:
+def first(counting) -> bw.Store:
     """A store of the first 30 words."""
     encoded, store = counting.bake(WORDS[:30], "a.store")
     assert sorted(encoded) == sorted(WORDS[:30])
     return store
 
 
-def texts_of(store: ps.Store) -> list[str]:
+def texts_of(store: bw.Store) -> list[str]:
     return sorted(bytes(document.tokens[document.tokens < 255].astype("u1")).decode() for document in store.rows())
 
 
@@ -76,7 +76,7 @@ def test_another_recipe_encodes_only_the_texts_that_are_new(counting, workers):
 def test_the_store_has_the_same_bytes_as_without_it(counting, version_files, monkeypatch, settings):
     encoded, _ = counting.bake(WORDS[10:], "with.store", **settings)
     assert len(encoded) == 10
-    monkeypatch.setenv("PENSTOCK_TOKEN_CACHE", "off")
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN_CACHE", "off")
     encoded, _ = counting.bake(WORDS[10:], "without.store", **settings)
     assert len(encoded) == 30
     assert version_files(counting.folder / "with.store") == version_files(counting.folder / "without.store")
@@ -111,7 +111,7 @@ def test_a_version_that_was_made_of_old_ones_is_known_too(counting, version_file
     for name, words in (("a", WORDS[:20]), ("b", WORDS[20:])):
         (counting.folder / "in" / f"{name}.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
     counting.bake(counting.folder / "in" / "a.jsonl", "a.store")
-    shutil.rmtree(Path(os.environ["PENSTOCK_HOME"]) / "tokenized")
+    shutil.rmtree(Path(os.environ["BATCHWRIGHT_HOME"]) / "tokenized")
     assert len(counting.bake(counting.folder / "in", "a.store")[0]) == 20  # units of the first file are taken as wholes
     assert counting.bake(WORDS, "memory.store", name="w")[0] == []
     counting.bake(counting.folder / "in", "new.store")
@@ -125,16 +125,16 @@ def test_another_version_of_the_tokenizer_knows_nothing(counting):
 
 SCRIPT = """
 import sys
-import penstock as ps
+import batchwright as bw
 def encode(text):
     return list(text.encode())
-recipe = ps.DatasetRecipe().add_ingredient(["one", "two"], name=sys.argv[1])
-ps.bake(recipe.prepare_step(ps.tokenize(encode, vocab_size=256, version="1")), sys.argv[2], workers=0)
+recipe = bw.DatasetRecipe().add_ingredient(["one", "two"], name=sys.argv[1])
+bw.bake(recipe.prepare_step(bw.tokenize(encode, vocab_size=256, version="1")), sys.argv[2], workers=0)
 """
 
 
 def test_functions_of_two_programs_with_one_name_and_version_are_two_tokenizers(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
 
     def said_by(program: str, name: str) -> str:
         (tmp_path / program).write_text(SCRIPT)
@@ -148,21 +148,21 @@ def test_functions_of_two_programs_with_one_name_and_version_are_two_tokenizers(
 
 def test_bake_says_how_many_documents_were_tokenised_before(counting, capsys):
     counting.bake(WORDS[:30], "a.store")
-    counting.quiet_bake = ps.bake
+    counting.quiet_bake = bw.bake
     counting.bake(WORDS)
     assert "  30 of 40 documents were tokenised before\n" in capsys.readouterr().err
 
 
 def test_a_bake_of_new_texts_says_nothing_of_it(counting, capsys):
-    counting.quiet_bake = ps.bake
+    counting.quiet_bake = bw.bake
     counting.bake(WORDS)
     assert "before" not in capsys.readouterr().err
 
 
 def test_characters_are_known_once_they_are_fitted(tmp_path, quiet_bake, capsys):
     for name, words in (("a", WORDS), ("b", WORDS[::-1]), ("c", [*WORDS, "zebra"])):
-        recipe = ps.DatasetRecipe().add_ingredient(words, name=name)
-        store = ps.bake(recipe.prepare_step(ps.tokenize("chars")), tmp_path / f"{name}.store", workers=0)
+        recipe = bw.DatasetRecipe().add_ingredient(words, name=name)
+        store = bw.bake(recipe.prepare_step(bw.tokenize("chars")), tmp_path / f"{name}.store", workers=0)
         assert sorted(store.decode(document.tokens) for document in store.rows()) == sorted(words)
     said = capsys.readouterr().err
     assert said.count("40 of 40 documents were tokenised before") == 1
@@ -172,7 +172,7 @@ def test_characters_are_known_once_they_are_fitted(tmp_path, quiet_bake, capsys)
 def test_an_error_names_the_row_also_where_rows_before_it_are_known(counting, first, tmp_path):
     file = tmp_path / "words.jsonl"
     file.write_text("".join(json.dumps({"text": word}) + "\n" for word in WORDS))
-    with pytest.raises(ps.TokenizerError, match="this one is too much") as caught:
+    with pytest.raises(bw.TokenizerError, match="this one is too much") as caught:
         counting.bake(file, failing="word 33")
     assert (caught.value.where["file"], caught.value.where["line"]) == (str(file), 34)
 
@@ -204,13 +204,13 @@ def test_a_table_that_is_damaged_is_not_used(counting, first, damage):
     encoded, store = counting.bake(WORDS[:30])
     assert len(encoded) == 30
     assert texts_of(store) == sorted(WORDS[:30])
-    with pytest.raises(ps.StoreError, match="a table of this store") as caught:
-        ps.open_store(first.path, verify=True)
+    with pytest.raises(bw.StoreError, match="a table of this store") as caught:
+        bw.open_store(first.path, verify=True)
     assert caught.value.where["file"] == table
 
 
 def entries() -> list[Path]:
-    return list((Path(os.environ["PENSTOCK_HOME"]) / "tokenized").glob("*/*.json"))
+    return list((Path(os.environ["BATCHWRIGHT_HOME"]) / "tokenized").glob("*/*.json"))
 
 
 def test_a_store_that_was_removed_is_forgotten(counting, first):
@@ -249,7 +249,7 @@ def test_a_store_of_an_earlier_release_opens_and_is_not_used(counting, first):
     del manifest["texts_hash"]
     (first.folder / "manifest.json").write_text(json.dumps(manifest))
     (first.folder / "texts.arrow").unlink()
-    old = ps.open_store(first.path, verify=True)
+    old = bw.open_store(first.path, verify=True)
     assert old.texts is None
     assert old.fingerprint == first.fingerprint
     assert len(counting.bake(WORDS[:30])[0]) == 30
@@ -270,9 +270,9 @@ def test_a_shard_is_not_read_whole_for_one_short_text(counting):
 def test_a_home_that_cannot_be_written_is_no_matter(counting, monkeypatch, tmp_path, kind):
     if kind == "file":
         (tmp_path / "home").write_text("not a folder")
-        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     else:
-        monkeypatch.delenv("PENSTOCK_HOME")
+        monkeypatch.delenv("BATCHWRIGHT_HOME")
         monkeypatch.setattr(Path, "home", _no_home)
     counting.bake(WORDS[:30], "a.store")
     assert len(counting.bake(WORDS)[0]) == 40
@@ -285,13 +285,13 @@ def _no_home():
 
 @pytest.mark.usefixtures("first")
 def test_turned_off_it_neither_looks_nor_remembers(counting, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_TOKEN_CACHE", "off")
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN_CACHE", "off")
     assert len(counting.bake(WORDS)[0]) == 40
     assert len(entries()) == 1
 
 
 def test_bytes_are_not_looked_up(tmp_path, quiet_bake):
-    quiet_bake(ps.DatasetRecipe().add_ingredient(WORDS).prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    quiet_bake(bw.DatasetRecipe().add_ingredient(WORDS).prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert entries() == []
 
 
@@ -299,9 +299,9 @@ def test_bytes_are_not_looked_up(tmp_path, quiet_bake):
 
 SLOW = """
 import sys, time
-import penstock as ps
+import batchwright as bw
 to, log, first, last, wait_at = sys.argv[1:]
-from penstock.sources import units
+from batchwright.sources import units
 units._UNIT_ROWS = 4
 
 def encode(text, log=log, wait_at=wait_at):
@@ -311,8 +311,8 @@ def encode(text, log=log, wait_at=wait_at):
         time.sleep(600)
     return list(text.encode())
 
-recipe = ps.DatasetRecipe().add_ingredient([f"word {n}" for n in range(int(first), int(last))], name=first)
-ps.bake(recipe.prepare_step(ps.tokenize(encode, vocab_size=256, version="1")), to, workers=0, show_progress=False)
+recipe = bw.DatasetRecipe().add_ingredient([f"word {n}" for n in range(int(first), int(last))], name=first)
+bw.bake(recipe.prepare_step(bw.tokenize(encode, vocab_size=256, version="1")), to, workers=0, show_progress=False)
 """
 
 
@@ -322,7 +322,7 @@ def slow(tmp_path):
 
     def start(to, log, first, last, wait_at=""):
         command = [sys.executable, tmp_path / "slow.py", tmp_path / to, tmp_path / log, first, last, wait_at]
-        environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
         return subprocess.Popen([str(part) for part in command], env=environment)
 
     return start
@@ -340,15 +340,15 @@ def test_of_a_bake_that_was_killed_nothing_is_used_until_it_is_finished(tmp_path
     assert slow("a.store", "again.log", 0, 20).wait() == 0
     # Units of four: three were done before; of the rest, 12 to 19, all lie in the other store now.
     assert not (tmp_path / "again.log").exists()
-    assert ps.open_store(tmp_path / "a.store", verify=True).num_rows == 20
+    assert bw.open_store(tmp_path / "a.store", verify=True).num_rows == 20
 
 
 def test_bakes_at_the_same_time_do_not_disturb_each_other(tmp_path, slow, version_files, monkeypatch):
     bakes = [slow(f"{n}.store", f"{n}.log", n, n + 20) for n in range(2)]
     assert [bake.wait() for bake in bakes] == [0, 0]
-    monkeypatch.setenv("PENSTOCK_TOKEN_CACHE", "off")
+    monkeypatch.setenv("BATCHWRIGHT_TOKEN_CACHE", "off")
     assert slow("alone.store", "alone.log", 1, 21).wait() == 0
     assert version_files(tmp_path / "1.store") == version_files(tmp_path / "alone.store")
-    monkeypatch.delenv("PENSTOCK_TOKEN_CACHE")
+    monkeypatch.delenv("BATCHWRIGHT_TOKEN_CACHE")
     assert slow("after.store", "after.log", 0, 21).wait() == 0
     assert not (tmp_path / "after.log").exists()

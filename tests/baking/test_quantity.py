@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.seeds import key_of, mix64
-from penstock.sources import units
+import batchwright as bw
+from batchwright.seeds import key_of, mix64
+from batchwright.sources import units
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def kept(store: ps.Store) -> set[str]:
+def kept(store: bw.Store) -> set[str]:
     return {store.decode(row.tokens) or "" for row in store.rows()}
 
 
-def bake(source, to: Path, quiet_bake, *, seed: int = 5, **ingredient: object) -> ps.Store:
-    recipe = ps.DatasetRecipe(seed=seed).add_ingredient(source, **({"name": "web"} | ingredient))
-    return quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), to)
+def bake(source, to: Path, quiet_bake, *, seed: int = 5, **ingredient: object) -> bw.Store:
+    recipe = bw.DatasetRecipe(seed=seed).add_ingredient(source, **({"name": "web"} | ingredient))
+    return quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), to)
 
 
 def smallest(quantity: int, passing) -> set[str]:
@@ -89,21 +89,21 @@ def test_a_quantity_of_rows_from_memory(tmp_path, quiet_bake, monkeypatch):
 
 
 def test_a_vocabulary_of_characters_is_that_of_the_rows_that_are_kept(source, tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(source, quantity=3, where=lambda row: row["n"] < 10)
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("chars")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe().add_ingredient(source, quantity=3, where=lambda row: row["n"] < 10)
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("chars")), tmp_path / "a.store")
     assert store.manifest.tokenizer["vocab_size"] == len(set("".join(kept(store))))
 
 
 @pytest.mark.parametrize("quantity", [-1, 1.5, -0.1, float("nan"), True, "10", [1]])
 def test_a_quantity_that_is_none_is_refused(quantity):
-    with pytest.raises(ps.SpecError, match="neither a number of rows nor a share") as caught:
-        ps.DatasetRecipe().add_ingredient(["a"], quantity=quantity)
+    with pytest.raises(bw.SpecError, match="neither a number of rows nor a share") as caught:
+        bw.DatasetRecipe().add_ingredient(["a"], quantity=quantity)
     assert caught.value.where == {"parameter": "quantity"}
 
 
 def test_a_quantity_from_numpy_is_a_number_like_any_other():
     recipe = (
-        ps.DatasetRecipe().add_ingredient(["a"], quantity=np.int64(5)).add_ingredient(["b"], quantity=np.float32(0.5))
+        bw.DatasetRecipe().add_ingredient(["a"], quantity=np.int64(5)).add_ingredient(["b"], quantity=np.float32(0.5))
     )
     assert [ingredient.quantity for ingredient in recipe.ingredients] == [5, 0.5]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 def test_methods_change_the_recipe_and_return_it():
-    recipe = ps.DatasetRecipe(seed=3)
+    recipe = bw.DatasetRecipe(seed=3)
     assert recipe.add_ingredient(["a"]) is recipe
-    assert recipe.prepare_step(ps.tokenize("bytes")) is recipe
+    assert recipe.prepare_step(bw.tokenize("bytes")) is recipe
     assert recipe.holdout(0.1) is recipe
     assert [ingredient.name for ingredient in recipe.ingredients] == ["memory"]
 
@@ -28,10 +28,10 @@ def test_a_recipe_prints_what_it_will_do(tmp_path):
     def english(row):
         return row["lang"] == "en"
 
-    recipe = ps.DatasetRecipe(seed=3)
+    recipe = bw.DatasetRecipe(seed=3)
     recipe.add_ingredient(tmp_path / "web", where=english, quantity=1000)
     recipe.add_ingredient(["one", "two"], name="notes", quantity=0.5)
-    recipe.prepare_step(str.upper, name="shout").prepare_step(ps.tokenize("bytes", append_eos=True)).holdout(0.005)
+    recipe.prepare_step(str.upper, name="shout").prepare_step(bw.tokenize("bytes", append_eos=True)).holdout(0.005)
     assert repr(recipe).splitlines() == [
         "DatasetRecipe, seed 3",
         "├─ web: 2 files, 14 bytes, where english, 1,000 of them",
@@ -56,11 +56,11 @@ def test_a_recipe_prints_what_it_will_do(tmp_path):
     ],
 )
 def test_an_ingredient_without_a_name_is_named_after_its_source(source, name):
-    assert ps.DatasetRecipe().add_ingredient(source).ingredients[0].name == name
+    assert bw.DatasetRecipe().add_ingredient(source).ingredients[0].name == name
 
 
 def test_names_that_would_be_taken_get_a_number():
-    recipe = ps.DatasetRecipe().add_ingredient(["a"]).add_ingredient(["b"]).add_ingredient(["c"])
+    recipe = bw.DatasetRecipe().add_ingredient(["a"]).add_ingredient(["b"]).add_ingredient(["c"])
     assert [ingredient.name for ingredient in recipe.ingredients] == ["memory", "memory-2", "memory-3"]
 
 
@@ -77,8 +77,8 @@ def test_names_that_would_be_taken_get_a_number():
     ],
 )
 def test_a_name_that_cannot_name_files_is_refused(name, why):
-    recipe = ps.DatasetRecipe().add_ingredient(["a"], name="web")
-    with pytest.raises(ps.SpecError, match=why) as caught:
+    recipe = bw.DatasetRecipe().add_ingredient(["a"], name="web")
+    with pytest.raises(bw.SpecError, match=why) as caught:
         recipe.add_ingredient(["b"], name=name)
     assert caught.value.where == {"parameter": "name"}
     assert len(recipe.ingredients) == 1
@@ -96,8 +96,8 @@ def test_a_name_that_cannot_name_files_is_refused(name, why):
     ],
 )
 def test_what_is_not_a_source_is_refused(source, message):
-    recipe = ps.DatasetRecipe()
-    with pytest.raises(ps.SpecError, match=message) as caught:
+    recipe = bw.DatasetRecipe()
+    with pytest.raises(bw.SpecError, match=message) as caught:
         recipe.add_ingredient(source)
     assert caught.value.where == {"parameter": "source"}
     assert recipe.ingredients == []
@@ -109,13 +109,13 @@ def test_a_frame_that_cannot_be_arrow_is_refused_because_iterating_it_gives_name
 
         def to_dict(self, how): ...
 
-    with pytest.raises(ps.SpecError, match="a Frame cannot be read as a table") as caught:
-        ps.DatasetRecipe().add_ingredient(Frame(["text"]))
+    with pytest.raises(bw.SpecError, match="a Frame cannot be read as a table") as caught:
+        bw.DatasetRecipe().add_ingredient(Frame(["text"]))
     assert caught.value.remedy == "a pyarrow Table, a polars or pandas DataFrame, or rows as dicts"
 
 
 def test_rows_come_from_any_iterable_and_from_arrow_tables():
-    recipe = ps.DatasetRecipe()
+    recipe = bw.DatasetRecipe()
     recipe.add_ingredient({"text": f"row {n}"} for n in range(3))
     recipe.add_ingredient(pa.table({"text": ["a", "b"], "n": [1, 2]}))
     assert recipe.ingredients[0].source == [{"text": "row 0"}, {"text": "row 1"}, {"text": "row 2"}]
@@ -124,8 +124,8 @@ def test_rows_come_from_any_iterable_and_from_arrow_tables():
 
 @pytest.mark.parametrize("source", [["*.jsonl", "in/*.jsonl"], ["in/web.jsonl"], ["nowhere.txt"], [Path("nowhere")]])
 def test_a_list_of_globs_or_missing_files_is_never_taken_for_text(tmp_path, quiet_bake, source):
-    recipe = ps.DatasetRecipe().add_ingredient(source).prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SourceError, match="no input: this") as caught:
+    recipe = bw.DatasetRecipe().add_ingredient(source).prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.SourceError, match="no input: this") as caught:
         quiet_bake(recipe, tmp_path / "a.store")
     assert caught.value.where["file"] == str(source[0])
     assert not (tmp_path / "a.store").exists()
@@ -134,7 +134,7 @@ def test_a_list_of_globs_or_missing_files_is_never_taken_for_text(tmp_path, quie
 def test_a_list_with_a_format_is_a_list_of_files(tmp_path, monkeypatch, quiet_bake):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes").write_text("hello")
-    recipe = ps.DatasetRecipe().add_ingredient(["notes"], format="text").prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(["notes"], format="text").prepare_step(bw.tokenize("bytes"))
     store = quiet_bake(recipe, "a.store")
     assert store.decode(store.tokens(0)) == "hello"
 
@@ -142,8 +142,8 @@ def test_a_list_with_a_format_is_a_list_of_files(tmp_path, monkeypatch, quiet_ba
 def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one").write_text("")
-    with pytest.raises(ps.SourceError, match=r"is this a list of files or of texts\? 'one' exists, 'two' does not"):
-        ps.DatasetRecipe().add_ingredient(["one", "two"])
+    with pytest.raises(bw.SourceError, match=r"is this a list of files or of texts\? 'one' exists, 'two' does not"):
+        bw.DatasetRecipe().add_ingredient(["one", "two"])
 
 
 @pytest.mark.parametrize(
@@ -152,49 +152,49 @@ def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatc
         (lambda recipe: recipe.add_ingredient(["a"], text=5), "text"),
         (lambda recipe: recipe.add_ingredient(["a"], where="x > 3"), "where"),
         (lambda recipe: recipe.prepare_step("bytes"), "step"),
-        (lambda recipe: recipe.prepare_step(ps.tokenize("bytes")).prepare_step(lambda row: row), "step"),
-        (lambda recipe: recipe.prepare_step(ps.tokenize("bytes")).prepare_step(ps.tokenize("bytes")), "step"),
+        (lambda recipe: recipe.prepare_step(bw.tokenize("bytes")).prepare_step(lambda row: row), "step"),
+        (lambda recipe: recipe.prepare_step(bw.tokenize("bytes")).prepare_step(bw.tokenize("bytes")), "step"),
         (lambda recipe: recipe.holdout(1.0), "fraction"),
         (lambda recipe: recipe.holdout(0), "fraction"),
         (lambda recipe: recipe.holdout("0.1"), "fraction"),
-        (lambda recipe: ps.DatasetRecipe(seed="seven"), "seed"),
-        (lambda recipe: ps.bake(recipe, "a.store"), "recipe"),
-        (lambda recipe: ps.bake(recipe.add_ingredient(["a"]).holdout(0.5), "a.store"), "recipe"),
-        (lambda recipe: ps.bake("recipe.py", "a.store"), "recipe"),
+        (lambda recipe: bw.DatasetRecipe(seed="seven"), "seed"),
+        (lambda recipe: bw.bake(recipe, "a.store"), "recipe"),
+        (lambda recipe: bw.bake(recipe.add_ingredient(["a"]).holdout(0.5), "a.store"), "recipe"),
+        (lambda recipe: bw.bake("recipe.py", "a.store"), "recipe"),
         (lambda recipe: _bake(recipe, workers=-1), "workers"),
         (lambda recipe: _bake(recipe, on_error="ignore"), "on_error"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(make, parameter, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ps.SpecError) as caught:
-        make(ps.DatasetRecipe())
+    with pytest.raises(bw.SpecError) as caught:
+        make(bw.DatasetRecipe())
     assert caught.value.where["parameter"] == parameter
     assert os.listdir(tmp_path) == []
 
 
-def _bake(recipe: ps.DatasetRecipe, **settings):
-    return ps.bake(recipe.add_ingredient(["a"]).prepare_step(ps.tokenize("bytes")), "a.store", **settings)
+def _bake(recipe: bw.DatasetRecipe, **settings):
+    return bw.bake(recipe.add_ingredient(["a"]).prepare_step(bw.tokenize("bytes")), "a.store", **settings)
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones():
-    with pytest.raises(ps.SpecError, match="no format named 'jsnl'") as caught:
-        ps.DatasetRecipe().add_ingredient("a", format="jsnl")
+    with pytest.raises(bw.SpecError, match="no format named 'jsnl'") as caught:
+        bw.DatasetRecipe().add_ingredient("a", format="jsnl")
     assert caught.value.remedy == "'jsonl'"
 
 
 def test_a_where_that_cannot_be_compared_asks_for_a_version():
     lock = threading.Lock()
-    recipe = ps.DatasetRecipe()
-    with pytest.raises(ps.SpecError, match=r"cannot tell when where= has changed: it uses a _thread\.lock") as caught:
+    recipe = bw.DatasetRecipe()
+    with pytest.raises(bw.SpecError, match=r"cannot tell when where= has changed: it uses a _thread\.lock") as caught:
         recipe.add_ingredient(["a"], where=lambda row: lock.locked())
     assert "version='1'" in caught.value.remedy
     recipe.add_ingredient(["a"], where=lambda row: lock.locked(), version="1")
 
 
 def test_rows_that_cannot_be_compared_are_refused(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient([{"text": "a", "value": object()}]).prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SpecError, match="the rows of 'memory' hold values that cannot be compared"):
+    recipe = bw.DatasetRecipe().add_ingredient([{"text": "a", "value": object()}]).prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.SpecError, match="the rows of 'memory' hold values that cannot be compared"):
         quiet_bake(recipe, tmp_path / "a.store")
 
 
@@ -205,9 +205,9 @@ repeats = {"where": 1, "step": 1, "tokenizer": 1}
 def test_what_a_function_reads_is_compared_when_it_is_baked_not_when_it_is_added(
     tmp_path, quiet_bake, monkeypatch, part
 ):
-    recipe = ps.DatasetRecipe().add_ingredient(["a", "bb"], where=lambda row: len(row["text"]) <= repeats["where"])
+    recipe = bw.DatasetRecipe().add_ingredient(["a", "bb"], where=lambda row: len(row["text"]) <= repeats["where"])
     recipe.prepare_step(lambda row: {"text": row["text"] * repeats["step"]})
-    recipe.prepare_step(ps.tokenize(lambda text: [0] * len(text) * repeats["tokenizer"], vocab_size=1))
+    recipe.prepare_step(bw.tokenize(lambda text: [0] * len(text) * repeats["tokenizer"], vocab_size=1))
     assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens == 1
     monkeypatch.setitem(repeats, part, 2)
     assert quiet_bake(recipe, to=tmp_path / "c.store").num_tokens > 1
@@ -220,8 +220,8 @@ def test_options_reach_the_format_and_are_part_of_what_a_store_was_made_of(tmp_p
     (tmp_path / "a.csv").write_text("text;id\none, two;1\n")
 
     def recipe(**options):
-        made = ps.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options=options or None)
-        return made.prepare_step(ps.tokenize("bytes"))
+        made = bw.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options=options or None)
+        return made.prepare_step(bw.tokenize("bytes"))
 
     store = quiet_bake(recipe(delimiter=";"), tmp_path / "x.store")
     assert store.decode(store[0].tokens) == "one, two"
@@ -233,8 +233,8 @@ def test_options_reach_the_format_and_are_part_of_what_a_store_was_made_of(tmp_p
 def test_two_ingredients_can_read_one_format_in_two_ways(tmp_path, quiet_bake):
     (tmp_path / "a.csv").write_text("text;id\none, two;1\n")
     (tmp_path / "b.csv").write_text("text|id\nthree; four|1\n")
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options={"delimiter": ";"})
-    recipe.add_ingredient(tmp_path / "b.csv", options={"delimiter": "|"}).prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.csv", options={"delimiter": ";"})
+    recipe.add_ingredient(tmp_path / "b.csv", options={"delimiter": "|"}).prepare_step(bw.tokenize("bytes"))
     store = quiet_bake(recipe, tmp_path / "x.store")
     assert [store.decode(row.tokens) for row in store.rows()] == ["one, two", "three; four"]
 
@@ -248,8 +248,8 @@ def test_two_ingredients_can_read_one_format_in_two_ways(tmp_path, quiet_bake):
     ],
 )
 def test_options_that_cannot_be_are_refused_when_they_are_said(tmp_path, options, message):
-    recipe = ps.DatasetRecipe()
-    with pytest.raises(ps.SpecError, match=message) as caught:
+    recipe = bw.DatasetRecipe()
+    with pytest.raises(bw.SpecError, match=message) as caught:
         recipe.add_ingredient(tmp_path / "a.csv", format="csv", options=options)
     assert caught.value.where["parameter"] == "options"
     assert recipe.ingredients == []
@@ -257,9 +257,9 @@ def test_options_that_cannot_be_are_refused_when_they_are_said(tmp_path, options
 
 def test_an_option_that_the_format_of_a_file_does_not_have_is_refused_before_anything_is_written(tmp_path, quiet_bake):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", options={"delimiter": ";"})
-    with pytest.raises(ps.SpecError, match="format 'jsonl' has no option 'delimiter'"):
-        quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "x.store")
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", options={"delimiter": ";"})
+    with pytest.raises(bw.SpecError, match="format 'jsonl' has no option 'delimiter'"):
+        quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "x.store")
     assert not (tmp_path / "x.store").exists()
 
 
@@ -273,10 +273,10 @@ def test_a_file_that_is_changed_while_it_is_read_is_refused(tmp_path):
                 more.write('{"text": "more"}\n')
         return row
 
-    recipe = ps.DatasetRecipe().add_ingredient(file).prepare_step(writes, version="1")
-    recipe.prepare_step(ps.tokenize("bytes"))
-    with pytest.raises(ps.SourceError, match="changed while it was read") as caught:
-        ps.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(file).prepare_step(writes, version="1")
+    recipe.prepare_step(bw.tokenize("bytes"))
+    with pytest.raises(bw.SourceError, match="changed while it was read") as caught:
+        bw.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
     assert caught.value.where["file"] == str(file)
-    with pytest.raises(ps.StoreError, match="not complete"):
-        ps.open_store(tmp_path / "s")
+    with pytest.raises(bw.StoreError, match="not complete"):
+        bw.open_store(tmp_path / "s")

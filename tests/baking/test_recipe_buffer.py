@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
-from penstock.sources.memory import table_rows
+import batchwright as bw
+from batchwright.sources.memory import table_rows
 
 QUIET = {"workers": 0, "show_progress": False}
 
@@ -32,38 +32,38 @@ def is_even(row):
 
 
 def test_bake_without_a_place_gives_the_rows_in_the_order_of_ingredients_and_rows():
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(3), name="one", where=is_even)
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(3), name="one", where=is_even)
     recipe.add_ingredient([{"text": "last", "n": 9}], name="two").prepare_step(lambda row: {**row, "n": row["n"] + 1})
-    buffer = ps.bake(recipe, **QUIET)
-    assert isinstance(buffer, ps.DatasetBuffer)
+    buffer = bw.bake(recipe, **QUIET)
+    assert isinstance(buffer, bw.DatasetBuffer)
     assert buffer.to_pydict() == {"text": ["row 0", "row 2", "last"], "n": [1, 3, 10]}
     assert buffer.provenance()["origin"].to_pylist() == ["one", "one", "two"]
 
 
 def test_rows_need_no_text_and_are_taken_as_they_are():
     rows = [{"a": 1, "b": None, "c": {"d": [1.5]}}, {"a": 2, "b": "x", "c": {"d": []}}]
-    assert ps.bake(ps.DatasetRecipe().add_ingredient(rows), **QUIET).to_table().to_pylist() == rows
+    assert bw.bake(bw.DatasetRecipe().add_ingredient(rows), **QUIET).to_table().to_pylist() == rows
 
 
 def test_a_column_that_is_named_as_the_text_is_found_as_text():
-    recipe = ps.DatasetRecipe().add_ingredient([{"title": "a", "body": "b"}], "{title}: {body}")
-    assert ps.bake(recipe, **QUIET)[0] == {"title": "a", "body": "b", "text": "a: b"}
+    recipe = bw.DatasetRecipe().add_ingredient([{"title": "a", "body": "b"}], "{title}: {body}")
+    assert bw.bake(recipe, **QUIET)[0] == {"title": "a", "body": "b", "text": "a: b"}
 
 
 def test_a_quantity_chooses_the_rows_that_it_chooses_for_a_store(tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe(seed=5).add_ingredient(numbered(50), name="one", where=is_even, quantity=7)
-    rows = ps.bake(recipe, **QUIET).to_pydict()["n"]
-    store = quiet_bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store")
+    recipe = bw.DatasetRecipe(seed=5).add_ingredient(numbered(50), name="one", where=is_even, quantity=7)
+    rows = bw.bake(recipe, **QUIET).to_pydict()["n"]
+    store = quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store")
     assert sorted(rows) == rows
     assert sorted(row.row for row in store.rows()) == rows
 
 
 def test_files_give_the_same_rows_for_any_number_of_workers(raw, small_units):
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "web", name="web", where=is_even_number, quantity=0.5)
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "web", name="web", where=is_even_number, quantity=0.5)
     recipe.prepare_step(lambda row: {**row, "half": row["number"] // 2}).add_ingredient(raw / "code", name="code")
     recipe.prepare_step(lambda row: {**row, "size": len(row["text"])}, name="size")
-    buffer = ps.bake(recipe, **QUIET)
-    assert ps.bake(recipe, workers=2, show_progress=False).to_pydict() == buffer.to_pydict()
+    buffer = bw.bake(recipe, **QUIET)
+    assert bw.bake(recipe, workers=2, show_progress=False).to_pydict() == buffer.to_pydict()
     assert len(buffer) == 30 + 10
     assert buffer[0]["half"] == buffer[0]["number"] // 2
     assert buffer[-1]["half"] is None
@@ -75,26 +75,26 @@ def is_even_number(row):
 
 @pytest.mark.parametrize("as_table", [list, pa.Table.from_pylist])
 def test_a_column_that_one_ingredient_has_and_another_lacks_is_null_there(as_table):
-    recipe = ps.DatasetRecipe().add_ingredient(as_table([{"url": "a", "n": 1}]), name="web")
+    recipe = bw.DatasetRecipe().add_ingredient(as_table([{"url": "a", "n": 1}]), name="web")
     recipe.add_ingredient(as_table([{"n": 2, "author": "b"}]), name="books")
-    buffer = ps.bake(recipe, **QUIET)
+    buffer = bw.bake(recipe, **QUIET)
     assert buffer.to_pydict() == {"url": ["a", None], "n": [1, 2], "author": [None, "b"]}
 
 
 def test_bake_into_a_buffer_adds_to_what_is_there(tmp_path):
-    with ps.DatasetBuffer(path=tmp_path / "rows") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "rows") as buffer:
         buffer.append({"text": "first", "n": 7})
-        assert ps.bake(ps.DatasetRecipe().add_ingredient(numbered(2)), into=buffer, **QUIET) is buffer
-    with ps.DatasetBuffer(path=tmp_path / "rows") as again:
+        assert bw.bake(bw.DatasetRecipe().add_ingredient(numbered(2)), into=buffer, **QUIET) is buffer
+    with bw.DatasetBuffer(path=tmp_path / "rows") as again:
         assert again.to_pydict()["n"] == [7, 0, 1]
 
 
 def test_what_was_dropped_is_said_with_its_reasons(tmp_path, caplog):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\nno json\n{"n": 3}\n{"n": 4}\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", name="a", where=lambda row: row["n"] > 1)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", name="a", where=lambda row: row["n"] > 1)
     recipe.prepare_step(lambda row: None if row["n"] == 4 else row, name="no fours")
-    with caplog.at_level(logging.INFO, "penstock"):
-        buffer = ps.bake(recipe, on_error="skip", **QUIET)
+    with caplog.at_level(logging.INFO, "batchwright"):
+        buffer = bw.bake(recipe, on_error="skip", **QUIET)
     assert buffer.to_pydict() == {"n": [2, 3]}
     assert caplog.messages[-1].splitlines()[:2] == [
         "a buffer: 2 rows",
@@ -126,13 +126,13 @@ def with_datasets(table):
 
 
 def with_buffer(table):
-    return ps.DatasetBuffer.from_table(table)
+    return bw.DatasetBuffer.from_table(table)
 
 
 @pytest.mark.parametrize("kind", [lambda table: table, with_buffer, with_pandas, with_polars, with_datasets])
 @pytest.mark.parametrize("settings", [{}, {"where": is_even}, {"quantity": 3}])
 def test_tables_go_through_as_columns_with_their_types(kind, settings):
-    buffer = ps.bake(ps.DatasetRecipe().add_ingredient(kind(tensors(6)), **settings), **QUIET)
+    buffer = bw.bake(bw.DatasetRecipe().add_ingredient(kind(tensors(6)), **settings), **QUIET)
     assert buffer.to_numpy()["n"].dtype == np.int8
     assert buffer.schema.field("n").type == pa.int8()
     assert len(buffer) == (3 if settings else 6)
@@ -157,7 +157,7 @@ def write_arrow(table, path):
 def test_files_that_have_types_keep_them(tmp_path, write):
     table = tensors(5).append_column("flag", pa.array([True, None, False, True, None]))
     write(table, tmp_path / "a")
-    buffer = ps.bake(ps.DatasetRecipe().add_ingredient(tmp_path, where=is_even), **QUIET)
+    buffer = bw.bake(bw.DatasetRecipe().add_ingredient(tmp_path, where=is_even), **QUIET)
     assert buffer.schema.field("n").type == pa.int8()
     assert buffer.to_pydict()["flag"] == [True, False, None]
     assert buffer.to_numpy()["obs"].dtype == np.float32
@@ -167,14 +167,14 @@ def test_files_that_have_types_keep_them(tmp_path, write):
 def test_files_of_several_types_give_python_numbers(tmp_path):
     for number, kind in enumerate((pa.int8(), pa.int16())):
         pq.write_table(pa.table({"n": pa.array([number], kind)}), tmp_path / f"{number}.parquet")
-    buffer = ps.bake(ps.DatasetRecipe().add_ingredient(tmp_path), **QUIET)
+    buffer = bw.bake(bw.DatasetRecipe().add_ingredient(tmp_path), **QUIET)
     assert buffer.schema.field("n").type == pa.int64()
     assert buffer.to_pydict() == {"n": [0, 1]}
 
 
 def test_a_step_gets_an_array_from_a_column_of_tensors():
-    recipe = ps.DatasetRecipe().add_ingredient(tensors(3)).prepare_step(lambda row: {"sum": row["obs"].sum(axis=0)})
-    sums = ps.bake(recipe, **QUIET).to_numpy()["sum"]
+    recipe = bw.DatasetRecipe().add_ingredient(tensors(3)).prepare_step(lambda row: {"sum": row["obs"].sum(axis=0)})
+    sums = bw.bake(recipe, **QUIET).to_numpy()["sum"]
     assert sums.dtype == np.float32
     assert sums.tolist() == [[3, 5, 7], [15, 17, 19], [27, 29, 31]]
 
@@ -189,7 +189,7 @@ def test_a_table_of_tensors_is_named_by_their_shape():
     flat = np.arange(6, dtype=np.float32)
     columns = [pa.FixedShapeTensorArray.from_numpy_ndarray(flat.reshape(1, *shape)) for shape in ((2, 3), (3, 2))]
     tables = [pa.table({"x": column}) for column in columns]
-    assert len({ps.DatasetRecipe().add_ingredient(table).fingerprint for table in tables}) == 2
+    assert len({bw.DatasetRecipe().add_ingredient(table).fingerprint for table in tables}) == 2
 
 
 def test_a_null_in_a_column_of_tensors_is_none():
@@ -204,8 +204,8 @@ def test_a_null_in_a_column_of_tensors_is_none():
 def test_rows_from_memory_may_hold_arrays_tensors_bytes_and_nothing(step):
     torch = pytest.importorskip("torch")
     rows = [{"a": np.zeros(2, np.int16), "t": torch.ones(3), "b": b"\x00\xff", "none": None, "s": "x"}] * 2
-    recipe = ps.DatasetRecipe().add_ingredient(rows)
-    row = ps.bake(recipe if step is None else recipe.prepare_step(step, name="same"), **QUIET)[0]
+    recipe = bw.DatasetRecipe().add_ingredient(rows)
+    row = bw.bake(recipe if step is None else recipe.prepare_step(step, name="same"), **QUIET)[0]
     assert row["a"].dtype == np.int16
     assert row["t"].tolist() == [1, 1, 1]
     assert (row["b"], row["none"], row["s"]) == (b"\x00\xff", None, "x")
@@ -213,7 +213,7 @@ def test_rows_from_memory_may_hold_arrays_tensors_bytes_and_nothing(step):
 
 def test_images_go_through():
     image = pytest.importorskip("PIL.Image").new("L", (2, 3), 7)
-    buffer = ps.bake(ps.DatasetRecipe().add_ingredient([{"image": image, "label": 1}]), **QUIET)
+    buffer = bw.bake(bw.DatasetRecipe().add_ingredient([{"image": image, "label": 1}]), **QUIET)
     assert buffer[0]["label"] == 1
     assert bytes(buffer[0]["image"]).startswith(b"\x89PNG")
 
@@ -225,7 +225,7 @@ def test_a_step_does_not_change_the_rows_that_it_was_given_from_memory():
         row["n"] += 10
         return row
 
-    assert ps.bake(ps.DatasetRecipe().add_ingredient(rows).prepare_step(changes), **QUIET).to_pydict()["n"] == [10, 11]
+    assert bw.bake(bw.DatasetRecipe().add_ingredient(rows).prepare_step(changes), **QUIET).to_pydict()["n"] == [10, 11]
     assert rows == numbered(2)
 
 
@@ -233,10 +233,10 @@ def test_a_step_does_not_change_the_rows_that_it_was_given_from_memory():
 
 
 def test_a_recipe_with_tokens_gives_the_documents_of_its_store_in_its_order(raw, tmp_path, quiet_bake):
-    recipe = ps.DatasetRecipe().add_ingredient(raw / "web", name="web", quantity=50)
-    recipe.add_ingredient(raw / "code", name="code").prepare_step(ps.tokenize("bytes", append_eos=True)).holdout(0.2)
+    recipe = bw.DatasetRecipe().add_ingredient(raw / "web", name="web", quantity=50)
+    recipe.add_ingredient(raw / "code", name="code").prepare_step(bw.tokenize("bytes", append_eos=True)).holdout(0.2)
     store = quiet_bake(recipe, tmp_path / "a.store")
-    buffer = ps.bake(recipe, **QUIET)
+    buffer = bw.bake(recipe, **QUIET)
     assert len(buffer) == len(store) == 60
     assert buffer.schema.field("tokens").type.value_type == pa.uint16()
     for number, document in enumerate(store.rows()):
@@ -251,9 +251,9 @@ def test_conversations_come_as_tokens_too(tmp_path, quiet_bake):
     rows = [
         {"messages": [{"role": "user", "content": f"hi {n}"}, {"role": "assistant", "content": "yes"}]} for n in (1, 2)
     ]
-    recipe = ps.DatasetRecipe().add_ingredient(rows).prepare_step(ps.chat("bytes", "plain"))
+    recipe = bw.DatasetRecipe().add_ingredient(rows).prepare_step(bw.chat("bytes", "plain"))
     store = quiet_bake(recipe, tmp_path / "a.store")
-    buffer = ps.bake(recipe, **QUIET)
+    buffer = bw.bake(recipe, **QUIET)
     assert [row["tokens"][0].as_py() for row in buffer] == [row.tokens.tolist() for row in store.rows()]
 
 
@@ -261,22 +261,22 @@ def test_conversations_come_as_tokens_too(tmp_path, quiet_bake):
 
 
 def counting(rows, read):
-    return ps.DatasetRecipe().add_ingredient(rows, name="one", where=lambda row: read.append(1) or True, version="1")
+    return bw.DatasetRecipe().add_ingredient(rows, name="one", where=lambda row: read.append(1) or True, version="1")
 
 
 def test_a_recipe_without_tokens_gives_a_buffer_in_a_folder_with_the_same_rows(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(4), name="one", quantity=3)
-    buffer = ps.bake(recipe, tmp_path / "rows", **QUIET)
-    assert buffer.to_pydict() == ps.bake(recipe, **QUIET).to_pydict()
-    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as again:
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(4), name="one", quantity=3)
+    buffer = bw.bake(recipe, tmp_path / "rows", **QUIET)
+    assert buffer.to_pydict() == bw.bake(recipe, **QUIET).to_pydict()
+    with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as again:
         assert again.to_pydict() == buffer.to_pydict()
 
 
 def test_baked_again_unchanged_nothing_is_read(tmp_path, caplog):
     read = []
-    first = ps.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
-    with caplog.at_level(logging.INFO, "penstock"):
-        second = ps.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
+    first = bw.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
+    with caplog.at_level(logging.INFO, "batchwright"):
+        second = bw.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
     assert len(read) == 3
     assert second.number == first.number
     assert caplog.messages == [f"{tmp_path / 'rows'}: up to date (3 rows)"]
@@ -284,51 +284,51 @@ def test_baked_again_unchanged_nothing_is_read(tmp_path, caplog):
 
 def test_a_changed_file_replaces_the_rows_and_the_old_ones_stay_a_version(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
-    old = ps.bake(recipe, tmp_path / "rows", **QUIET).versions()[-1]
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
+    old = bw.bake(recipe, tmp_path / "rows", **QUIET).versions()[-1]
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
-    buffer = ps.bake(recipe, tmp_path / "rows", **QUIET)
+    buffer = bw.bake(recipe, tmp_path / "rows", **QUIET)
     assert buffer.to_pydict() == {"n": [1, 2]}
     assert buffer.at(old).to_pydict() == {"n": [1]}
 
 
 def test_another_recipe_may_give_other_columns_and_the_first_one_is_gone_back_to_unread(tmp_path):
     read = []
-    ps.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
-    other = ps.bake(ps.DatasetRecipe().add_ingredient([{"n": "text now"}]), tmp_path / "rows", **QUIET)
+    bw.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
+    other = bw.bake(bw.DatasetRecipe().add_ingredient([{"n": "text now"}]), tmp_path / "rows", **QUIET)
     assert other.to_pydict() == {"n": ["text now"]}
-    back = ps.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
+    back = bw.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET)
     assert back.to_pydict()["n"] == [0, 1, 2]
     assert len(read) == 3
-    assert ps.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET).number == back.number
+    assert bw.bake(counting(numbered(3), read), tmp_path / "rows", **QUIET).number == back.number
 
 
 def test_rows_that_somebody_added_since_stay_a_version(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(2))
-    ps.bake(recipe, tmp_path / "rows", **QUIET)
-    with ps.DatasetBuffer(path=tmp_path / "rows") as buffer:
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(2))
+    bw.bake(recipe, tmp_path / "rows", **QUIET)
+    with bw.DatasetBuffer(path=tmp_path / "rows") as buffer:
         buffer.append({"text": "mine", "n": 9})
         number = buffer.number
-    assert ps.bake(recipe, tmp_path / "rows", **QUIET).to_pydict()["n"] == [0, 1]
-    with ps.DatasetBuffer(path=tmp_path / "rows") as buffer:
+    assert bw.bake(recipe, tmp_path / "rows", **QUIET).to_pydict()["n"] == [0, 1]
+    with bw.DatasetBuffer(path=tmp_path / "rows") as buffer:
         assert buffer.at(number).to_pydict()["n"] == [0, 1, 9]
 
 
 def test_a_malformed_row_that_was_left_out_is_raised_when_that_is_asked_for(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\nno json\n')
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
-    assert len(ps.bake(recipe, tmp_path / "rows", on_error="skip", **QUIET)) == 1
-    with pytest.raises(ps.SourceError, match="malformed row") as caught:
-        ps.bake(recipe, tmp_path / "rows", **QUIET)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
+    assert len(bw.bake(recipe, tmp_path / "rows", on_error="skip", **QUIET)) == 1
+    with pytest.raises(bw.SourceError, match="malformed row") as caught:
+        bw.bake(recipe, tmp_path / "rows", **QUIET)
     assert caught.value.where["line"] == 2
-    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [1]}
 
 
 KILLED = """
     import os, signal, sys
-    import penstock as ps
-    from penstock.baking import into
+    import batchwright as bw
+    from batchwright.baking import into
 
     append = into._append
 
@@ -338,50 +338,50 @@ KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     into._append = append_one_and_die
-    recipe = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": 2}], name="two")
-    ps.bake(recipe, sys.argv[1], workers=0)
+    recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": 2}], name="two")
+    bw.bake(recipe, sys.argv[1], workers=0)
 """
 
 
 def test_a_bake_that_was_killed_between_two_ingredients_is_done_by_the_same_call(tmp_path):
     script = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "rows")]
-    done = subprocess.run(script, env={**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}, check=False)
+    done = subprocess.run(script, env={**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}, check=False)
     assert done.returncode == -signal.SIGKILL
-    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as half:
+    with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as half:
         assert half.to_pydict() == {"n": [1]}
-    recipe = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": 2}], name="two")
-    assert ps.bake(recipe, tmp_path / "rows", **QUIET).to_pydict() == {"n": [1, 2]}
+    recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": 2}], name="two")
+    assert bw.bake(recipe, tmp_path / "rows", **QUIET).to_pydict() == {"n": [1, 2]}
 
 
 # Bad input
 
 
 def test_a_store_of_tokens_is_not_written_into(tmp_path, quiet_bake, version_files):
-    tokens = ps.DatasetRecipe().add_ingredient(["a"]).prepare_step(ps.tokenize("bytes"))
+    tokens = bw.DatasetRecipe().add_ingredient(["a"]).prepare_step(bw.tokenize("bytes"))
     quiet_bake(tokens, tmp_path / "a.store")
     before = version_files(tmp_path / "a.store")
-    with pytest.raises(ps.SpecError, match="is a store of tokens, and this recipe has no tokenize step") as caught:
-        quiet_bake(ps.DatasetRecipe().add_ingredient(["a"]), tmp_path / "a.store")
+    with pytest.raises(bw.SpecError, match="is a store of tokens, and this recipe has no tokenize step") as caught:
+        quiet_bake(bw.DatasetRecipe().add_ingredient(["a"]), tmp_path / "a.store")
     assert caught.value.where == {"parameter": "to"}
-    assert "ps.tokenize" in caught.value.remedy
+    assert "bw.tokenize" in caught.value.remedy
     assert version_files(tmp_path / "a.store") == before
 
 
 def test_a_buffer_that_was_not_baked_is_left_as_it_is(tmp_path):
-    with ps.DatasetBuffer(path=tmp_path / "mine") as mine:
+    with bw.DatasetBuffer(path=tmp_path / "mine") as mine:
         mine.append({"n": 1})
-    with pytest.raises(ps.SpecError, match="is a buffer that was not baked") as caught:
-        ps.bake(ps.DatasetRecipe().add_ingredient([{"n": 2}]), tmp_path / "mine", **QUIET)
-    assert "into=ps.DatasetBuffer" in caught.value.remedy
-    with ps.DatasetBuffer(path=tmp_path / "mine") as mine:
+    with pytest.raises(bw.SpecError, match="is a buffer that was not baked") as caught:
+        bw.bake(bw.DatasetRecipe().add_ingredient([{"n": 2}]), tmp_path / "mine", **QUIET)
+    assert "into=bw.DatasetBuffer" in caught.value.remedy
+    with bw.DatasetBuffer(path=tmp_path / "mine") as mine:
         assert mine.to_pydict() == {"n": [1]}
 
 
 def test_a_folder_of_other_files_is_left_as_it_is(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(ps.PenstockError) as caught:
-        ps.bake(ps.DatasetRecipe().add_ingredient([{"n": 2}]), tmp_path / "notes", **QUIET)
+    with pytest.raises(bw.BatchwrightError) as caught:
+        bw.bake(bw.DatasetRecipe().add_ingredient([{"n": 2}]), tmp_path / "notes", **QUIET)
     assert caught.value.remedy
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["a.txt"]
 
@@ -389,19 +389,19 @@ def test_a_folder_of_other_files_is_left_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("bake", "parameter"),
     [
-        (lambda recipe, to: ps.bake(recipe, to, into=ps.DatasetBuffer(), **QUIET), "into"),
-        (lambda recipe, to: ps.bake(recipe, into=[], **QUIET), "into"),
-        (lambda recipe, to: ps.bake(recipe.prepare_step(ps.tokenize("bytes")), into=str(to), **QUIET), "into"),
-        (lambda recipe, to: ps.bake(ps.DatasetRecipe(), **QUIET), "recipe"),
-        (lambda recipe, to: ps.bake(recipe.holdout(0.5), **QUIET), "recipe"),
-        (lambda recipe, to: ps.bake("recipe", **QUIET), "recipe"),
-        (lambda recipe, to: ps.bake(recipe, to.parent / "file", **QUIET), "to"),
+        (lambda recipe, to: bw.bake(recipe, to, into=bw.DatasetBuffer(), **QUIET), "into"),
+        (lambda recipe, to: bw.bake(recipe, into=[], **QUIET), "into"),
+        (lambda recipe, to: bw.bake(recipe.prepare_step(bw.tokenize("bytes")), into=str(to), **QUIET), "into"),
+        (lambda recipe, to: bw.bake(bw.DatasetRecipe(), **QUIET), "recipe"),
+        (lambda recipe, to: bw.bake(recipe.holdout(0.5), **QUIET), "recipe"),
+        (lambda recipe, to: bw.bake("recipe", **QUIET), "recipe"),
+        (lambda recipe, to: bw.bake(recipe, to.parent / "file", **QUIET), "to"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(bake, parameter, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ps.SpecError) as caught:
-        bake(ps.DatasetRecipe().add_ingredient(numbered(1)), tmp_path / "rows")
+    with pytest.raises(bw.SpecError) as caught:
+        bake(bw.DatasetRecipe().add_ingredient(numbered(1)), tmp_path / "rows")
     assert caught.value.where["parameter"] == parameter
     assert caught.value.remedy
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -409,10 +409,10 @@ def test_a_setting_that_cannot_work_is_refused_by_name(bake, parameter, tmp_path
 
 def test_rows_of_two_ingredients_that_do_not_fit_are_named_and_the_buffer_is_as_it_was(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"n": 1}) + "\n\n" + json.dumps({"n": "two"}) + "\n")
-    recipe = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient(tmp_path / "a.jsonl", name="two")
-    buffer = ps.DatasetBuffer([{"n": 0}])
-    with pytest.raises(ps.SampleError) as caught:
-        ps.bake(recipe, into=buffer, **QUIET)
+    recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient(tmp_path / "a.jsonl", name="two")
+    buffer = bw.DatasetBuffer([{"n": 0}])
+    with pytest.raises(bw.SampleError) as caught:
+        bw.bake(recipe, into=buffer, **QUIET)
     where = caught.value.where
     assert (where["ingredient"], where["file"], where["line"]) == ("two", str(tmp_path / "a.jsonl"), 3)
     assert (where["column"], where["has"]) == ("n", "int64")
@@ -421,30 +421,30 @@ def test_rows_of_two_ingredients_that_do_not_fit_are_named_and_the_buffer_is_as_
 
 
 def test_rows_that_do_not_fit_leave_a_folder_as_it_was(tmp_path):
-    good = ps.DatasetRecipe().add_ingredient([{"n": 7}], name="one")
-    ps.bake(good, tmp_path / "rows", **QUIET)
-    bad = ps.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": "two"}], name="two")
-    with pytest.raises(ps.SampleError) as caught:
-        ps.bake(bad, tmp_path / "rows", **QUIET)
+    good = bw.DatasetRecipe().add_ingredient([{"n": 7}], name="one")
+    bw.bake(good, tmp_path / "rows", **QUIET)
+    bad = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": "two"}], name="two")
+    with pytest.raises(bw.SampleError) as caught:
+        bw.bake(bad, tmp_path / "rows", **QUIET)
     assert {name: caught.value.where[name] for name in ("ingredient", "file", "row")} == {
         "ingredient": "two",
         "file": "<memory>",
         "row": 0,
     }
-    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [7]}
-        assert ps.bake(good, tmp_path / "rows", **QUIET).number == buffer.number
+        assert bw.bake(good, tmp_path / "rows", **QUIET).number == buffer.number
 
 
 def test_a_step_that_returns_no_row_is_refused_with_its_place():
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(2)).prepare_step(lambda row: row["n"], name="number")
-    with pytest.raises(ps.SourceError, match="step 'number' returned int, not a row") as caught:
-        ps.bake(recipe, **QUIET)
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(2)).prepare_step(lambda row: row["n"], name="number")
+    with pytest.raises(bw.SourceError, match="step 'number' returned int, not a row") as caught:
+        bw.bake(recipe, **QUIET)
     assert caught.value.where == {"step": "number", "file": "<memory>", "row": 0}
 
 
 def test_a_recipe_that_drops_everything_says_why():
-    recipe = ps.DatasetRecipe().add_ingredient(numbered(3), name="one", where=lambda row: False)
-    with pytest.raises(ps.SourceError, match="no rows: every one was dropped") as caught:
-        ps.bake(recipe, **QUIET)
+    recipe = bw.DatasetRecipe().add_ingredient(numbered(3), name="one", where=lambda row: False)
+    with pytest.raises(bw.SourceError, match="no rows: every one was dropped") as caught:
+        bw.bake(recipe, **QUIET)
     assert caught.value.where == {"dropped": "one: 3 not where"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 class Kitchen:
@@ -33,8 +33,8 @@ class Kitchen:
                 file.write(".")
             return row
 
-        recipe = ps.DatasetRecipe(seed=4).add_ingredient(self.raw, **{"name": "web", **ingredient}).holdout(holdout)
-        recipe.prepare_step(step, version="1").prepare_step(ps.tokenize("bytes", append_eos=True))
+        recipe = bw.DatasetRecipe(seed=4).add_ingredient(self.raw, **{"name": "web", **ingredient}).holdout(holdout)
+        recipe.prepare_step(step, version="1").prepare_step(bw.tokenize("bytes", append_eos=True))
         self.read.write_text("")
         self.bake_it(recipe, to or self.store)
         return self.read.stat().st_size
@@ -43,13 +43,13 @@ class Kitchen:
         """Whether the store is, byte by byte, what a bake into a new folder gives."""
         shutil.rmtree(self.folder / "new.store", ignore_errors=True)
         self.bake(self.folder / "new.store", **settings)
-        ps.open_store(self.store, verify=True)
+        bw.open_store(self.store, verify=True)
         return self.version_files(self.store) == self.version_files(self.folder / "new.store")
 
 
 @pytest.fixture
 def kitchen(tmp_path, quiet_bake, version_files, monkeypatch) -> Kitchen:
-    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 100)
+    monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 100)
     made = Kitchen(tmp_path, quiet_bake, version_files)
     assert made.bake() == 40
     return made
@@ -82,11 +82,11 @@ def test_a_changed_setting_that_every_document_depends_on_redoes_all(kitchen):
 
 def test_a_source_that_is_added_leaves_the_others_as_they_were(kitchen, tmp_path, quiet_bake):
     seen = []
-    recipe = ps.DatasetRecipe(seed=4)
+    recipe = bw.DatasetRecipe(seed=4)
     for name in ("one", "two"):
         recipe.add_ingredient([f"{name} {n}" for n in range(5)], name=name)
-        made = ps.DatasetRecipe(recipe.ingredients, seed=4)
-        made.prepare_step(lambda row: seen.append(row["text"]) or row, version="1").prepare_step(ps.tokenize("bytes"))
+        made = bw.DatasetRecipe(recipe.ingredients, seed=4)
+        made.prepare_step(lambda row: seen.append(row["text"]) or row, version="1").prepare_step(bw.tokenize("bytes"))
         quiet_bake(made, tmp_path / "memory.store")
     assert sorted(seen) == sorted(f"{name} {n}" for name in ("one", "two") for n in range(5))
 
@@ -118,7 +118,7 @@ def test_a_quantity_redoes_the_units_of_which_other_rows_are_chosen(kitchen):
 
 
 def test_units_that_lie_over_several_shards_are_done_again(kitchen, monkeypatch):
-    monkeypatch.setattr("penstock.store.writer.MAX_SHARD_TOKENS", 25)
+    monkeypatch.setattr("batchwright.store.writer.MAX_SHARD_TOKENS", 25)
     kitchen.write("g")
     kitchen.bake()
     kitchen.write("h")

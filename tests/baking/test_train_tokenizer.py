@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.baking.train import _Reader
-from penstock.sources import units
+import batchwright as bw
+from batchwright.baking.train import _Reader
+from batchwright.sources import units
 
 SENTENCES = [f"sentence {n} of the corpus: {'water runs down the pipe. ' * (n % 5)}" for n in range(200)]
 
@@ -28,19 +28,19 @@ def corpus(tmp_path) -> Path:
 
 
 def train(source, vocab_size=300, **settings):
-    return ps.train_tokenizer(source, vocab_size, **{"show_progress": False, **settings})
+    return bw.train_tokenizer(source, vocab_size, **{"show_progress": False, **settings})
 
 
 def test_train_bake_load_and_decode_gives_the_text_back(corpus, tmp_path, quiet_bake):
     train(corpus, out=tmp_path / "tokenizer.json")
-    recipe = ps.DatasetRecipe().add_ingredient(corpus, name="web")
-    step = ps.tokenize(tmp_path / "tokenizer.json", append_eos=True)
+    recipe = bw.DatasetRecipe().add_ingredient(corpus, name="web")
+    step = bw.tokenize(tmp_path / "tokenizer.json", append_eos=True)
     store = quiet_bake(recipe.prepare_step(step), tmp_path / "a.store", shuffle=False)
     assert step.eos_id == 299
     assert step.eos_from == "<|endoftext|>, the only special token"
     assert [store.decode(d.tokens) for d in store.rows()] == [s + "<|endoftext|>" for s in SENTENCES]
     assert store.num_tokens < sum(map(len, SENTENCES)) / 2
-    loader = ps.PretrainDataLoader(store, chunk_size=32, batch_size=2, shuffle="none", framework="numpy")
+    loader = bw.PretrainDataLoader(store, chunk_size=32, batch_size=2, shuffle="none", framework="numpy")
     row = loader.get_batch().input_ids[0]
     assert store.decode(row) == "<|endoftext|>".join(SENTENCES)[: len(store.decode(row))]
 
@@ -48,13 +48,13 @@ def test_train_bake_load_and_decode_gives_the_text_back(corpus, tmp_path, quiet_
 def test_the_tokenizer_that_is_returned_is_the_one_that_is_written(corpus, tmp_path):
     tokenizer = train(corpus, out=tmp_path / "new" / "folder" / "mine.json")
     assert (tmp_path / "new" / "folder" / "mine.json").read_bytes() == tokenizer.to_json()
-    assert ps.tokenize(tokenizer).fingerprint == ps.tokenize(tmp_path / "new" / "folder" / "mine.json").fingerprint
+    assert bw.tokenize(tokenizer).fingerprint == bw.tokenize(tmp_path / "new" / "folder" / "mine.json").fingerprint
 
 
 SCRIPT = """
 import sys
-import penstock as ps
-ps.train_tokenizer(sys.argv[1], 400, out=sys.argv[2], min_frequency=1, max_bytes=8000, show_progress=False)
+import batchwright as bw
+bw.train_tokenizer(sys.argv[1], 400, out=sys.argv[2], min_frequency=1, max_bytes=8000, show_progress=False)
 """
 
 
@@ -129,13 +129,13 @@ def test_a_limit_above_all_of_the_text_takes_all_of_it(corpus):
 def test_a_file_that_is_there_stays_unless_it_is_forced(corpus, tmp_path):
     out = tmp_path / "tokenizer.json"
     out.write_text("mine")
-    with pytest.raises(ps.SpecError, match="is there already, and is left as it is") as caught:
+    with pytest.raises(bw.SpecError, match="is there already, and is left as it is") as caught:
         train(corpus, out=out)
     assert caught.value.where["parameter"] == "out"
     assert caught.value.remedy == "force=True (--force), or another name"
     assert out.read_text() == "mine"
     train(corpus, out=out, force=True)
-    assert ps.tokenize(out).vocab_size == 300
+    assert bw.tokenize(out).vocab_size == 300
 
 
 @pytest.mark.parametrize(
@@ -144,20 +144,20 @@ def test_a_file_that_is_there_stays_unless_it_is_forced(corpus, tmp_path):
         (
             [""],
             {},
-            ps.SourceError,
+            bw.SourceError,
             "no text to learn from: every row was dropped",
             {"dropped": "1 empty text"},
             "text=",
         ),
-        ([], {}, ps.SpecError, "this source is an empty list", {"parameter": "source"}, "rows, or paths"),
-        (["ab"], {"max_bytes": 1}, ps.SpecError, "max_bytes=1 is less than", {"parameter": "max_bytes"}, "max_bytes=2"),
-        (["ab"], {"max_bytes": 0}, ps.SpecError, "must be at least 1", {"parameter": "max_bytes"}, "max_bytes=1"),
-        (["ab"], {"vocab_size": 100}, ps.SpecError, "too small", {"parameter": "vocab_size"}, "vocab_size=257 or more"),
-        (["ab"], {"out": "."}, ps.SpecError, "is a folder", {"parameter": "out"}, "tokenizer.json"),
-        (["ab"], {"out": "file/t.json"}, ps.SpecError, "cannot be made", {"parameter": "out"}, "another folder"),
-        (["ab"], {"on_error": "stop"}, ps.SpecError, "is not one of", {"parameter": "on_error"}, "raise"),
-        (["ab", 7], {}, ps.SourceError, "got int", {"file": "<memory>", "row": 1}, "on_error='skip'"),
-        ([{"txt": "ab"}], {}, ps.SourceError, "no column 'text'", {"row": 0}, "text="),
+        ([], {}, bw.SpecError, "this source is an empty list", {"parameter": "source"}, "rows, or paths"),
+        (["ab"], {"max_bytes": 1}, bw.SpecError, "max_bytes=1 is less than", {"parameter": "max_bytes"}, "max_bytes=2"),
+        (["ab"], {"max_bytes": 0}, bw.SpecError, "must be at least 1", {"parameter": "max_bytes"}, "max_bytes=1"),
+        (["ab"], {"vocab_size": 100}, bw.SpecError, "too small", {"parameter": "vocab_size"}, "vocab_size=257 or more"),
+        (["ab"], {"out": "."}, bw.SpecError, "is a folder", {"parameter": "out"}, "tokenizer.json"),
+        (["ab"], {"out": "file/t.json"}, bw.SpecError, "cannot be made", {"parameter": "out"}, "another folder"),
+        (["ab"], {"on_error": "stop"}, bw.SpecError, "is not one of", {"parameter": "on_error"}, "raise"),
+        (["ab", 7], {}, bw.SourceError, "got int", {"file": "<memory>", "row": 1}, "on_error='skip'"),
+        ([{"txt": "ab"}], {}, bw.SourceError, "no column 'text'", {"row": 0}, "text="),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, source, settings, error, what, where, remedy):
@@ -174,7 +174,7 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, source
 def test_malformed_rows_are_left_out_and_counted_if_that_is_asked_for(corpus, capsys):
     with open(corpus / "a.jsonl", "a") as file:
         file.write("{broken\n")
-    with pytest.raises(ps.SourceError, match="malformed row") as caught:
+    with pytest.raises(bw.SourceError, match="malformed row") as caught:
         train(corpus)
     assert (caught.value.where["file"], caught.value.where["line"]) == (str(corpus / "a.jsonl"), 121)
     tokenizer = train(corpus, on_error="skip", show_progress=True)
@@ -185,16 +185,16 @@ def test_malformed_rows_are_left_out_and_counted_if_that_is_asked_for(corpus, ca
 def test_killed_while_it_reads_it_leaves_no_file(tmp_path):
     script = """
 import os, signal, sys
-import penstock as ps
-@ps.register_format("dying", extensions=(".dying",), by_line=True, version="1")
+import batchwright as bw
+@bw.register_format("dying", extensions=(".dying",), by_line=True, version="1")
 def parse(line):
     if line == b"now":
         os.kill(os.getpid(), signal.SIGKILL)
     return {"text": line.decode()}
-ps.train_tokenizer("in.dying", 300, out="tokenizer.json")
+bw.train_tokenizer("in.dying", 300, out="tokenizer.json")
 """
     (tmp_path / "in.dying").write_text("one\ntwo\nnow\n")
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == -signal.SIGKILL
     assert os.listdir(tmp_path) == ["in.dying"]

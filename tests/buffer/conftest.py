@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
-def state_of(buffer: ps.DatasetBuffer) -> dict[str, Any]:
+def state_of(buffer: bw.DatasetBuffer) -> dict[str, Any]:
     """All that a call which fails may not change."""
     return {
         "rows": len(buffer),
@@ -27,11 +27,11 @@ def state_of(buffer: ps.DatasetBuffer) -> dict[str, Any]:
 
 
 @pytest.fixture
-def state() -> Callable[[ps.DatasetBuffer], dict[str, Any]]:
+def state() -> Callable[[bw.DatasetBuffer], dict[str, Any]]:
     return state_of
 
 
 @pytest.fixture
-def eight() -> ps.DatasetBuffer:
+def eight() -> bw.DatasetBuffer:
     """Eight rows with ids 0 to 7, `loss` 0.0 to 7.0."""
-    return ps.DatasetBuffer([{"text": f"example {n}", "loss": float(n)} for n in range(8)])
+    return bw.DatasetBuffer([{"text": f"example {n}", "loss": float(n)} for n in range(8)])

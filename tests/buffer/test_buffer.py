@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import penstock as ps
-from penstock.errors import SpecError
+import batchwright as bw
+from batchwright.errors import SpecError
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ def texts(buffer: Any) -> list[str]:
 
 
 def test_the_quick_start():
-    buffer = ps.DatasetBuffer(max_size=100, drop_strategy="oldest")
+    buffer = bw.DatasetBuffer(max_size=100, drop_strategy="oldest")
     buffer.append([{"label": 0, "meta": "first"}, {"label": 1, "meta": "second"}])
     buffer.append({"label": 1, "meta": "third"}, retain_prior=0.5, retain_prior_by="latest")
 
@@ -48,50 +48,50 @@ def test_a_normalizer_of_ones_own():
         def __init__(self, text: str, score: float) -> None:
             self.text, self.score, self.secret = text, score, object()
 
-    @ps.register_normalizer(MySample)
+    @bw.register_normalizer(MySample)
     def normalize_sample(sample: MySample) -> dict[str, Any]:
         return {"text": sample.text, "score": sample.score}
 
-    buffer = ps.DatasetBuffer([MySample("a good one", 0.9)])
+    buffer = bw.DatasetBuffer([MySample("a good one", 0.9)])
     assert buffer.append(MySample("a bad one", 0.1)) == range(1, 2)
     assert buffer.to_pydict() == {"text": ["a good one", "a bad one"], "score": [0.9, 0.1]}
 
 
 def test_a_hugging_face_dataset_goes_in_and_comes_out():
     datasets = pytest.importorskip("datasets")
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     hf_dataset = datasets.Dataset.from_dict({"col1": [1, 2], "col2": ["a", "b"]})
     buffer.append(hf_dataset)
 
     hf_converted = buffer.to_hf_dataset()
     assert isinstance(hf_converted, datasets.Dataset)
     assert hf_converted[:] == {"col1": [1, 2], "col2": ["a", "b"]}
-    assert ps.DatasetBuffer.from_hf_dataset(hf_dataset).content_fingerprint() == buffer.content_fingerprint()
+    assert bw.DatasetBuffer.from_hf_dataset(hf_dataset).content_fingerprint() == buffer.content_fingerprint()
 
 
 def test_arrays_survive_the_way_through_a_hugging_face_dataset():
     pytest.importorskip("datasets")
-    buffer = ps.DatasetBuffer({"obs": np.arange(6, dtype=np.float32).reshape(2, 3), "label": np.arange(2)})
-    again = ps.DatasetBuffer.from_hf_dataset(buffer.to_hf_dataset())
+    buffer = bw.DatasetBuffer({"obs": np.arange(6, dtype=np.float32).reshape(2, 3), "label": np.arange(2)})
+    again = bw.DatasetBuffer.from_hf_dataset(buffer.to_hf_dataset())
     assert np.asarray(again[1]["obs"]).tolist() == [3, 4, 5]
     assert again[1]["label"] == 1
 
 
 def test_a_negative_share_keeps_no_row_and_max_size_drops_at_random():
-    buffer = ps.DatasetBuffer([{"n": n} for n in range(5)])
+    buffer = bw.DatasetBuffer([{"n": n} for n in range(5)])
     buffer.append({"n": 9}, retain_prior=-1)
     assert buffer.to_pydict() == {"n": [9]}
-    small = ps.DatasetBuffer([{"n": n} for n in range(50)], max_size=10, drop_strategy="random", seed=1)
+    small = bw.DatasetBuffer([{"n": n} for n in range(50)], max_size=10, drop_strategy="random", seed=1)
     assert len(small) == 10
     assert small.to_pydict()["n"] != list(range(40, 50))
 
 
 def test_the_samples_that_normalize_themselves():
     image = pytest.importorskip("PIL.Image")
-    tensors = ps.DatasetBuffer(torch.arange(3.0))
+    tensors = bw.DatasetBuffer(torch.arange(3.0))
     assert tensors[0]["tensor"].tolist() == [0, 1, 2]
     picture = image.new("RGB", (2, 1), (255, 0, 0))
-    pictures = ps.DatasetBuffer(picture)
+    pictures = bw.DatasetBuffer(picture)
     stored = image.open(io.BytesIO(pictures.to_pydict()["image"][0]))
     assert (stored.format, stored.mode, stored.getpixel((1, 0))) == ("PNG", "RGB", (255, 0, 0))
 
@@ -100,14 +100,14 @@ def test_the_samples_that_normalize_themselves():
         text: str
         label: int
 
-    assert ps.DatasetBuffer([Sample("a", 1)])[0] == {"text": "a", "label": 1}
+    assert bw.DatasetBuffer([Sample("a", 1)])[0] == {"text": "a", "label": 1}
 
 
 # Rows in
 
 
 def test_append_and_extend_give_the_ids_of_the_new_rows():
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     assert buffer.append({"n": 0}) == range(1)
     assert buffer.append([{"n": 1}, {"n": 2}]) == range(1, 3)
     assert buffer.extend({"n": [3, 4]}, retain_prior=0) == range(3, 5)
@@ -135,42 +135,42 @@ def test_ids_are_never_used_again(eight):
     ids=["dict", "table"],
 )
 def test_extend_takes_columns(columns):
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     assert buffer.extend(columns) == range(4)
     assert buffer[2] == {"n": 2, "text": "c"}
-    assert ps.DatasetBuffer.from_table(pa.table({"n": [1]}), max_size=3).max_size == 3
+    assert bw.DatasetBuffer.from_table(pa.table({"n": [1]}), max_size=3).max_size == 3
 
 
 def test_extend_takes_a_tensor_of_rows_and_append_one_row():
-    rows = ps.DatasetBuffer()
+    rows = bw.DatasetBuffer()
     rows.extend(torch.arange(6).reshape(3, 2))
     assert len(rows) == 3
-    one = ps.DatasetBuffer()
+    one = bw.DatasetBuffer()
     one.append(torch.arange(2))
     assert one[0]["tensor"].tolist() == rows[0]["tensor"].tolist() == [0, 1]
 
 
 def test_the_first_tensor_that_may_be_many_rows_is_logged_with_a_word_about_extend(caplog):
-    with caplog.at_level(logging.INFO, "penstock"):
-        ps.DatasetBuffer().append(torch.zeros(3, 2))
+    with caplog.at_level(logging.INFO, "batchwright"):
+        bw.DatasetBuffer().append(torch.zeros(3, 2))
     assert "extend" in caplog.text
 
 
 def test_the_kind_stays_though_all_rows_go():
-    buffer = ps.DatasetBuffer([{"n": 1}])
+    buffer = bw.DatasetBuffer([{"n": 1}])
     buffer.drop([0])
     assert len(buffer) == 0
-    with pytest.raises(ps.SampleError):
+    with pytest.raises(bw.SampleError):
         buffer.append(torch.zeros(3))
 
 
 def test_a_schema_said_beforehand_decides():
     schema = pa.schema([pa.field("label", pa.int8(), nullable=False), pa.field("note", pa.string())])
-    buffer = ps.DatasetBuffer(schema=schema)
+    buffer = bw.DatasetBuffer(schema=schema)
     buffer.append({"label": 3})
     assert buffer.schema.field("label").type == pa.int8()
     assert buffer[0] == {"label": 3, "note": None}
-    with pytest.raises(ps.SampleError):
+    with pytest.raises(bw.SampleError):
         buffer.append({"label": 300})
 
 
@@ -238,7 +238,7 @@ def test_a_tensor_of_to_torch_does_not_change_with_the_buffer(eight):
 
 def test_a_draw_is_a_function_of_the_number_the_seed_and_the_step():
     def drawn(step: int, seed: int = 7) -> list[int]:
-        buffer = ps.DatasetBuffer({"obs": np.zeros((100, 2), np.float32), "reward": np.arange(100.0)}, seed=seed)
+        buffer = bw.DatasetBuffer({"obs": np.zeros((100, 2), np.float32), "reward": np.arange(100.0)}, seed=seed)
         return buffer.sample(32, step=step).ids.tolist()
 
     assert drawn(0) == drawn(0) != drawn(1)
@@ -246,7 +246,7 @@ def test_a_draw_is_a_function_of_the_number_the_seed_and_the_step():
 
 
 def test_rows_with_larger_values_are_drawn_more_often_and_weights_undo_it():
-    buffer = ps.DatasetBuffer({"reward": np.array([0.0, 1.0, 99.0])})
+    buffer = bw.DatasetBuffer({"reward": np.array([0.0, 1.0, 99.0])})
     batch = buffer.sample(500, step=0, by="reward")
     counts = np.bincount(batch.ids, minlength=3)
     assert counts[0] == 0
@@ -255,7 +255,7 @@ def test_rows_with_larger_values_are_drawn_more_often_and_weights_undo_it():
 
 
 def test_a_draw_by_a_column_follows_what_was_set():
-    buffer = ps.DatasetBuffer({"reward": np.array([1.0, 0.0])})
+    buffer = bw.DatasetBuffer({"reward": np.array([1.0, 0.0])})
     assert set(buffer.sample(9, step=0, by="reward").ids) == {0}
     buffer.set([0, 1], reward=[0.0, 1.0])
     assert set(buffer.sample(9, step=0, by="reward").ids) == {1}
@@ -272,7 +272,7 @@ def test_torchs_own_loader_reads_with_one_gather_for_each_batch(eight):
     calls = []
     gather = type(eight).__getitems__
 
-    class Counting(ps.DatasetBuffer):
+    class Counting(bw.DatasetBuffer):
         def __getitems__(self, indices: Any) -> Any:
             calls.append(list(indices))
             return gather(self, indices)
@@ -285,7 +285,7 @@ def test_torchs_own_loader_reads_with_one_gather_for_each_batch(eight):
 
 
 def test_torchs_own_loader_works_with_workers():
-    buffer = ps.DatasetBuffer([{"n": n, "text": f"{n}"} for n in range(64)])
+    buffer = bw.DatasetBuffer([{"n": n, "text": f"{n}"} for n in range(64)])
     loader = torch.utils.data.DataLoader(buffer, batch_size=32, shuffle=True, num_workers=2)
     assert sorted(n for batch in loader for n in batch["n"].tolist()) == list(range(64))
 
@@ -315,7 +315,7 @@ def test_retention_comes_before_the_append_and_keeps_the_order(eight):
 
 @pytest.mark.parametrize(("by", "left"), [("oldest", [3, 4, 5]), ("loss", [3, 4, 5]), ("-loss", [0, 1, 2])])
 def test_max_size_drops_by_its_strategy(by, left):
-    buffer = ps.DatasetBuffer(max_size=3, drop_strategy=by)
+    buffer = bw.DatasetBuffer(max_size=3, drop_strategy=by)
     for n in range(6):
         buffer.append({"loss": float(n)})
     assert buffer.to_pydict()["loss"] == left
@@ -323,7 +323,7 @@ def test_max_size_drops_by_its_strategy(by, left):
 
 def test_the_same_seed_and_calls_give_the_same_rows():
     def rows(seed: int) -> list[int]:
-        buffer = ps.DatasetBuffer(max_size=30, drop_strategy="random", seed=seed)
+        buffer = bw.DatasetBuffer(max_size=30, drop_strategy="random", seed=seed)
         for n in range(0, 100, 10):
             buffer.append([{"n": n + i} for i in range(10)], retain_prior=0.9)
         return buffer.to_pydict()["n"]
@@ -382,7 +382,7 @@ def test_a_version_can_be_let_go_of(eight):
 
 
 def test_versions_share_the_memory_of_rows_that_did_not_change():
-    buffer = ps.DatasetBuffer({"obs": np.zeros((1000, 10)), "loss": np.zeros(1000)})
+    buffer = bw.DatasetBuffer({"obs": np.zeros((1000, 10)), "loss": np.zeros(1000)})
     written, copied = buffer._table.counters.written, buffer._table.counters.copied
     for epoch in range(20):
         buffer.commit(f"{epoch}")
@@ -393,7 +393,7 @@ def test_versions_share_the_memory_of_rows_that_did_not_change():
 
 
 def test_a_column_of_which_nothing_was_known_is_not_changed_where_it_is_still_null():
-    buffer = ps.DatasetBuffer([{"n": n, "later": None, "meta": {"tag": None}} for n in range(3)])
+    buffer = bw.DatasetBuffer([{"n": n, "later": None, "meta": {"tag": None}} for n in range(3)])
     buffer.commit("before")
     buffer.set([1], later=[2.5], meta=[{"tag": "x"}])
     assert buffer.diff("before").changed.tolist() == [1]
@@ -412,7 +412,7 @@ def test_provenance_says_when_and_with_which_append_a_row_came(eight):
 
 
 def test_a_fingerprint_names_the_rows_however_they_came(eight):
-    one_by_one = ps.DatasetBuffer()
+    one_by_one = bw.DatasetBuffer()
     for row in eight.__getitems__(range(8)):
         one_by_one.append(row)
     assert one_by_one.content_fingerprint() == eight.content_fingerprint()
@@ -421,19 +421,19 @@ def test_a_fingerprint_names_the_rows_however_they_came(eight):
 
 
 def test_a_fingerprint_does_not_tell_that_there_were_nulls_once(eight):
-    once = ps.DatasetBuffer(
+    once = bw.DatasetBuffer(
         [{"text": f"example {n}" if n < 8 else None, "loss": float(n) if n < 8 else None} for n in range(9)]
     )
     once.drop([8])
     assert once.content_fingerprint() == eight.content_fingerprint()
-    filled = ps.DatasetBuffer([{"text": None, "loss": None if n else 0.0} for n in range(8)])
+    filled = bw.DatasetBuffer([{"text": None, "loss": None if n else 0.0} for n in range(8)])
     filled.set(range(8), text=[f"example {n}" for n in range(8)], loss=np.arange(8.0))
     assert filled.content_fingerprint() == eight.content_fingerprint()
 
 
 def test_rows_that_are_read_by_threads_while_others_come_are_whole():
     """Text waits as Python values before it becomes Arrow: a reader may come in between."""
-    buffer, stop, faults = ps.DatasetBuffer([{"text": "0", "n": 0}]), threading.Event(), []
+    buffer, stop, faults = bw.DatasetBuffer([{"text": "0", "n": 0}]), threading.Event(), []
 
     def read() -> None:
         while not stop.is_set():
@@ -459,11 +459,11 @@ def test_rows_that_are_read_by_threads_while_others_come_are_whole():
 
 
 def test_a_rollback_to_before_the_first_row_lets_another_kind_of_sample_in(tmp_path):
-    with ps.DatasetBuffer(path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "buffer") as buffer:
         buffer.commit("empty")
         buffer.append({"a": 1})
         buffer.rollback("empty")
         buffer.append(np.ones(3, np.float32))
-    with ps.DatasetBuffer(path=tmp_path / "buffer", read_only=True) as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "buffer", read_only=True) as buffer:
         assert buffer.kind == "tensor"
         assert buffer[0]["tensor"].tolist() == [1, 1, 1]

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 OBS = np.zeros(4, np.float32)
 ROW_BYTES = 8 + OBS.nbytes
 TEXT = "sixteen letters."
 
 
-def costs(buffer: ps.DatasetBuffer, num_rows: int) -> tuple[float, float]:
+def costs(buffer: bw.DatasetBuffer, num_rows: int) -> tuple[float, float]:
     """(written, copied) in bytes for each row that was added."""
     counters = buffer._table.counters
     return counters.written / num_rows, counters.copied / num_rows
 
 
-def block_bytes(buffer: ps.DatasetBuffer) -> int:
+def block_bytes(buffer: bw.DatasetBuffer) -> int:
     """Memory of all blocks: of rows that are live or gone. What they have room for is not touched, and is no memory."""
     columns = {
         id(column): (segment.block.num_rows, column)
@@ -34,12 +34,12 @@ def block_bytes(buffer: ps.DatasetBuffer) -> int:
     )
 
 
-def add_one_by_one(buffer: ps.DatasetBuffer, num_rows: int) -> None:
+def add_one_by_one(buffer: bw.DatasetBuffer, num_rows: int) -> None:
     for n in range(num_rows):
         buffer.append({"label": n, "obs": OBS})
 
 
-def add_hundreds(buffer: ps.DatasetBuffer, num_rows: int, retain: float = 1.0, by: str = "random") -> None:
+def add_hundreds(buffer: bw.DatasetBuffer, num_rows: int, retain: float = 1.0, by: str = "random") -> None:
     columns = {"label": np.arange(100), "obs": np.zeros((100, 4), np.float32)}
     for _ in range(num_rows // 100):
         buffer.extend(columns, retain, by)
@@ -51,7 +51,7 @@ def add_hundreds(buffer: ps.DatasetBuffer, num_rows: int, retain: float = 1.0, b
 )
 @pytest.mark.parametrize("max_size", [None, 5000], ids=["all stay", "the oldest go"])
 def test_a_row_is_written_once_and_never_copied(num_rows, add, max_size):
-    buffer = ps.DatasetBuffer(max_size=max_size)
+    buffer = bw.DatasetBuffer(max_size=max_size)
     add(buffer, num_rows)
     assert len(buffer) == (max_size or num_rows)
     assert costs(buffer, num_rows) == (ROW_BYTES, 0)
@@ -60,7 +60,7 @@ def test_a_row_is_written_once_and_never_copied(num_rows, add, max_size):
 
 
 def test_of_a_large_buffer_at_most_a_quarter_of_the_memory_is_of_rows_that_are_gone():
-    buffer, columns = ps.DatasetBuffer(max_size=20_000), {"obs": np.zeros((1000, 1024), np.float32)}
+    buffer, columns = bw.DatasetBuffer(max_size=20_000), {"obs": np.zeros((1000, 1024), np.float32)}
     most = 0.0
     for _ in range(70):
         buffer.extend(columns)
@@ -72,7 +72,7 @@ def test_of_a_large_buffer_at_most_a_quarter_of_the_memory_is_of_rows_that_are_g
 
 @pytest.mark.parametrize("num_rows", [10**4, 10**5])
 def test_text_is_written_once_and_copied_a_few_times_at_most(num_rows):
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     for n in range(num_rows):
         buffer.append({"label": n, "text": TEXT})
     written, copied = costs(buffer, num_rows)
@@ -85,7 +85,7 @@ def test_text_is_written_once_and_copied_a_few_times_at_most(num_rows):
 @pytest.mark.parametrize("by", ["random", "oldest", "latest", "label", "-label"])
 @pytest.mark.parametrize("num_rows", [5000, 2 * 10**4])
 def test_retention_between_appends_costs_a_bounded_number_of_copies(num_rows, by):
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     add_hundreds(buffer, num_rows, 0.98, by)
     written, copied = costs(buffer, num_rows)
     assert written == ROW_BYTES
@@ -97,7 +97,7 @@ def test_retention_between_appends_costs_a_bounded_number_of_copies(num_rows, by
 @pytest.mark.parametrize("by", ["random", "label"])
 @pytest.mark.parametrize("num_rows", [500, 1500])
 def test_a_full_buffer_that_drops_here_and_there_stays_in_few_blocks(num_rows, by):
-    buffer = ps.DatasetBuffer(max_size=300, drop_strategy=by)
+    buffer = bw.DatasetBuffer(max_size=300, drop_strategy=by)
     for n in range(num_rows):
         buffer.append({"label": n % 97, "obs": OBS})
     written, copied = costs(buffer, num_rows)
@@ -108,7 +108,7 @@ def test_a_full_buffer_that_drops_here_and_there_stays_in_few_blocks(num_rows, b
 
 def test_few_rows_that_are_kept_of_many_do_not_hold_the_memory_of_all():
     for by in ("latest", "oldest", "random", "label"):
-        buffer = ps.DatasetBuffer()
+        buffer = bw.DatasetBuffer()
         add_hundreds(buffer, 10**5)
         buffer.append({"label": 0, "obs": OBS}, retain_prior=0.01, retain_prior_by=by)
         assert block_bytes(buffer) <= 2.5 * len(buffer) * ROW_BYTES, by
@@ -116,7 +116,7 @@ def test_few_rows_that_are_kept_of_many_do_not_hold_the_memory_of_all():
 
 @pytest.mark.parametrize("num_rows", [10**3, 10**4])
 def test_the_journal_has_a_bounded_number_of_bytes_for_each_row(num_rows, tmp_path):
-    with ps.DatasetBuffer(path=tmp_path / "b") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "b") as buffer:
         add_one_by_one(buffer, num_rows)
         one = buffer._disk.folder.journal.num_bytes
         add_hundreds(buffer, num_rows)
@@ -126,7 +126,7 @@ def test_the_journal_has_a_bounded_number_of_bytes_for_each_row(num_rows, tmp_pa
 
 def test_a_batch_is_read_without_a_copy_of_what_was_not_asked_for():
     """Nothing that was written is copied by reading it, in whatever order."""
-    buffer = ps.DatasetBuffer()
+    buffer = bw.DatasetBuffer()
     add_hundreds(buffer, 10**4)
     before = vars_of(buffer)
     buffer.get_batch([5, 9999, 0])
@@ -139,7 +139,7 @@ vars_of = partial(costs, num_rows=1)
 
 
 def test_changing_rows_that_nobody_else_sees_copies_nothing():
-    buffer: Any = ps.DatasetBuffer()
+    buffer: Any = bw.DatasetBuffer()
     add_hundreds(buffer, 10**4)
     for n in range(50):
         buffer.set(np.arange(n * 100, n * 100 + 100), label=np.zeros(100, np.int64))

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+import batchwright as bw
+from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Six rows, the last two added after a commit and a checkpoint; and a column that came later."""
     path = tmp_path / "buffer"
-    with ps.DatasetBuffer(path=path, seed=3) as buffer:
+    with bw.DatasetBuffer(path=path, seed=3) as buffer:
         buffer.append([{"n": n, "text": f"row {n}", "obs": np.full(2, n, np.float32)} for n in range(4)])
         buffer.commit("four")
         buffer.set([1, 2], loss=[0.5, np.nan])
@@ -31,8 +31,8 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path, **settings: Any) -> ps.DatasetBuffer:
-    return ps.DatasetBuffer(path=path, **settings)
+def opened(path: Path, **settings: Any) -> bw.DatasetBuffer:
+    return bw.DatasetBuffer(path=path, **settings)
 
 
 def journal_of(path: Path) -> Path:
@@ -42,7 +42,7 @@ def journal_of(path: Path) -> Path:
 
 ROW = {"n": 7, "text": "seven", "obs": np.ones(2, np.float32), "loss": 0.25}
 
-CHANGES: dict[str, Callable[[ps.DatasetBuffer], Any]] = {
+CHANGES: dict[str, Callable[[bw.DatasetBuffer], Any]] = {
     "a row": lambda buffer: buffer.append(dict(ROW)),
     "rows, and half of the others": lambda buffer: buffer.append([ROW, ROW], 0.5, "random", origin="both"),
     "columns": lambda buffer: buffer.extend({"n": [1], "text": ["x"], "obs": np.ones((1, 2), np.float32)}),
@@ -111,7 +111,7 @@ def test_a_damaged_journal_is_refused_with_the_file_and_the_byte(folder, tmp_pat
             assert Path(caught.value.where["file"]) == journal
             assert begin <= caught.value.where["byte"] <= at
             assert caught.value.remedy
-    saved = ps.DatasetBuffer.salvage(folder, tmp_path / "saved")
+    saved = bw.DatasetBuffer.salvage(folder, tmp_path / "saved")
     assert saved.to_pydict()["n"] == [0, 1, 2, 3, 4, 5]
     saved.close()
     with opened(tmp_path / "saved") as again:
@@ -123,7 +123,7 @@ def test_salvage_does_not_write_into_a_buffer_that_is_there(folder, tmp_path, st
         other.append({"n": 1})
         expected = state(other)
     with pytest.raises(SpecError, match="has a buffer already"):
-        ps.DatasetBuffer.salvage(folder, tmp_path / "other")
+        bw.DatasetBuffer.salvage(folder, tmp_path / "other")
     with opened(tmp_path / "other") as other:
         assert state(other) == expected
 
@@ -202,7 +202,7 @@ def test_the_files_of_a_column_are_put_together_in_the_order_of_their_rows(tmp_p
 
 
 def test_a_long_journal_becomes_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.buffer.durable._CHECKPOINT_BYTES", 2000)
+    monkeypatch.setattr("batchwright.buffer.durable._CHECKPOINT_BYTES", 2000)
     with opened(tmp_path / "b") as buffer:
         for n in range(200):
             buffer.append({"n": n})
@@ -288,8 +288,8 @@ def test_a_child_cannot_write_and_does_not_hold_the_lock_of_its_parent(folder):
     script = f"""
 import os, signal, sys, time
 import numpy as np
-import penstock as ps
-buffer = ps.DatasetBuffer(path={str(folder)!r})
+import batchwright as bw
+buffer = bw.DatasetBuffer(path={str(folder)!r})
 ready, go = os.pipe()
 if not os.fork():
     for write in (lambda: buffer.append({{"n": 1, "text": "", "obs": np.zeros(2, np.float32)}}),
@@ -297,7 +297,7 @@ if not os.fork():
         try:
             write()
             print("written", flush=True)
-        except ps.BusyError as error:
+        except bw.BusyError as error:
             print("refused", flush=True)
     print(len(buffer), flush=True)
     os.write(go, b".")
@@ -323,8 +323,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 FULL = """
 import contextlib, resource, signal, sys
 import numpy as np
-import penstock as ps
-from penstock.buffer import durable
+import batchwright as bw
+from batchwright.buffer import durable
 sys.path.insert(0, {here!r})
 from conftest import state_of
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -338,7 +338,7 @@ def full(bytes):
 
 rows = {{"obs": np.ones((2000, 4)), "text": ["x" * 10] * 2000}}
 row = {{"obs": np.ones(4), "text": "one"}}
-buffer = ps.DatasetBuffer(path={folder!r})
+buffer = bw.DatasetBuffer(path={folder!r})
 buffer.extend(rows)
 size = buffer._disk.folder.journal.num_bytes
 calls = {{
@@ -359,15 +359,15 @@ for name, (limit, call) in calls.items():
             finally:
                 stack.close()
         print(name, "no error")
-    except ps.OutOfSpaceError as error:
+    except bw.OutOfSpaceError as error:
         print(name, "full", state_of(buffer) == before, "remedy" if error.remedy else "")
-    with ps.DatasetBuffer(path={folder!r}, read_only=True) as reader:
+    with bw.DatasetBuffer(path={folder!r}, read_only=True) as reader:
         assert state_of(reader) == before, name
 for call in ("append", "commit", "set", "checkpoint"):
     calls[call][1]()
 after = state_of(buffer)
 buffer.close()
-print("works after", state_of(ps.DatasetBuffer(path={folder!r})) == after)
+print("works after", state_of(bw.DatasetBuffer(path={folder!r})) == after)
 """
 
 
@@ -386,13 +386,13 @@ def test_a_full_disk_ends_the_call_and_the_buffer_is_as_it_was(tmp_path):
 
 def test_a_checkpoint_that_finds_no_room_does_not_end_the_call_that_it_came_with(tmp_path, monkeypatch, caplog, state):
     """The row is written down: an error would say that it is not."""
-    monkeypatch.setattr("penstock.buffer.durable._CHECKPOINT_BYTES", 500)
+    monkeypatch.setattr("batchwright.buffer.durable._CHECKPOINT_BYTES", 500)
     with opened(tmp_path / "b") as buffer:
 
         def no_room(*_: Any, **__: Any) -> None:
             raise OutOfSpaceError("no space left", folder=tmp_path)
 
-        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "penstock"):
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "batchwright"):
             patch.setattr(buffer._disk.folder, "write_checkpoint", no_room)
             for n in range(40):
                 buffer.append({"n": n})
@@ -410,7 +410,7 @@ def test_a_copy_of_the_folder_is_a_buffer_of_its_own(folder, tmp_path):
 
 
 def test_verify_names_a_block_whose_values_were_changed(tmp_path):
-    with ps.DatasetBuffer({"n": np.arange(1000)}, path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer({"n": np.arange(1000)}, path=tmp_path / "buffer") as buffer:
         buffer.commit("one")
         buffer.verify()
         (file,) = (tmp_path / "buffer" / "blocks").iterdir()
@@ -424,7 +424,7 @@ def test_verify_names_a_block_whose_values_were_changed(tmp_path):
 
 
 def test_verify_names_a_block_that_is_gone(tmp_path):
-    with ps.DatasetBuffer({"n": np.arange(10)}, path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer({"n": np.arange(10)}, path=tmp_path / "buffer") as buffer:
         buffer.commit("one")
         (file,) = (tmp_path / "buffer" / "blocks").iterdir()
         file.unlink()
@@ -434,10 +434,10 @@ def test_verify_names_a_block_that_is_gone(tmp_path):
 
 
 def test_rows_are_not_dropped_by_a_column_that_a_rollback_took_away(tmp_path):
-    with ps.DatasetBuffer([{"n": 0}, {"n": 1}], path=tmp_path / "buffer") as buffer:
+    with bw.DatasetBuffer([{"n": 0}, {"n": 1}], path=tmp_path / "buffer") as buffer:
         buffer.commit("plain")
         buffer.set(buffer.ids, loss=1.0)
-    with ps.DatasetBuffer(path=tmp_path / "buffer", max_size=2, drop_strategy="loss") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "buffer", max_size=2, drop_strategy="loss") as buffer:
         buffer.rollback("plain")
         with pytest.raises(SpecError, match="drop_strategy='loss'"):
             buffer.append({"n": 2})

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.buffer.view import View
-from penstock.errors import SampleError, SpecError, StoreError
+import batchwright as bw
+from batchwright.buffer.view import View
+from batchwright.errors import SampleError, SpecError, StoreError
 
-Step = Callable[[ps.DatasetBuffer], object]
+Step = Callable[[bw.DatasetBuffer], object]
 
 
 def row(number: int) -> dict[str, Any]:
     return {"n": number, "text": str(number), "a": 0, "b": 0}
 
 
-def interrupted_at(moment: int, step: Step, buffer: ps.DatasetBuffer) -> bool:
+def interrupted_at(moment: int, step: Step, buffer: bw.DatasetBuffer) -> bool:
     """Run `step`, with Ctrl-C after that many function calls; False where it ended before.
 
     Python looks for signals when a function was called, so these are the moments at which a real one arrives.
@@ -38,7 +38,7 @@ def interrupted_at(moment: int, step: Step, buffer: ps.DatasetBuffer) -> bool:
     def profile(frame: Any, event: str, argument: Any) -> None:
         nonlocal left
         code = frame.f_code
-        if event in ("return", "c_return") and "penstock" in code.co_filename and not code.co_flags & CO_GENERATOR:
+        if event in ("return", "c_return") and "batchwright" in code.co_filename and not code.co_flags & CO_GENERATOR:
             left -= 1
             if left == 0:
                 sys.setprofile(None)
@@ -54,7 +54,7 @@ def interrupted_at(moment: int, step: Step, buffer: ps.DatasetBuffer) -> bool:
     return False
 
 
-def check(buffer: ps.DatasetBuffer) -> None:
+def check(buffer: bw.DatasetBuffer) -> None:
     columns = buffer.to_pydict()
     assert columns["text"] == [str(number) for number in columns["n"]]
     assert columns["a"] == columns["b"]
@@ -78,14 +78,14 @@ def test_an_interrupted_change_is_made_or_not(what: str) -> None:
     moment = 0
     while True:
         moment += 1 if what.startswith("a row") else 3
-        buffer = ps.DatasetBuffer([row(number) for number in range(5)], **settings)
+        buffer = bw.DatasetBuffer([row(number) for number in range(5)], **settings)
         buffer.append(row(5))
         before = buffer.to_pydict()
         was_interrupted = interrupted_at(moment, step, buffer)
         check(buffer)
         after = buffer.to_pydict()
         if after != before:  # then it is as if it had not been interrupted
-            whole = ps.DatasetBuffer([row(number) for number in range(5)], **settings)
+            whole = bw.DatasetBuffer([row(number) for number in range(5)], **settings)
             whole.append(row(5))
             step(whole)
             assert after == whole.to_pydict()
@@ -102,7 +102,7 @@ def test_an_interrupted_change_of_a_folder_is_the_same_when_it_is_opened_again(w
     settings, step = STEPS[what]
     for moment in range(1, 500, 5):
         path = tmp_path / str(moment)
-        with ps.DatasetBuffer([row(number) for number in range(5)], path=path, **settings) as buffer:
+        with bw.DatasetBuffer([row(number) for number in range(5)], path=path, **settings) as buffer:
             buffer.append(row(5))
             was_interrupted = interrupted_at(moment, step, buffer)
             try:
@@ -113,7 +113,7 @@ def test_an_interrupted_change_of_a_folder_is_the_same_when_it_is_opened_again(w
                 buffer.append(row(200))
             check(buffer)
             rows, ids = buffer.to_pydict(), buffer.ids.tolist()
-        with ps.DatasetBuffer(path=path) as again:
+        with bw.DatasetBuffer(path=path) as again:
             assert again.to_pydict() == rows
             assert again.ids.tolist() == ids
         if not was_interrupted:
@@ -123,7 +123,7 @@ def test_an_interrupted_change_of_a_folder_is_the_same_when_it_is_opened_again(w
 
 def test_a_fork_while_another_thread_appends_can_read_the_buffer() -> None:
     """torch's workers are such forks. The child would wait for ever for a lock that its parent's thread holds."""
-    buffer = ps.DatasetBuffer([row(number) for number in range(50)], max_size=500, drop_strategy="random")
+    buffer = bw.DatasetBuffer([row(number) for number in range(50)], max_size=500, drop_strategy="random")
     stop = threading.Event()
 
     def add_rows() -> None:
@@ -167,16 +167,16 @@ def test_a_relative_path_means_the_same_folder_when_the_current_one_changes(
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    with ps.DatasetBuffer([row(0)], path="mine") as buffer:
+    with bw.DatasetBuffer([row(0)], path="mine") as buffer:
         monkeypatch.chdir(tmp_path / "other")
         buffer.append(row(1))
         buffer.commit("one")
     assert list((tmp_path / "other").iterdir()) == []
-    assert len(ps.DatasetBuffer(path=tmp_path / "mine", read_only=True).at("one")) == 2
+    assert len(bw.DatasetBuffer(path=tmp_path / "mine", read_only=True).at("one")) == 2
 
 
 def folder_with_few_rows_left(path: Path) -> Path:
-    with ps.DatasetBuffer([row(number) for number in range(20)], path=path) as buffer:
+    with bw.DatasetBuffer([row(number) for number in range(20)], path=path) as buffer:
         buffer.drop([3, 7])
         buffer.commit("some")
     return path
@@ -187,7 +187,7 @@ def test_a_reader_refuses_the_journal_of_another_buffer(tmp_path: Path) -> None:
     (journal,) = mine.glob("journal-*.log")
     journal.write_bytes((others / journal.name).read_bytes())
     with pytest.raises(StoreError, match="journal belongs to another buffer") as caught:
-        ps.DatasetBuffer(path=mine, read_only=True)
+        bw.DatasetBuffer(path=mine, read_only=True)
     assert caught.value.where["file"] == journal
 
 
@@ -199,16 +199,16 @@ def test_a_damaged_list_of_rows_is_refused_with_its_file(tmp_path: Path) -> None
     data = bytearray(file.read_bytes())
     data[data.index(rows_left) + 5 * 8 + 3] = 1  # row 6 is now far out of the block
     file.write_bytes(data)
-    version = ps.DatasetBuffer(path=folder, read_only=True)
+    version = bw.DatasetBuffer(path=folder, read_only=True)
     with pytest.raises(StoreError, match="damaged") as caught:
         version.at("some")
     assert caught.value.where["file"] == file
 
 
 def test_a_normalizer_for_dicts_is_used_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.buffer.normalize._NORMALIZERS", {})
-    buffer = ps.DatasetBuffer([{"n": 1}])
-    ps.register_normalizer(dict)(lambda sample: {"n": sample["n"] + 100})
+    monkeypatch.setattr("batchwright.buffer.normalize._NORMALIZERS", {})
+    buffer = bw.DatasetBuffer([{"n": 1}])
+    bw.register_normalizer(dict)(lambda sample: {"n": sample["n"] + 100})
     buffer.append({"n": 2})
     buffer.append([{"n": 3}])
     assert buffer.to_pydict() == {"n": [1, 102, 103]}
@@ -216,7 +216,7 @@ def test_a_normalizer_for_dicts_is_used_for_each_of_them(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("read", ["get_batch", "sample", "to_pydict"])
 def test_a_read_sees_a_change_by_another_thread_whole_or_not_at_all(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = ps.DatasetBuffer([row(number) for number in range(5)])
+    buffer = bw.DatasetBuffer([row(number) for number in range(5)])
     threads: list[threading.Thread] = []
     gather = View._gather
 
@@ -242,7 +242,7 @@ def test_a_read_sees_a_change_by_another_thread_whole_or_not_at_all(read: str, m
 
 
 def test_no_samples_are_of_any_kind() -> None:
-    tensors = ps.DatasetBuffer([np.zeros(3), np.ones(3)])
+    tensors = bw.DatasetBuffer([np.zeros(3), np.ones(3)])
     assert tensors.append([]) == range(2, 2)
     tensors.append([], retain_prior=0.5, retain_prior_by="latest")
     tensors.append(np.full(3, 2.0))
@@ -250,14 +250,14 @@ def test_no_samples_are_of_any_kind() -> None:
 
 
 def test_an_origin_that_is_half_a_character_is_refused() -> None:
-    buffer = ps.DatasetBuffer([row(0)])
+    buffer = bw.DatasetBuffer([row(0)])
     with pytest.raises(SpecError, match="origin= is a name"):
         buffer.append(row(1), origin="\ud800")
     assert len(buffer) == len(buffer.provenance()) == 1
 
 
 def test_a_pickled_buffer_gives_no_id_twice() -> None:
-    buffer = ps.DatasetBuffer([row(number) for number in range(3)])
+    buffer = bw.DatasetBuffer([row(number) for number in range(3)])
     buffer.drop([2])
     assert pickle.loads(pickle.dumps(buffer)).append(row(3)) == buffer.append(row(3)) == range(3, 4)
 
@@ -273,7 +273,7 @@ def test_a_new_origin_is_not_looked_for_among_all_others() -> None:
             looks += 1
             return str.__eq__(self, other)
 
-    buffer = ps.DatasetBuffer([row(0)])
+    buffer = bw.DatasetBuffer([row(0)])
     for number in range(1, 201):
         buffer.append(row(number), origin=Name(f"file {number}"))
     assert looks < 2000
@@ -282,4 +282,4 @@ def test_a_new_origin_is_not_looked_for_among_all_others() -> None:
 
 def test_a_nested_key_that_is_half_a_character_is_refused() -> None:
     with pytest.raises(SampleError, match="keys are names"):
-        ps.DatasetBuffer([{"meta": {"\ud800": 1}}])
+        bw.DatasetBuffer([{"meta": {"\ud800": 1}}])

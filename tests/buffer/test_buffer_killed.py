@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 sys.path.insert(0, str(Path(__file__).parent))
 from writing import SETTINGS, fault_in, keep_versions, step, version_at, write_until_killed
@@ -26,12 +26,12 @@ class Reference:
     """The same changes in memory."""
 
     def __init__(self) -> None:
-        self.buffer = ps.DatasetBuffer(**SETTINGS)
+        self.buffer = bw.DatasetBuffer(**SETTINGS)
 
     def check(self, path: Path, acknowledged: int) -> int:
         """Open the folder and compare everything. The number at which it is."""
         mine = self.buffer
-        with ps.DatasetBuffer(path=path) as found:
+        with bw.DatasetBuffer(path=path) as found:
             assert acknowledged <= found.number <= acknowledged + 1
             while mine.number < found.number:
                 step(mine)

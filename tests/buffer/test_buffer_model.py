@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import penstock as ps
-from penstock.buffer import blocks, durable
-from penstock.buffer.retain import drop, keep
+import batchwright as bw
+from batchwright.buffer import blocks, durable
+from batchwright.buffer.retain import drop, keep
 
 Row = dict[str, Any]
 
@@ -179,12 +179,12 @@ class BufferAndList(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.folder = Path(tempfile.mkdtemp(prefix="buffer-model-"))
-        self.pairs: list[tuple[ps.DatasetBuffer, Model]] = []
+        self.pairs: list[tuple[bw.DatasetBuffer, Model]] = []
         self.held: list[tuple[Any, Model]] = []
         self.iterators: list[tuple[Iterator[pa.Table], list[Row]]] = []
         self.next_name = 0
         self.path: Path | None = None
-        self.reader: ps.DatasetBuffer | None = None
+        self.reader: bw.DatasetBuffer | None = None
 
     @initialize(
         on_disk=st.booleans(),
@@ -210,7 +210,7 @@ class BufferAndList(RuleBasedStateMachine):
                 self.patch.setattr(blocks, name, value)
         given = {"max_size": max_size, "drop_strategy": drop_strategy, "seed": seed}
         self.path = self.folder / "buffer" if on_disk else None
-        buffer, model = ps.DatasetBuffer(path=self.path, **given), Model(**given)
+        buffer, model = bw.DatasetBuffer(path=self.path, **given), Model(**given)
         self.pairs.append((buffer, model))
         assert buffer.append(dict(FIRST)) == model.add([FIRST], 1.0, "random")
 
@@ -221,7 +221,7 @@ class BufferAndList(RuleBasedStateMachine):
 
     # What rules draw
 
-    def pair(self, data: st.DataObject) -> tuple[ps.DatasetBuffer, Model]:
+    def pair(self, data: st.DataObject) -> tuple[bw.DatasetBuffer, Model]:
         return self.pairs[data.draw(st.integers(0, len(self.pairs) - 1), label="which buffer")]
 
     def row(self, data: st.DataObject, model: Model) -> Row:
@@ -399,7 +399,7 @@ class BufferAndList(RuleBasedStateMachine):
         given = {"max_size": model.max_size, "drop_strategy": model.drop_strategy}
         self.take(pickle.loads(pickle.dumps(buffer)), model.copy(model.rows, **given))
 
-    def take(self, buffer: ps.DatasetBuffer, model: Model) -> None:
+    def take(self, buffer: bw.DatasetBuffer, model: Model) -> None:
         model.number, model.next_id = buffer.number, buffer._table.next_id
         assert model.next_id > max(model.ids, default=-1)
         self.pairs.append((buffer, model))
@@ -437,7 +437,7 @@ class BufferAndList(RuleBasedStateMachine):
     def close_and_open(self) -> None:
         buffer, model = self.pairs[0]
         buffer.close()
-        self.pairs[0] = ps.DatasetBuffer(path=self.path), model
+        self.pairs[0] = bw.DatasetBuffer(path=self.path), model
         assert [info.name for info in self.pairs[0][0].versions()] == [version[0] for version in model.versions]
 
     @precondition(lambda self: self.path)
@@ -450,7 +450,7 @@ class BufferAndList(RuleBasedStateMachine):
     @rule()
     def read_beside(self) -> None:
         if self.reader is None:
-            self.reader = ps.DatasetBuffer(path=self.path, read_only=True)
+            self.reader = bw.DatasetBuffer(path=self.path, read_only=True)
         self.reader.refresh()
         buffer, model = self.pairs[0]
         same(self.reader, model)

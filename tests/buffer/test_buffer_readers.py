@@ -8,8 +8,8 @@ import sys
 import traceback
 from pathlib import Path
 
-import penstock as ps
-from penstock.buffer import durable
+import batchwright as bw
+from batchwright.buffer import durable
 
 sys.path.insert(0, str(Path(__file__).parent))
 from writing import SETTINGS, fault_in, keep_versions, step
@@ -19,7 +19,7 @@ CHANGES = 150
 
 def read_until(path: Path, last: int, say: int) -> None:
     """Refresh until the last change is there; say (number, rows, fingerprint) of every version seen."""
-    reader, seen = ps.DatasetBuffer(path=path, read_only=True), []
+    reader, seen = bw.DatasetBuffer(path=path, read_only=True), []
     while True:
         reader.refresh()
         seen.append((reader.number, len(reader), reader.content_fingerprint()))
@@ -35,7 +35,7 @@ def test_two_readers_beside_a_writer_see_only_versions_that_there_were(tmp_path,
     monkeypatch.setattr(durable, "_CHECKPOINT_BYTES", 4000)
     monkeypatch.setattr(durable, "_CHECKPOINT_RECORDS", 9)
     path = tmp_path / "b"
-    writer = ps.DatasetBuffer(path=path, **SETTINGS)
+    writer = bw.DatasetBuffer(path=path, **SETTINGS)
     step(writer)
     listening = []
     for _ in range(2):
@@ -63,17 +63,17 @@ def test_two_readers_beside_a_writer_see_only_versions_that_there_were(tmp_path,
         assert numbers == sorted(numbers)
         for number, rows, content in seen:
             assert (rows, content) == there[number], number
-    reader = ps.DatasetBuffer(path=path, read_only=True)
+    reader = bw.DatasetBuffer(path=path, read_only=True)
     assert reader.versions() == writer.versions()
     writer.close()
 
 
 def test_what_a_reader_has_is_there_though_the_writer_removed_the_files(tmp_path):
-    with ps.DatasetBuffer(path=tmp_path / "b", **SETTINGS) as writer:
+    with bw.DatasetBuffer(path=tmp_path / "b", **SETTINGS) as writer:
         for _ in range(30):
             step(writer)
         writer.checkpoint()
-        reader = ps.DatasetBuffer(path=tmp_path / "b", read_only=True)
+        reader = bw.DatasetBuffer(path=tmp_path / "b", read_only=True)
         expected, number = reader.to_pydict(), reader.number
         for _ in range(30):
             step(writer)

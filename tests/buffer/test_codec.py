@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.buffer import codec
-from penstock.buffer.schema import Columns, Field, Numbers, Schema
-from penstock.errors import SampleError, StoreError
+from batchwright.buffer import codec
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema
+from batchwright.errors import SampleError, StoreError
 
 POINT = pa.fixed_shape_tensor(pa.float32(), [3])
 STRUCT = pa.struct([("a", pa.int32()), ("point", POINT), ("yes", pa.bool_())])

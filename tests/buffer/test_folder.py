@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from test_codec import COLUMNS, SCHEMA, same
 
-from penstock.buffer.folder import POINTER, BufferFolder
-from penstock.buffer.schema import Field, Numbers, Schema
-from penstock.errors import BusyError, OutOfSpaceError, SpecError, StoreError
-from penstock.journal import read_records
+from batchwright.buffer.folder import POINTER, BufferFolder
+from batchwright.buffer.schema import Field, Numbers, Schema
+from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+from batchwright.journal import read_records
 from test_journal import in_child
 
 ALL = {name: column for name, (_, column) in COLUMNS.items()}

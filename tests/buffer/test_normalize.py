@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.buffer import normalize as module
-from penstock.buffer.incoming import columns_in
-from penstock.buffer.normalize import normalize, register_normalizer
-from penstock.buffer.values import arrays_to_columns
-from penstock.errors import SampleError, SampleTypeError
+from batchwright.buffer import normalize as module
+from batchwright.buffer.incoming import columns_in
+from batchwright.buffer.normalize import normalize, register_normalizer
+from batchwright.buffer.values import arrays_to_columns
+from batchwright.errors import SampleError, SampleTypeError
 
 
 @pytest.fixture(autouse=True)
@@ -110,14 +110,14 @@ def test_a_jax_array_is_a_tensor():
 
 def test_the_first_tensor_with_rows_of_its_own_is_told_once(caplog, monkeypatch):
     monkeypatch.setattr(module, "_told", set())
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         normalize(np.ones(3))
         normalize([np.ones((3, 2))])
         assert not caplog.records
         normalize(np.ones((3, 2)))
         normalize(np.ones((3, 2)))
     (record,) = caplog.records
-    assert record.name == "penstock"
+    assert record.name == "batchwright"
     assert "shape [3, 2] as ONE row" in record.message
     assert "extend" in record.message
 
@@ -426,7 +426,8 @@ def test_what_has_no_columns_is_refused(source, error, what, remedy):
 
 def test_recognising_samples_imports_no_library():
     code = (
-        "import sys; from penstock.buffer.normalize import normalize; import numpy; normalize([{'a': numpy.ones(2)}]);"
+        "import sys; from batchwright.buffer.normalize import normalize; import numpy; "
+        "normalize([{'a': numpy.ones(2)}]);"
         "print(*sys.modules.keys() & {'torch', 'PIL', 'pandas', 'polars', 'datasets', 'jax', 'mlx'})"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

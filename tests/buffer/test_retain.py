@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.buffer.retain import below, check_by, choose, column_of, drop, keep, kept_count
-from penstock.errors import SpecError
-from penstock.seeds import mix64
+from batchwright.buffer.retain import below, check_by, choose, column_of, drop, keep, kept_count
+from batchwright.errors import SpecError
+from batchwright.seeds import mix64
 
 KEYS = st.integers(0, 2**64 - 1)
 CHI_SQUARE_1E6 = {5: 35.9, 9: 44.8, 19: 63.7, 69: 139.8, 189: 296.2}

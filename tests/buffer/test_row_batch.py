@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.buffer.batch import RowBatch, converted
-from penstock.buffer.schema import Field, Numbers, Schema
+from batchwright.buffer.batch import RowBatch, converted
+from batchwright.buffer.schema import Field, Numbers, Schema
 
 SCHEMA = Schema(
     (

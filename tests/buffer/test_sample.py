@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.buffer import sample
-from penstock.buffer.sample import Priorities, draw, weights
-from penstock.errors import SpecError
+from batchwright.buffer import sample
+from batchwright.buffer.sample import Priorities, draw, weights
+from batchwright.errors import SpecError
 
 SETTINGS = {"seed": 0, "number": 1, "step": 0}
 
@@ -182,7 +182,7 @@ def test_fewer_draws_are_the_first_of_more(kind):
 
 def test_another_process_draws_the_same_rows():
     code = (
-        "from penstock.buffer.sample import draw\n"
+        "from batchwright.buffer.sample import draw\n"
         "print([draw(10**6, 5, seed=7, number=3, step=9, by=by, replace=once).index.tolist()"
         " for by in ('uniform', 'recent') for once in (True, False)])"
     )

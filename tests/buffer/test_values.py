@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.compare import equal_mask
-from penstock.buffer.convert import from_arrow, pylist, to_arrow
-from penstock.buffer.foreign import DTYPES
-from penstock.buffer.schema import Field, Numbers, Schema
-from penstock.buffer.values import (
+from batchwright.buffer.compare import equal_mask
+from batchwright.buffer.convert import from_arrow, pylist, to_arrow
+from batchwright.buffer.foreign import DTYPES
+from batchwright.buffer.schema import Field, Numbers, Schema
+from batchwright.buffer.values import (
     arrays_to_columns,
     column_for_set,
     infer_schema,
@@ -27,7 +27,7 @@ from penstock.buffer.values import (
     rows_to_columns,
     schema_of_arrow,
 )
-from penstock.errors import SampleError
+from batchwright.errors import SampleError
 
 TENSOR = pa.fixed_shape_tensor(pa.float32(), [2])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-import penstock as ps
-from penstock.buffer import durable
+import batchwright as bw
+from batchwright.buffer import durable
 
 SETTINGS: dict[str, Any] = {"max_size": 60, "drop_strategy": "random", "seed": 5}
 EVERY, KEPT = 7, 21
@@ -28,7 +28,7 @@ def version_at(number: int) -> str:
     return f"at {number}"
 
 
-def keep_versions(buffer: ps.DatasetBuffer) -> None:
+def keep_versions(buffer: bw.DatasetBuffer) -> None:
     """Commit, where the change before was one to keep; done again, it does nothing."""
     number, known = buffer.number, {info.name for info in buffer.versions()}
     if number % EVERY == 0 and version_at(number) not in known:
@@ -37,7 +37,7 @@ def keep_versions(buffer: ps.DatasetBuffer) -> None:
         buffer.forget(version_at(number - KEPT))
 
 
-def step(buffer: ps.DatasetBuffer) -> None:
+def step(buffer: bw.DatasetBuffer) -> None:
     """The one change that follows this number."""
     keep_versions(buffer)
     number = buffer.number + 1
@@ -75,7 +75,7 @@ def fault_in(rows: dict[str, list[Any]]) -> str | None:
 
 def write_until_killed(path: str, say: int) -> None:
     durable._CHECKPOINT_BYTES, durable._CHECKPOINT_RECORDS = 4000, 9  # so that many are hit in the middle of one
-    buffer = ps.DatasetBuffer(path=path, **SETTINGS)
+    buffer = bw.DatasetBuffer(path=path, **SETTINGS)
     while True:
         step(buffer)
         os.write(say, b"%d\n" % buffer.number)

@@ -1,4 +1,4 @@
-"""Run `penstock` as a user does, in a process of its own; or, for the many small cases, inside this one."""
+"""Run `batchwright` as a user does, in a process of its own; or, for the many small cases, inside this one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
-from penstock.cli.main import main
+import batchwright as bw
+from batchwright.cli.main import main
 
 Run = Callable[..., Any]
 
@@ -35,7 +35,7 @@ class Ran:
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """For processes that a test starts: they find the package that is under test."""
-    paths = [str(Path(ps.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(bw.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -45,7 +45,7 @@ def process(environment: dict[str, str]) -> Run:
 
     def ran(*arguments: object, cwd: Path | None = None, **more: str) -> Ran:
         done = subprocess.run(
-            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            [sys.executable, "-m", "batchwright", *map(str, arguments)],
             capture_output=True,
             text=True,
             cwd=cwd,
@@ -58,8 +58,8 @@ def process(environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture
-def penstock(capsys: pytest.CaptureFixture[str]) -> Run:
-    """penstock("info", store): the same, inside this process."""
+def batchwright(capsys: pytest.CaptureFixture[str]) -> Run:
+    """batchwright("info", store): the same, inside this process."""
 
     def ran(*arguments: object, cwd: Path | None = None) -> Ran:
         capsys.readouterr()
@@ -82,20 +82,20 @@ def _message(done: Ran) -> str:
     """The message of a command that bad input ended: exit code 2, one message on stderr, and nothing else."""
     assert done.code == 2, (done.out, done.err)
     assert done.out == ""
-    assert done.err.startswith("penstock: ")
-    assert done.err.count("penstock: ") == 1
+    assert done.err.startswith("batchwright: ")
+    assert done.err.count("batchwright: ") == 1
     assert "Traceback" not in done.err
     return done.err
 
 
 @pytest.fixture
-def succeeds(penstock: Run) -> Run:
-    return lambda *arguments, **options: _succeeded(penstock(*arguments, **options))
+def succeeds(batchwright: Run) -> Run:
+    return lambda *arguments, **options: _succeeded(batchwright(*arguments, **options))
 
 
 @pytest.fixture
-def refuses(penstock: Run) -> Run:
-    return lambda *arguments, **options: _message(penstock(*arguments, **options))
+def refuses(batchwright: Run) -> Run:
+    return lambda *arguments, **options: _message(batchwright(*arguments, **options))
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def store(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources web, code and notes; one plan is kept: rows of 16 tokens, 12 in a batch, seed 7."""
     path = tmp_path_factory.mktemp("cli") / "corpus.store"
     shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans"))
-    ps.PretrainDataLoader(path, chunk_size=16, batch_size=12, seed=7, framework="numpy")
+    bw.PretrainDataLoader(path, chunk_size=16, batch_size=12, seed=7, framework="numpy")
     return path
 
 
@@ -125,8 +125,8 @@ def plan(store: Path) -> str:
 
 
 def _baked(path: Path, texts: list[str], *, shuffle: bool = True) -> None:
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(texts, name="text").prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, to=path, workers=0, shuffle=shuffle, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(texts, name="text").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, to=path, workers=0, shuffle=shuffle, show_progress=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""penstock adopt and penstock export, and the other verbs over an adopted store."""
+"""batchwright adopt and batchwright export, and the other verbs over an adopted store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 TEXTS = [f"text {n} {'and ' * (n % 4)}more" for n in range(30)]
 
@@ -25,7 +25,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_adopt_makes_a_store_beside_the_data(data, process_succeeds):
     done = process_succeeds("adopt", data, "--tokenizer", "bytes")
-    store = ps.open_store(data.with_name("data.store"))
+    store = bw.open_store(data.with_name("data.store"))
     assert done.out == f"{store!r}\n"
     assert "adopted 32 documents" in done.err
     assert "documents end with id 256 (its own)" in done.err
@@ -40,7 +40,7 @@ def test_adopt_takes_its_settings(data, succeeds, tmp_path):
     assert done.err == ""
     assert done.json["store"] == str(tmp_path / "s")
     assert done.json["tokenizer"]["eos"] == 32
-    store = ps.open_store(tmp_path / "s")
+    store = bw.open_store(tmp_path / "s")
     assert [(s.source, s.split) for s in store.manifest.streams] == [("web", "train"), ("web", "val")]
     assert all(int(document.tokens[-1]) in (32, 256) for document in store.rows())
 
@@ -50,7 +50,7 @@ def test_adopt_names_sources_and_says_where_documents_begin(data, succeeds, tmp_
         *("adopt", f"web={data / 'train.bin'}", f"code={data / 'val.bin'}", "--tokenizer", "bytes"),
         *("--to", tmp_path / "s", "--eos-first", "--quiet"),
     )
-    store = ps.open_store(tmp_path / "s")
+    store = bw.open_store(tmp_path / "s")
     assert store.names == ["web", "code"]
     assert store.tokens(1)[0] == 256
 
@@ -58,7 +58,7 @@ def test_adopt_names_sources_and_says_where_documents_begin(data, succeeds, tmp_
 def test_adopt_without_borders_says_so(data, succeeds):
     done = succeeds("adopt", data / "train.bin", "--tokenizer", "bytes", "--eos", "none", "--split", "val")
     assert "no id ends a document: each file is one" in done.err
-    assert ps.open_store(data / "train.store").splits == ["val"]
+    assert bw.open_store(data / "train.store").splits == ["val"]
 
 
 def test_adopt_refuses_names_for_some_paths_only(data, refuses):
@@ -78,7 +78,7 @@ def test_adopt_names_file_token_and_id_of_what_is_no_id(data, process_refuses):
 
 @pytest.fixture
 def adopted(data: Path) -> Path:
-    return ps.adopt(data, "bytes", name="web", show_progress=False).path
+    return bw.adopt(data, "bytes", name="web", show_progress=False).path
 
 
 def test_info_says_that_tokens_are_adopted_and_where_they_lie(adopted, data, succeeds):
@@ -97,7 +97,7 @@ def test_look_shows_documents_and_batches_of_adopted_tokens(adopted, succeeds):
 
 
 def test_plan_trace_digest_and_gc_work_over_adopted_tokens(adopted, succeeds):
-    loader = ps.PretrainDataLoader(adopted, chunk_size=8, batch_size=2, seed=7, framework="numpy")
+    loader = bw.PretrainDataLoader(adopted, chunk_size=8, batch_size=2, seed=7, framework="numpy")
     plan = loader.plan.fingerprint
     assert plan in succeeds("plan", adopted).out
     assert "train.bin, row 5" in succeeds("trace", adopted, plan, "--file", "train.bin", "--row", "5").out
@@ -105,13 +105,13 @@ def test_plan_trace_digest_and_gc_work_over_adopted_tokens(adopted, succeeds):
     assert "nothing to remove" in succeeds("gc", adopted).out
 
 
-def test_verify_names_the_adopted_file_that_changed(adopted, data, penstock, succeeds):
+def test_verify_names_the_adopted_file_that_changed(adopted, data, batchwright, succeeds):
     assert "whole (2 shards" in succeeds("verify", adopted).out
     (data / "val.bin").write_bytes(b"\0\0")
-    done = penstock("verify", adopted)
+    done = batchwright("verify", adopted)
     assert done.code == 1
     assert done.out.startswith(f"{data / 'val.bin'}: a file that this store adopted has changed since: it had")
-    assert "penstock adopt" in done.err
+    assert "batchwright adopt" in done.err
 
 
 def test_a_changed_file_is_one_message_for_every_verb(adopted, data, refuses):

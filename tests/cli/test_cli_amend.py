@@ -1,4 +1,4 @@
-"""`penstock amend`: a plan is changed from a position on, kept with its stores, and a run goes on with it."""
+"""`batchwright amend`: a plan is changed from a position on, kept with its stores, and a run goes on with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 WEIGHTS = {"web": 3, "code": 1}
 
@@ -15,7 +15,7 @@ WEIGHTS = {"web": 3, "code": 1}
 def loader(mixed_stores):
     """Over web.store and code.store, 8 rows of 16 tokens a step; its plan is kept with both."""
     sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
-    return ps.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=8, num_rows=600, framework="numpy")
+    return bw.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=8, num_rows=600, framework="numpy")
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def rows_of(batch):
 def test_an_amended_plan_of_conversations_says_which_loader_goes_on_with_it(chat_store, succeeds):
     given = {"max_length": 120, "batch_size": 4, "framework": "numpy", "check": False}
     without_length = {name: value for name, value in given.items() if name != "max_length"}
-    loader = ps.ConversationDataLoader(chat_store, **given)
+    loader = bw.ConversationDataLoader(chat_store, **given)
     loader.get_batch()
     facts = succeeds("amend", chat_store, loader.plan.fingerprint, "--skip", "4-5", "--json").json
     (use, _) = facts["use"]
-    assert use.startswith(f"loader = ps.ConversationDataLoader({str(chat_store)!r}, plan=")
-    amended = ps.ConversationDataLoader(chat_store, plan=facts["fingerprint"], **without_length)
+    assert use.startswith(f"loader = bw.ConversationDataLoader({str(chat_store)!r}, plan=")
+    amended = bw.ConversationDataLoader(chat_store, plan=facts["fingerprint"], **without_length)
     amended.load_state_dict(loader.state_dict())
     assert amended.get_batch().metadata["position"].tolist() == [6, 7, 8, 9]
 
@@ -64,7 +64,7 @@ def test_an_amended_plan_of_conversations_says_which_loader_goes_on_with_it(chat
         ),
         (
             "--at 80 --ramp 100-200:code=1",
-            {"at": 80, "weights": ps.ramp({"web": 3, "code": 1}, {"code": 1}, first=100, last=200)},
+            {"at": 80, "weights": bw.ramp({"web": 3, "code": 1}, {"code": 1}, first=100, last=200)},
         ),
         ("--at 80 --max-epochs code=2 --num-rows 900", {"at": 80, "max_epochs": {"code": 2}, "num_rows": 900}),
         ("--at 80 --num-tokens 8k", {"at": 80, "num_tokens": 8000}),
@@ -85,12 +85,12 @@ def test_the_amended_plan_is_the_one_that_python_makes_and_is_kept_with_all_its_
     assert made["parent"] == plan
     names = [*WEIGHTS, *change.get("add", {})]
     for name in names:
-        assert ps.Plan.load(stores / f"{name}.store" / "plans" / f"{amended.fingerprint}.json") == amended
+        assert bw.Plan.load(stores / f"{name}.store" / "plans" / f"{amended.fingerprint}.json") == amended
     assert len(made["kept_in"]) == len(names)
 
 
 def test_a_source_that_grew_is_taken_in(mixed_stores, succeeds):
-    loader = ps.PretrainDataLoader(mixed_stores / "notes.store", chunk_size=16, framework="numpy")
+    loader = bw.PretrainDataLoader(mixed_stores / "notes.store", chunk_size=16, framework="numpy")
     command = ["amend", mixed_stores / "notes.store", loader.plan.fingerprint, "--at", "10"]
     facts = succeeds(*command, "--add", f"text={mixed_stores / 'more.store'}", "--json").json
     assert facts["fingerprint"] == loader.plan.amend(at=10, add={"text": mixed_stores / "more.store"}).fingerprint
@@ -119,7 +119,7 @@ def test_a_ramp_begins_with_the_weights_of_the_amendment_before(loader, stores, 
     once = loader.plan.amend(at=80, weights={"web": 1, "code": 1})
     succeeds("amend", stores / "web.store", plan, "--at", "80", "--weights", "web=1,code=1")
     command = ["amend", stores / "web.store", once.fingerprint, "--at", "200", "--ramp", "200-300:code=1"]
-    ramp = ps.ramp({"web": 1, "code": 1}, {"code": 1}, first=200, last=300)
+    ramp = bw.ramp({"web": 1, "code": 1}, {"code": 1}, first=200, last=300)
     assert succeeds(*command, "--json").json["fingerprint"] == once.amend(at=200, weights=ramp).fingerprint
 
 
@@ -139,8 +139,8 @@ def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(load
     text = succeeds("amend", stores / "web.store", plan, "--skip", "82-83").out
     assert "a run goes on with it from any state at position 82 or before:" in text
     lines = text.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("  loader = ps.MixedDataLoader("))
-    names = {"ps": ps, "state": json.loads(json.dumps(state))}
+    first = next(i for i, line in enumerate(lines) if line.startswith("  loader = bw.MixedDataLoader("))
+    names = {"bw": bw, "state": json.loads(json.dumps(state))}
     exec("\n".join(line.strip() for line in lines[first : first + 2]), names)
     again = [names["loader"].get_batch() for _ in range(6)]
     for one, two in zip(batches[5:10], again[:5], strict=True):
@@ -149,12 +149,12 @@ def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(load
 
 
 def test_the_printed_lines_of_one_store_open_a_pretrain_loader(own_store, succeeds):
-    loader = ps.PretrainDataLoader(own_store, chunk_size=16, framework="numpy")
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, framework="numpy")
     text = succeeds("amend", own_store, loader.plan.fingerprint, "--skip", "8-15").out
     (line,) = (line.strip() for line in text.splitlines() if line.startswith("  loader = "))
-    names = {"ps": ps}
+    names = {"bw": bw}
     exec(line, names)
-    assert isinstance(names["loader"], ps.PretrainDataLoader)
+    assert isinstance(names["loader"], bw.PretrainDataLoader)
     assert names["loader"].plan.skips == ((8, 15),)
 
 
@@ -216,7 +216,7 @@ def test_an_amendment_that_cannot_be_is_refused_and_nothing_is_kept(
 def test_a_step_needs_to_know_how_batches_are_cut(mixed_stores, tmp_path, succeeds, refuses):
     sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
     for batch_size in (8, 4):
-        made = ps.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=batch_size, framework="numpy").plan
+        made = bw.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=batch_size, framework="numpy").plan
     command = ["amend", mixed_stores / "web.store", made.fingerprint, "--step", "10", "--weights", "web=1"]
     assert "batch_size=" in refuses(*command)
     facts = succeeds(*command, "--batch-size", "4", "--json").json

@@ -1,4 +1,4 @@
-"""`penstock bake`: a store from flags, or from a recipe file."""
+"""`batchwright bake`: a store from flags, or from a recipe file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def texts(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     return sorted(store.decode(document.tokens) for document in store.rows())
 
 
@@ -75,7 +75,7 @@ def test_quiet_says_nothing_on_stderr(folder, succeeds):
 def test_named_sources_have_formats_and_columns_of_their_own(folder, succeeds):
     command = ["bake", "pages=web", "code=src/*.py", "--format", "code=text", "--text", "pages=content"]
     succeeds(*command, "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder)
-    assert ps.open_store(folder / "a.store").names == ["pages", "code"]
+    assert bw.open_store(folder / "a.store").names == ["pages", "code"]
     assert texts(folder / "a.store") == [*(f"page {n}" for n in range(5)), "print(1)\n", "print(2)\n"]
 
 
@@ -108,7 +108,7 @@ def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(fold
         "a.store",
     ]
     succeeds(*command, cwd=folder)
-    assert ps.open_store(folder / "a.store").names == ["src"]
+    assert bw.open_store(folder / "a.store").names == ["src"]
 
 
 def test_a_glob_among_several_paths_is_files_and_not_text(folder, succeeds):
@@ -137,7 +137,7 @@ def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
     made = succeeds(
         *command, "--eos", "7", "--holdout", "0.5", "--seed", "3", "--quantity", "4", "--no-shuffle", cwd=folder
     ).json
-    recipe = ps.open_store(folder / "a.store").manifest.recipe
+    recipe = bw.open_store(folder / "a.store").manifest.recipe
     assert made["tokenizer"]["eos"] == 7
     assert (recipe["seed"], recipe["holdout"], recipe["shuffle"]) == (3, 0.5, False)
     assert made["num_documents"] == 4
@@ -182,7 +182,7 @@ def test_skipped_rows_are_counted(folder, succeeds):
     assert made["report"]["errors"] == 1
 
 
-def test_a_malformed_row_is_named_and_no_store_opens(folder, refuses, penstock):
+def test_a_malformed_row_is_named_and_no_store_opens(folder, refuses, batchwright):
     (folder / "web" / "pages.jsonl").write_text('{"content": "good"}\n{bad\n')
     command = [
         "bake",
@@ -200,11 +200,11 @@ def test_a_malformed_row_is_named_and_no_store_opens(folder, refuses, penstock):
     text = refuses(*command, cwd=folder)
     assert "pages.jsonl" in text
     assert "2" in text
-    assert penstock("info", "a.store", cwd=folder).code == 2
+    assert batchwright("info", "a.store", cwd=folder).code == 2
 
 
 RECIPE = """
-import penstock as ps
+import batchwright as bw
 from beside import SHOUT
 
 LIMIT = 2
@@ -215,12 +215,12 @@ def late(row):
 def last(row):
     return int(row["content"].split()[1]) > 100_000
 
-recipe = ps.DatasetRecipe(seed=1)
+recipe = bw.DatasetRecipe(seed=1)
 recipe.add_ingredient("web", "content", where=late, name="late")
 many = [{"content": f"row {n}"} for n in range(100_002)]  # work for two workers
 recipe.add_ingredient(many, "content", where=last, name="many")
 recipe.prepare_step(lambda row: {**row, "content": row["content"].upper() + SHOUT})
-recipe.prepare_step(ps.tokenize("bytes", text="content"))
+recipe.prepare_step(bw.tokenize("bytes", text="content"))
 """
 
 
@@ -233,9 +233,9 @@ def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_
 
 
 ROWS = """
-import penstock as ps
+import batchwright as bw
 
-recipe = ps.DatasetRecipe().add_ingredient([{"n": 1}, {"n": 2}], name="one", where=lambda row: row["n"] > 1)
+recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}, {"n": 2}], name="one", where=lambda row: row["n"] > 1)
 """
 
 
@@ -256,7 +256,7 @@ def test_a_recipe_file_without_tokens_gives_a_buffer(tmp_path, succeeds):
     (tmp_path / "recipe.py").write_text(ROWS)
     done = succeeds("bake", "recipe.py", "--to", "rows", "--workers", "0", "--json", cwd=tmp_path)
     assert json.loads(done.out) == {"buffer": "rows", "num_rows": 1}
-    with ps.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [2]}
 
 
@@ -296,7 +296,7 @@ def test_chat_makes_a_store_of_conversations_and_says_how(tmp_path, succeeds):
     assert sorted(texts(tmp_path / "a.store")) == [
         f"<|im_start|>user\nquestion {n}<|im_end|>\n<|im_start|>assistant\nanswer {n}<|im_end|>\n" for n in range(3)
     ]
-    assert ps.open_store(tmp_path / "a.store").stream("talk").has_spans
+    assert bw.open_store(tmp_path / "a.store").stream("talk").has_spans
 
 
 @pytest.mark.parametrize(
@@ -323,4 +323,4 @@ def test_chat_makes_a_store_of_conversations_and_says_how(tmp_path, succeeds):
 )
 def test_what_cannot_be_baked_is_refused_and_nothing_is_written(arguments, said, folder, refuses):
     assert said in refuses("bake", *arguments, "--workers", "0", "--to", "a.store", "--quiet", cwd=folder)
-    assert not (folder / "a.store" / "penstock.json").exists()
+    assert not (folder / "a.store" / "batchwright.json").exists()

@@ -1,17 +1,17 @@
-"""`penstock info` and `penstock look` of a buffer's folder, also while a process writes to it."""
+"""`batchwright info` and `batchwright look` of a buffer's folder, also while a process writes to it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A buffer with two versions, that a writer has open."""
-    with ps.DatasetBuffer(path=tmp_path / "rows", max_size=5, seed=3) as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "rows", max_size=5, seed=3) as buffer:
         buffer.append([{"text": f"row {n}", "obs": np.arange(12, dtype=np.float32)} for n in range(2)], origin="first")
         buffer.commit("after epoch 1")
         buffer.append({"text": "a late\x1b[2J one", "obs": np.zeros(12, np.float32)}, origin="fresh")
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 def test_info_says_rows_columns_origins_settings_and_versions(folder, succeeds):
     lines = [" ".join(line.split()) for line in succeeds("info", folder).out.splitlines()]
-    with ps.DatasetBuffer(path=folder, read_only=True) as buffer:
+    with bw.DatasetBuffer(path=folder, read_only=True) as buffer:
         assert lines[0] == f"buffer {folder} ({buffer.content_fingerprint()[:16]})"
     for line in (
         "rows 3, after 3 changes",
@@ -92,13 +92,13 @@ def test_what_a_buffer_does_not_have_is_refused(folder, refuses, arguments, said
     assert said in refuses(arguments[0], folder, *arguments[1:])
 
 
-def test_verify_reads_every_byte_of_a_buffer(folder, succeeds, penstock):
+def test_verify_reads_every_byte_of_a_buffer(folder, succeeds, batchwright):
     assert succeeds("verify", folder).out == f"{folder}: whole\n"
     file = max(folder.glob("blocks/*"), key=lambda file: file.stat().st_size)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    ran = penstock("verify", folder)
+    ran = batchwright("verify", folder)
     assert ran.code == 1
     assert file.name in ran.err
-    assert penstock("verify", folder, "--json").json["ok"] is False
+    assert batchwright("verify", folder, "--json").json["ok"] is False

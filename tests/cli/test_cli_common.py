@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from penstock.cli.common import printable, step_range, weights, whole_number
+from batchwright.cli.common import printable, step_range, weights, whole_number
 
 
 @pytest.mark.parametrize(

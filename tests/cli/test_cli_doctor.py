@@ -1,4 +1,4 @@
-"""`penstock doctor chat`: each fault of a file is named with its line, and the exit code says that there was one."""
+"""`batchwright doctor chat`: each fault of a file is named with its line, and the exit code says that there was one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from penstock.errors import TokenizerError
-from penstock.prepare.chat.spans import TEXT
-from penstock.prepare.chat.step import Chat
+from batchwright.errors import TokenizerError
+from batchwright.prepare.chat.spans import TEXT
+from batchwright.prepare.chat.step import Chat
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 GOOD = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}]}
@@ -51,10 +51,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_with_its_line_and_the_exit_code_is_1(name, penstock, sft):
+def test_a_fault_is_named_with_its_line_and_the_exit_code_is_1(name, batchwright, sft):
     row, kind, place, remedy = FAULTS[name]
     file = sft(row)
-    done = doctor(penstock, file, max_length=512)
+    done = doctor(batchwright, file, max_length=512)
     assert (done.code, done.err) == (1, "")
     (block,) = [b for b in done.out.replace("\nnote", "\nFAILED").split("\nFAILED") if b.startswith(f"  {kind}: 1 of ")]
     assert f"{file}, {place}" in block
@@ -88,14 +88,14 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_that_does_not_do_its_work_fails(name, penstock, sft):
+def test_a_template_that_does_not_do_its_work_fails(name, batchwright, sft):
     template, said = TEMPLATES[name]
-    done = doctor(penstock, sft(talk(("system", "Count."), ("user", "2?"), ("assistant", "4."))), template)
+    done = doctor(batchwright, sft(talk(("system", "Count."), ("user", "2?"), ("assistant", "4."))), template)
     assert done.code == 1
     assert f"FAILED  {said}" in done.out
 
 
-def test_a_mask_that_cuts_an_answer_is_found_without_trusting_spans(penstock, sft, monkeypatch):
+def test_a_mask_that_cuts_an_answer_is_found_without_trusting_spans(batchwright, sft, monkeypatch):
     right = Chat.encode
 
     def shifted(self, prepared):
@@ -105,15 +105,15 @@ def test_a_mask_that_cuts_an_answer_is_found_without_trusting_spans(penstock, sf
             one.spans["stop"][header] += 1
         return encoded
 
-    assert doctor(penstock, sft()).code == 0
+    assert doctor(batchwright, sft()).code == 0
     monkeypatch.setattr(Chat, "encode", shifted)
-    done = doctor(penstock, sft())
+    done = doctor(batchwright, sft())
     assert done.code == 1
     assert "FAILED  wrong mask: the tokens marked as an answer are not those of the message" in done.out
 
 
-def test_no_more_than_three_rows_of_a_kind_are_listed(penstock, sft):
-    done = doctor(penstock, sft(*[talk(("usr", "2?"))] * 5))
+def test_no_more_than_three_rows_of_a_kind_are_listed(batchwright, sft):
+    done = doctor(batchwright, sft(*[talk(("usr", "2?"))] * 5))
     assert "unknown role: 5 of 9 rows cannot be used" in done.out
     assert done.out.count("message 0, 'usr'") == 3
 
@@ -131,16 +131,16 @@ def test_tools_that_a_template_does_not_write_are_a_note(template, is_noted, suc
     assert ("sft.jsonl, line 3\n          try: a template that writes tools" in done.out) == is_noted
 
 
-def test_columns_and_roles_can_have_other_names(succeeds, penstock, sft):
+def test_columns_and_roles_can_have_other_names(succeeds, batchwright, sft):
     rows = [{"talk": [{"role": "user", "content": "2?"}, {"role": "bot", "content": "4."}]}] * 5
     file = sft()
     with open(file, "w") as lines:
         lines.writelines(json.dumps(row) + "\n" for row in rows)
-    assert doctor(penstock, file).code == 1
+    assert doctor(batchwright, file).code == 1
     assert "⟦4.<|im_end|>⟧↵" in doctor(succeeds, file, columns="messages=talk", roles="bot=assistant").out
 
 
-def test_a_pair_that_cannot_be_encoded_is_named_by_its_own_line(penstock, tmp_path, monkeypatch):
+def test_a_pair_that_cannot_be_encoded_is_named_by_its_own_line(batchwright, tmp_path, monkeypatch):
     pairs = [{"prompt": f"{number}?", "chosen": "4.", "rejected": "5."} for number in range(4)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     right = Chat.encode
@@ -152,16 +152,16 @@ def test_a_pair_that_cannot_be_encoded_is_named_by_its_own_line(penstock, tmp_pa
         return right(self, prepared)
 
     monkeypatch.setattr(Chat, "encode", encode)
-    done = doctor(penstock, tmp_path / "pairs.jsonl")
+    done = doctor(batchwright, tmp_path / "pairs.jsonl")
     assert done.code == 1
     assert "FAILED  cannot be encoded: 1 of 4 rows" in done.out
     assert "pairs.jsonl, line 3, no id for this" in done.out
 
 
-def test_only_the_first_rows_are_read(succeeds, penstock, sft):
+def test_only_the_first_rows_are_read(succeeds, batchwright, sft):
     file = sft("not JSON")
     assert "the first 2 rows" in doctor(succeeds, file, rows=2).out
-    assert doctor(penstock, file, rows=3).code == 1
+    assert doctor(batchwright, file, rows=3).code == 1
 
 
 def test_pairs_are_learned_by_their_last_answer(succeeds, tmp_path):
@@ -185,16 +185,16 @@ def test_pairs_are_learned_by_their_last_answer(succeeds, tmp_path):
         ("drop_oldest", 0, "ok: no check failed"),
     ],
 )
-def test_rows_over_length_are_judged_by_what_becomes_of_them(truncation, code, said, penstock, sft):
+def test_rows_over_length_are_judged_by_what_becomes_of_them(truncation, code, said, batchwright, sft):
     twice = talk(("user", "2 + 2?"), ("assistant", "4." * 30), ("user", "2 + 3?"), ("assistant", "5."))
-    done = doctor(penstock, sft(twice), max_length=160, truncation=truncation)
+    done = doctor(batchwright, sft(twice), max_length=160, truncation=truncation)
     assert done.code == code
     assert said in done.out
 
 
-def test_json_says_the_same(penstock, sft):
+def test_json_says_the_same(batchwright, sft):
     file = sft(talk(("usr", "2?")))
-    done = penstock("doctor", "chat", file, "--tokenizer", "bytes", "--template", "chatml", "--json")
+    done = batchwright("doctor", "chat", file, "--tokenizer", "bytes", "--template", "chatml", "--json")
     assert done.code == 1
     assert (done.json["ok"], done.json["rows"], done.json["usable"], done.json["loss"]) == (False, 5, 4, "assistant")
     (failed,) = [finding for finding in done.json["findings"] if finding["is_failure"]]
@@ -226,9 +226,9 @@ def test_bad_settings_are_one_message(options, said, remedy, refuses, sft):
     assert remedy in message
 
 
-def test_an_empty_file_fails(penstock, tmp_path):
+def test_an_empty_file_fails(batchwright, tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
-    done = doctor(penstock, tmp_path / "empty.jsonl")
+    done = doctor(batchwright, tmp_path / "empty.jsonl")
     assert done.code == 1
     assert "FAILED  empty file" in done.out
 
@@ -242,7 +242,7 @@ def test_a_store_is_not_a_file(refuses, store):
     assert "is a store, and this looks at raw conversations" in doctor(refuses, store)
 
 
-def test_a_subject_is_asked_for(penstock):
-    done = penstock("doctor")
+def test_a_subject_is_asked_for(batchwright):
+    done = batchwright("doctor")
     assert done.code == 2
     assert "SUBJECT" in done.err

@@ -1,4 +1,4 @@
-"""`penstock drill`: the user's own plan under kill -9, and how it says that something differs."""
+"""`batchwright drill`: the user's own plan under kill -9, and how it says that something differs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_a_store_with_settings_is_drilled_without_leaving_a_plan(store, plan, su
 
 BROKEN = """
 import functools, sys
-import penstock.drill
-from penstock.cli.main import main
+import batchwright.drill
+from batchwright.cli.main import main
 
 def broken():
     def open_broken(opening):
-        from penstock.drill import open_rank
+        from batchwright.drill import open_rank
 
         loader = open_rank(opening)
         original = loader.get_iterator
@@ -67,7 +67,7 @@ def broken():
 
     return open_broken
 
-penstock.drill.run_drill = functools.partial(penstock.drill.run_drill, open_loader=broken())
+batchwright.drill.run_drill = functools.partial(batchwright.drill.run_drill, open_loader=broken())
 sys.exit(main(sys.argv[1:]))
 """
 

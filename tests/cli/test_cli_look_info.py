@@ -1,4 +1,4 @@
-"""`penstock info` and `penstock look`: what is in a store, and what a model will see."""
+"""`batchwright info` and `batchwright look`: what is in a store, and what a model will see."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 # info
 
 
 def test_info_of_a_store_says_what_is_in_it(store, plan, succeeds):
-    opened, text = ps.open_store(store), succeeds("info", store).out
+    opened, text = bw.open_store(store), succeeds("info", store).out
     assert f"store {store} ({opened.fingerprint})" in text
     assert f"{opened.num_rows:,} documents, {opened.num_tokens:,} tokens" in text
     for line in ("tokenizer  bytes, 257 ids", "source     web (train)", "source     code (val)", f"plans      {plan}"):
@@ -21,7 +21,7 @@ def test_info_of_a_store_says_what_is_in_it(store, plan, succeeds):
 
 
 def test_info_as_json_is_the_same_in_numbers(store, plan, succeeds):
-    opened, facts = ps.open_store(store), succeeds("info", store, "--json").json
+    opened, facts = bw.open_store(store), succeeds("info", store, "--json").json
     assert facts["num_tokens"] == opened.num_tokens == sum(source["num_tokens"] for source in facts["sources"])
     assert facts["version"] == opened.version
     assert facts["plans"] == [plan]
@@ -35,8 +35,8 @@ def test_info_lists_all_files_when_asked(store, succeeds):
 
 
 def test_info_says_what_was_dropped_and_why(tmp_path, succeeds):
-    recipe = ps.DatasetRecipe().add_ingredient(["keep me", "no"], where=lambda row: "keep" in row["text"], name="words")
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=tmp_path / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["keep me", "no"], where=lambda row: "keep" in row["text"], name="words")
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=tmp_path / "a.store", workers=0, show_progress=False)
     assert "dropped    words: 1 not where (1 of 2 rows kept)" in succeeds("info", tmp_path / "a.store").out
 
 
@@ -62,7 +62,7 @@ def test_info_of_something_else_is_refused(tmp_path, refuses):
 
 
 def test_look_shows_documents_with_their_origin(store, succeeds):
-    opened, text = ps.open_store(store), succeeds("look", store, "--source", "notes", "--count", "2").out
+    opened, text = bw.open_store(store), succeeds("look", store, "--source", "notes", "--count", "2").out
     for number in range(2):
         document = opened.stream("notes").document(number)
         assert f"notes (train), <memory>, row {document.row}, {len(document.tokens)} tokens" in text
@@ -72,7 +72,7 @@ def test_look_shows_documents_with_their_origin(store, succeeds):
 
 def test_look_goes_to_a_document_of_the_store(store, succeeds):
     shown = succeeds("look", store, "--document", "17", "--count", "1", "--ids", "--json").json["documents"]
-    document = ps.open_store(store)[17]
+    document = bw.open_store(store)[17]
     assert [d["document"] for d in shown] == [17]
     assert shown[0]["ids"] == document.tokens.tolist()
     assert (shown[0]["file"], shown[0]["row"]) == (document.file, document.row)
@@ -81,11 +81,11 @@ def test_look_goes_to_a_document_of_the_store(store, succeeds):
 def test_look_at_one_side_of_a_holdout(store, succeeds):
     shown = succeeds("look", store, "--split", "val", "--count", "100", "--json").json["documents"]
     assert {document["split"] for document in shown} == {"val"}
-    assert len(shown) == sum(s.num_documents for s in ps.open_store(store).manifest.streams if s.split == "val")
+    assert len(shown) == sum(s.num_documents for s in bw.open_store(store).manifest.streams if s.split == "val")
 
 
 def test_look_shows_what_a_loader_hands_over(store, succeeds):
-    loader = ps.PretrainDataLoader(
+    loader = bw.PretrainDataLoader(
         shutil.copytree(store, store.parent / "look.store"), chunk_size=16, batch_size=3, seed=5, framework="numpy"
     )
     loader.seek(step=4)
@@ -105,7 +105,7 @@ def test_look_writes_no_plan(store, plan, succeeds):
 def test_look_marks_where_documents_begin_and_which_source_they_are_from(store, plan, succeeds):
     text = succeeds("look", store, plan, "--step", "2").out
     assert f"step 2 of plan {plan}: 12 rows of 16 tokens" in text
-    for record in ps.trace(store, plan, step=2):
+    for record in bw.trace(store, plan, step=2):
         begins = "begins" if record.document_span[0] == 0 else "continues"
         assert f"  -- {record.file}, row {record.row} {begins}: tokens" in text
         assert f"(position {record.position}): {record.source}, epoch 0" in text
@@ -120,17 +120,17 @@ def test_look_shows_ids_token_by_token(store, plan, succeeds):
 
 
 def test_look_does_not_let_a_document_drive_the_terminal(tmp_path, succeeds):
-    recipe = ps.DatasetRecipe().add_ingredient(["\x1b]0;owned\x07 clear \x1b[2J"], name="words")
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=tmp_path / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["\x1b]0;owned\x07 clear \x1b[2J"], name="words")
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=tmp_path / "a.store", workers=0, show_progress=False)
     text = succeeds("look", tmp_path / "a.store").out
     assert "\x1b" not in text
     assert "\\x1b]0;owned\\x07 clear \\x1b[2J" in text
 
 
 def test_look_at_a_store_that_cannot_decode_shows_ids(tmp_path, succeeds):
-    recipe = ps.DatasetRecipe().add_ingredient(["abc"], name="words")
-    recipe.prepare_step(ps.tokenize(lambda text: [len(text)], vocab_size=9))
-    ps.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["abc"], name="words")
+    recipe.prepare_step(bw.tokenize(lambda text: [len(text)], vocab_size=9))
+    bw.bake(recipe, to=tmp_path / "a.store", workers=0, show_progress=False)
     assert "cannot decode: --ids" in succeeds("look", tmp_path / "a.store").out
     assert "  | 3\n" in succeeds("look", tmp_path / "a.store", "--ids").out
 

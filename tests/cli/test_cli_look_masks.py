@@ -1,10 +1,10 @@
-"""`penstock look` over conversations and packed rows: which tokens are trained, in the terminal and as a page."""
+"""`batchwright look` over conversations and packed rows: which tokens are trained, in the terminal and as a page."""
 
 from __future__ import annotations
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 SHORT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 LONG = [{"role": "user", "content": "Hi <script>"}, {"role": "assistant", "content": "Hello\nyou"}]
@@ -12,8 +12,8 @@ SETTINGS = ("--max-length", "160", "--batch-size", "1", "--no-shuffle")
 
 
 def _bake(path, rows):
-    recipe = ps.DatasetRecipe().add_ingredient(rows, name="chats").prepare_step(ps.chat("bytes", "chatml"))
-    ps.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(rows, name="chats").prepare_step(bw.chat("bytes", "chatml"))
+    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
     return path
 
 
@@ -76,7 +76,7 @@ def test_a_step_of_a_packed_plan_shows_samples_and_their_origins(chats, succeeds
 
 
 def test_a_step_of_a_plan_is_what_a_loader_hands_over(chats, succeeds):
-    loader = ps.ConversationDataLoader(chats, max_length=160, batch_size=2, seed=5, check=False, framework="numpy")
+    loader = bw.ConversationDataLoader(chats, max_length=160, batch_size=2, seed=5, check=False, framework="numpy")
     batch = loader.get_batch()
     shown = succeeds("look", chats, loader.plan.fingerprint, "--batch-size", "2", "--json").json["rows"]
     for name in ("input_ids", "attention_mask", "labels", "loss_mask"):

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-import penstock as ps
-from penstock.cli.main import VERBS
+import batchwright as bw
+from batchwright.cli.main import VERBS
 
 HEAVY = ("numpy", "pyarrow", "torch", "rich", "tokenizers", "cloudpickle", "transformers")
 
@@ -20,7 +20,7 @@ HEAVY = ("numpy", "pyarrow", "torch", "rich", "tokenizers", "cloudpickle", "tran
 def heavy_modules_after(environment: dict[str, str], *arguments: str) -> list[str]:
     script = (
         "import sys, contextlib\n"
-        "from penstock.cli.main import main\n"
+        "from batchwright.cli.main import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
         f"print('loaded:', *sorted(sys.modules.keys() & set({HEAVY!r})))"
     )
@@ -51,8 +51,8 @@ def test_help_names_every_verb_and_the_exit_codes(succeeds):
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
 def test_every_verb_explains_itself_with_an_example(verb, succeeds):
     text = succeeds(verb, "--help").out
-    assert f"usage: penstock {verb}" in text
-    assert f"examples:\n  penstock {verb}" in text
+    assert f"usage: batchwright {verb}" in text
+    assert f"examples:\n  batchwright {verb}" in text
 
 
 # (verb and arguments, what its text says, what its JSON says of the same)
@@ -103,11 +103,11 @@ def test_bad_input_ends_a_process_with_code_two_and_one_message(arguments, said,
 
 
 def test_version_is_the_package_version(process_succeeds):
-    assert process_succeeds("--version").out == f"penstock {ps.__version__}\n"
+    assert process_succeeds("--version").out == f"batchwright {bw.__version__}\n"
 
 
 def test_no_verb_is_bad_usage(refuses):
-    assert refuses() == "penstock: the following arguments are required: VERB\n  try        penstock --help\n"
+    assert refuses() == "batchwright: the following arguments are required: VERB\n  try        batchwright --help\n"
 
 
 def test_an_unknown_verb_is_bad_usage(refuses):
@@ -139,18 +139,18 @@ def test_a_missing_store_is_named(arguments, refuses, tmp_path):
 def test_a_folder_that_is_not_a_store_is_said_to_be_none(refuses, tmp_path):
     text = refuses("info", tmp_path)
     assert f"{tmp_path} is not a store" in text
-    assert "penstock bake" in text
+    assert "batchwright bake" in text
 
 
 def test_what_the_system_refuses_is_named_without_a_traceback(refuses):
     name = "long" * 100
-    assert refuses("info", name) == f"penstock: File name too long: {name}\n"
+    assert refuses("info", name) == f"batchwright: File name too long: {name}\n"
 
 
-def test_a_fault_in_penstock_has_its_own_exit_code_and_keeps_the_traceback(store, environment):
+def test_a_fault_in_batchwright_has_its_own_exit_code_and_keeps_the_traceback(store, environment):
     script = (
-        "import sys, penstock.cli.info as info\n"
-        "from penstock.cli.main import main\n"
+        "import sys, batchwright.cli.info as info\n"
+        "from batchwright.cli.main import main\n"
         "info.run = lambda arguments: 1 // 0\n"
         f"sys.exit(main(['info', {str(store)!r}]))"
     )
@@ -163,7 +163,7 @@ def test_a_fault_in_penstock_has_its_own_exit_code_and_keeps_the_traceback(store
 def test_a_reader_that_goes_away_ends_it_quietly(store, plan, environment):
     command = ["digest", str(store), plan, "--steps", "0-9999", "--each"]
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *command],
+        [sys.executable, "-m", "batchwright", *command],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -180,7 +180,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(store, plan, environment):
 def test_an_interrupt_ends_it_with_one_line(store, plan, environment):
     command = ["drill", plan, "--store", str(store), "--ranks", "1,3", "--workers", "0"]
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *command],
+        [sys.executable, "-m", "batchwright", *command],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -193,7 +193,7 @@ def test_an_interrupt_ends_it_with_one_line(store, plan, environment):
             pass
         time.sleep(0.1)  # the first leg is over, and the ranks of the second are starting
         os.killpg(process.pid, signal.SIGINT)
-        assert process.stderr.read() == "penstock: interrupted\n"
+        assert process.stderr.read() == "batchwright: interrupted\n"
     assert process.returncode == 130
 
 

@@ -1,4 +1,4 @@
-"""Mixtures on the command line: what `penstock plan` says of them is what a run does, and every verb can read them."""
+"""Mixtures on the command line: `batchwright plan` says what a run does, and every verb can read them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.cli.common import ramp_to, schedule_of, weights_from
-from penstock.cli.summary import render, summarize
+import batchwright as bw
+from batchwright.cli.common import ramp_to, schedule_of, weights_from
+from batchwright.cli.summary import render, summarize
 
 NAMED = ("web", "code")
 
@@ -24,7 +24,7 @@ def mixed(mixed_stores):
     def opened(weights=None, **settings):
         sources = {name: mixed_stores / f"{name}.store" for name in NAMED}
         given = {"chunk_size": 16, "batch_size": 8, "framework": "numpy"} | settings
-        return ps.MixedDataLoader(sources, weights, **given)
+        return bw.MixedDataLoader(sources, weights, **given)
 
     return opened
 
@@ -63,7 +63,7 @@ def kept(mixed_stores, mixed):
         ),
         (
             "--ramp 100-200:web=1,code=1 --weights web=1 --num-rows 300",
-            [(0, {"web": 1.0}), *ps.ramp({"web": 1.0}, {"web": 1.0, "code": 1.0}, first=100, last=200)],
+            [(0, {"web": 1.0}), *bw.ramp({"web": 1.0}, {"web": 1.0, "code": 1.0}, first=100, last=200)],
             {"num_rows": 300},
         ),
         ("--temperature 2", None, {"temperature": 2.0}),
@@ -80,13 +80,13 @@ def test_named_stores_give_the_plan_of_a_mixed_loader(flags, weights, settings, 
 
 def test_settings_of_a_mixture_over_one_store_give_the_plan_of_a_mixed_loader(own_store, succeeds):
     weights, caps = {"web": 0.7, "code": 0.3}, {"code": 2}
-    loader = ps.MixedDataLoader(own_store, weights, chunk_size=16, max_epochs=caps)
+    loader = bw.MixedDataLoader(own_store, weights, chunk_size=16, max_epochs=caps)
     command = ["plan", own_store, "--chunk-size", "16", "--weights", "web=.7,code=.3", "--max-epochs", "code=2"]
     assert succeeds(*command, "--json").json["fingerprint"] == loader.plan.fingerprint
 
 
 def test_lanes_are_those_of_a_loader(own_store, succeeds):
-    loader = ps.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=16, lanes=4)
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=16, lanes=4)
     command = ["plan", own_store, "--chunk-size", "16", "--shuffle", "pool", "--pool-rows", "16", "--lanes", "4"]
     facts = succeeds(*command, "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
@@ -172,7 +172,7 @@ def plan_renormalised(mixed, stores):
 
 
 def plan_by_ramp(mixed, stores):
-    steps = [(0, {"web": 1}), *ps.ramp({"web": 1}, {"code": 1}, first=100, last=300)]
+    steps = [(0, {"web": 1}), *bw.ramp({"web": 1}, {"code": 1}, first=100, last=300)]
     return mixed(steps, num_rows=500).plan
 
 
@@ -188,13 +188,13 @@ def plan_amended(mixed, stores):
 
 
 def plan_grown(mixed, stores):
-    plan = ps.MixedDataLoader({"notes": stores / "notes.store"}, chunk_size=16, batch_size=8).plan
+    plan = bw.MixedDataLoader({"notes": stores / "notes.store"}, chunk_size=16, batch_size=8).plan
     return plan.amend(at=10, add={"notes": stores / "more.store"}, skip=(4 * plan.epoch_rows, 4 * plan.epoch_rows + 3))
 
 
 def plan_grown_in_a_mixture(mixed, stores):
     sources = {"notes": stores / "notes.store", "web": stores / "web.store"}
-    plan = ps.MixedDataLoader(sources, {"web": 1, "notes": 1}, chunk_size=16, num_rows=600, batch_size=8).plan
+    plan = bw.MixedDataLoader(sources, {"web": 1, "notes": 1}, chunk_size=16, num_rows=600, batch_size=8).plan
     return plan.amend(at=70, add={"notes": stores / "more.store"}, max_epochs={"notes": 3})
 
 
@@ -203,10 +203,10 @@ def plan_joined(mixed, stores):
 
 
 def plan_padded(mixed, stores):
-    short = ps.PretrainDataLoader(stores / "code.store", chunk_size=8, framework="numpy")
-    long = ps.PretrainDataLoader(stores / "web.store", chunk_size=16, framework="numpy")
+    short = bw.PretrainDataLoader(stores / "code.store", chunk_size=8, framework="numpy")
+    long = bw.PretrainDataLoader(stores / "web.store", chunk_size=16, framework="numpy")
     settings = {"by": "tokens", "pad": 0, "num_rows": 300, "batch_size": 8, "framework": "numpy"}
-    return ps.MixedDataLoader({"web": long, "code": short}, {"web": 1, "code": 1}, **settings).plan
+    return bw.MixedDataLoader({"web": long, "code": short}, {"web": 1, "code": 1}, **settings).plan
 
 
 def plan_weighted_later(mixed, stores):
@@ -241,12 +241,12 @@ PLANS = [
 def walk(stores, plan, *, epochs, batch_size=8):
     """(positions of each step, real rows only) of a run of a plan, from its first row to its end."""
     settings = {"batch_size": batch_size, "framework": "numpy", "epochs": epochs}
-    loader = ps.MixedDataLoader([*stores.glob("*.store")], plan=plan, **settings)
+    loader = bw.MixedDataLoader([*stores.glob("*.store")], plan=plan, **settings)
     steps = []
     while True:
         try:
             batch = loader.get_batch()
-        except ps.EndOfRun:
+        except bw.EndOfRun:
             return steps
         is_real = np.asarray(batch.metadata["weight"]) > 0
         steps.append(np.asarray(batch.metadata["position"])[is_real].tolist())
@@ -333,7 +333,7 @@ def test_a_run_that_changed_its_batch_size_is_counted_as_it_was_cut(mixed, mixed
     while True:
         try:
             steps.append(loader.get_batch(batch_size=12))
-        except ps.EndOfRun:
+        except bw.EndOfRun:
             break
     summary = summarize(loader.plan)
     assert summary.steps == len(steps)
@@ -439,13 +439,13 @@ def test_look_shows_rows_of_all_stores_and_where_some_are_skipped(given, kept, s
 
 
 def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stores, chat_store, succeeds):
-    from penstock.digest import combine, sample_hashes
+    from batchwright.digest import combine, sample_hashes
 
     web, code = mixed_stores / "web.store", mixed_stores / "code.store"
-    talk = ps.ConversationDataLoader(chat_store, max_length=240, packing="best_fit", framework="numpy", check=False)
-    packed = ps.PretrainDataLoader(code, chunk_size=64, packing="greedy", framework="numpy")
+    talk = bw.ConversationDataLoader(chat_store, max_length=240, packing="best_fit", framework="numpy", check=False)
+    packed = bw.PretrainDataLoader(code, chunk_size=64, packing="greedy", framework="numpy")
     weights = {"web": 0.5, "code": 0.2, "talk": 0.3}
-    loader = ps.MixedDataLoader(
+    loader = bw.MixedDataLoader(
         {"web": web, "code": packed, "talk": talk}, weights, chunk_size=64, by="tokens", num_rows=90, framework="numpy"
     )
     stores = [f"web={web}", f"code={code}", f"talk={chat_store}", "--chunk-size", "64", "--max-length", "240"]
@@ -459,10 +459,10 @@ def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stor
 
 
 def test_digest_of_a_mixture_is_that_of_the_run_whichever_store_is_given(kept, mixed, succeeds):
-    from penstock.digest import combine, row_hashes
+    from batchwright.digest import combine, row_hashes
 
     stores, plan = kept
-    loader = ps.MixedDataLoader([stores / "web.store", stores / "code.store"], plan=plan, framework="numpy")
+    loader = bw.MixedDataLoader([stores / "web.store", stores / "code.store"], plan=plan, framework="numpy")
     seen = combine([row_hashes(loader.get_batch().input_ids) for _ in range(20)])
     for given in NAMED:
         command = ["digest", stores / f"{given}.store", plan.fingerprint, "--steps", "0-19"]
@@ -493,6 +493,6 @@ def test_a_mixture_whose_stores_moved_is_found_again_after_a_loader_opened_them(
     shutil.move(stores, moved)
     command = ["digest", moved / "web.store", plan.fingerprint, "--steps", "0-9"]
     assert "code (train)" in refuses(*command)
-    ps.MixedDataLoader([moved / "web.store", moved / "code.store"], plan=plan.fingerprint, framework="numpy")
+    bw.MixedDataLoader([moved / "web.store", moved / "code.store"], plan=plan.fingerprint, framework="numpy")
     assert json.loads((moved / "web.store" / "plans" / f"{plan.fingerprint}.json").read_text())["places"]
     succeeds(*command)

@@ -1,4 +1,4 @@
-"""`penstock plan`: what a run will read, before it costs anything."""
+"""`batchwright plan`: what a run will read, before it costs anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.cli.summary import summarize
-from penstock.loaders.pretrain import make_plan
+import batchwright as bw
+from batchwright.cli.summary import summarize
+from batchwright.loaders.pretrain import make_plan
 
 
 def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
@@ -23,7 +23,7 @@ def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
 
 
 def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
-    loader = ps.PretrainDataLoader(
+    loader = bw.PretrainDataLoader(
         own_store, chunk_size=16, batch_size=8, seed=3, weights={"web": 0.5, "code": 0.5}, stop="all_exhausted"
     )
     command = ["plan", own_store, "--chunk-size", "16", "--batch-size", "8", "--seed", "3", "--weights"]
@@ -33,7 +33,7 @@ def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
 
 
 def test_a_pool_shuffle_is_the_one_a_loader_runs_and_says_its_windows(own_store, succeeds):
-    loader = ps.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=50)
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=50)
     command = ["plan", own_store, "--chunk-size", "16", "--shuffle", "pool", "--pool-rows", "50"]
     assert succeeds(*command, "--json").json["fingerprint"] == loader.plan.fingerprint
     assert "shuffle pool (windows of 64 rows)" in succeeds(*command).out
@@ -73,7 +73,7 @@ def test_asking_writes_nothing_but_what_save_names(store, plan, tmp_path, succee
     command = ["plan", store, "--chunk-size", "24", "--batch-size", "4", "--json"]
     made = succeeds(*command, "--save", tmp_path / "mine.json").json["fingerprint"]
     assert [file.stem for file in (store / "plans").iterdir()] == [plan]
-    assert ps.Plan.load(tmp_path / "mine.json").fingerprint == made
+    assert bw.Plan.load(tmp_path / "mine.json").fingerprint == made
     assert succeeds("plan", store, tmp_path / "mine.json", "--json").json["batch_rows"] == 4
 
 
@@ -105,7 +105,7 @@ def flags(settings):
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
 def test_a_plan_of_conversations_is_the_one_a_loader_runs(chat_store, settings, succeeds):
-    loader = ps.ConversationDataLoader(chat_store, **settings, framework="numpy", check=False)
+    loader = bw.ConversationDataLoader(chat_store, **settings, framework="numpy", check=False)
     facts = succeeds("plan", chat_store, *flags(settings), "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
     assert facts["steps"] == loader.get_num_batches()
@@ -115,7 +115,7 @@ def test_a_plan_of_conversations_is_the_one_a_loader_runs(chat_store, settings, 
 
 
 def test_a_packed_plan_of_text_is_the_one_a_loader_runs(own_store, succeeds):
-    loader = ps.PretrainDataLoader(own_store, chunk_size=64, packing="greedy", framework="numpy")
+    loader = bw.PretrainDataLoader(own_store, chunk_size=64, packing="greedy", framework="numpy")
     facts = succeeds("plan", own_store, "--chunk-size", "64", "--packing", "greedy", "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
 
@@ -140,7 +140,7 @@ def test_documents_that_are_cut_are_counted(chat_store, succeeds):
 
 
 def test_a_plan_that_is_kept_says_the_same_of_its_documents(chat_store, succeeds):
-    plan = ps.ConversationDataLoader(chat_store, max_length=120, seed=9, framework="numpy", check=False).plan
+    plan = bw.ConversationDataLoader(chat_store, max_length=120, seed=9, framework="numpy", check=False).plan
     settings = succeeds("plan", chat_store, "--max-length", "120", "--seed", "9").out
     assert succeeds("plan", chat_store, plan.fingerprint).out == settings
     assert succeeds("info", chat_store, plan.fingerprint).out == settings
@@ -206,11 +206,11 @@ def test_an_altered_plan_file_is_refused(store, plan, tmp_path, refuses):
 @pytest.mark.parametrize("weights", [None, {"web": 0.6, "code": 0.4}])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weights, epochs):
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     ends = {} if weights is None else {"num_rows": 333}
     plan = make_plan(store, 16, seed=1, epoch_end=epoch_end, weights=weights, **ends)
     summary = summarize(plan.cut_as([[0, 0, 32]]), epochs=epochs)
-    loader = ps.PretrainDataLoader(store, plan=plan, batch_size=32, epochs=epochs, framework="numpy")
+    loader = bw.PretrainDataLoader(store, plan=plan, batch_size=32, epochs=epochs, framework="numpy")
     steps, read = 0, dict.fromkeys(plan.order.names, 0)
     for _ in range(epochs):
         for batch in loader.get_iterator():
@@ -224,7 +224,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
 
 
 def test_the_step_by_which_a_source_was_read_once_is_the_one_that_reads_its_last_row(small_store):
-    plan = make_plan(ps.open_store(small_store), 16, weights={"web": 0.6, "code": 0.4})
+    plan = make_plan(bw.open_store(small_store), 16, weights={"web": 0.6, "code": 0.4})
     summary, order = summarize(plan.cut_as([[0, 0, 8]])), plan.order
     for number, source in enumerate(summary.sources):
         step = source.first_epoch_ends_at_step

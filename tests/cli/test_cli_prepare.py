@@ -1,4 +1,4 @@
-"""`penstock prepare`, `train` and `run`: one config for both sides, real processes and real signals."""
+"""`batchwright prepare`, `train` and `run`: one config for both sides, real processes and real signals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.run import _launch
-from penstock.machine import is_alive
-from penstock.queue.members import Census
+from batchwright.cli.run import _launch
+from batchwright.machine import is_alive
+from batchwright.queue.members import Census
 
 SECONDS = 30.0
 """For what takes a second on an idle machine."""
@@ -27,7 +27,7 @@ CONFIG = "dataset = 'toy'\nbatch_size = 2\nblock_size = 3\nlevel = 1\nbatches_pe
 PROVIDER = """\
 import os
 import numpy as np
-from penstock import DataProviderBase
+from batchwright import DataProviderBase
 
 class Toy(DataProviderBase):
     def build_meta(self):
@@ -91,7 +91,7 @@ def started(project, environment) -> Iterator[Callable[..., subprocess.Popen[str
 
     def started(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments],
+            [sys.executable, "-m", "batchwright", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -138,15 +138,15 @@ def test_prepare_finds_modules_of_the_current_folder(project, succeeds):
     assert succeeds("prepare", "config.py").out.startswith("12\n")
 
 
-def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succeeds, penstock):
+def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succeeds, batchwright):
     let_batches(project, "if split == 'val': self.stop()")
     succeeds("prepare", "config.py")
     before = {path: path.stat().st_mtime_ns for path in project.rglob("queue/**/*") if path.is_file()}
-    done = penstock("prepare", "config.py", "--level=2")
+    done = batchwright("prepare", "config.py", "--level=2")
     assert done.code == 2
     text = done.err
     assert "config level was 1, and is 2" in text
-    assert "penstock queue purge data/toy" in text
+    assert "batchwright queue purge data/toy" in text
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -158,11 +158,11 @@ def test_prepare_goes_on_after_a_change_that_makes_no_other_data(project, succee
     succeeds("prepare", "config.py", "--learning_rate=0.5")
 
 
-def test_prepare_shows_where_the_users_own_code_failed(project, penstock):
+def test_prepare_shows_where_the_users_own_code_failed(project, batchwright):
     let_batches(project, "{}['nothing']")
-    done = penstock("prepare", "config.py")
+    done = batchwright("prepare", "config.py")
     assert done.code == 2
-    assert "penstock: sample_batch failed making train file 0: KeyError: 'nothing'" in done.err
+    assert "batchwright: sample_batch failed making train file 0: KeyError: 'nothing'" in done.err
     assert "line 10, in sample_batch\n" in done.err
     assert "{}['nothing']" in done.err
 
@@ -174,7 +174,7 @@ def test_prepare_shows_where_the_users_own_code_failed(project, penstock):
         (["prepare", "config.py", "--lvel=2"], "no config file sets lvel", "--level=2"),
         (["prepare", "config.py", "--level", "2"], "--level: has no value", "--level=2"),
         (["prepare", "config.py", "other.py"], "is not of the form --name=value", "--batch_size=64"),
-        (["train", "config.py"], "Queue directory not found: data/toy/queue", "penstock prepare config.py"),
+        (["train", "config.py"], "Queue directory not found: data/toy/queue", "batchwright prepare config.py"),
         (["train", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
         (["run", "config.py", "--providers", "0"], "at least one has to prepare", "--providers 1"),
         (["run", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
@@ -198,7 +198,7 @@ def test_a_folder_without_a_trainer_says_what_is_there(verb, project, refuses):
     assert "trainer = '...'" in text
 
 
-def test_ctrl_c_while_modules_are_imported_is_no_fault_of_penstock(project, started):
+def test_ctrl_c_while_modules_are_imported_is_no_fault_of_batchwright(project, started):
     """NumPy turns a KeyboardInterrupt in the middle of its import into an ImportError."""
     (project / "numpy.py").write_text(
         "import signal\ntry:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    raise ImportError from None\n"
@@ -214,7 +214,10 @@ def test_ctrl_c_while_modules_are_imported_is_no_fault_of_penstock(project, star
 def test_train_shows_commands_that_a_shell_understands(project, refuses):
     (project / "config.py").rename("my config.py")
     text = refuses("train", "my config.py")
-    assert "penstock prepare 'my config.py', in another terminal; or both at once: penstock run 'my config.py'" in text
+    assert (
+        "batchwright prepare 'my config.py', in another terminal; or both at once: batchwright run 'my config.py'"
+        in text
+    )
 
 
 def test_train_says_so_where_a_file_is_in_the_place_of_the_queue(project, refuses):
@@ -246,7 +249,7 @@ def test_run_gives_the_trainers_exit_code_and_leaves_no_provider(project, starte
     assert providers_of(project) == []
     made = re.findall(r"provider [12] \| data/toy/queue: (\d+) files? made", err)
     assert sum(map(int, made)) > 0  # one of them may have been stopped before it began
-    assert "penstock: " not in err
+    assert "batchwright: " not in err
 
 
 @pytest.mark.parametrize("how", ["kill -9", "Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.slow)])
@@ -271,9 +274,9 @@ def test_a_provider_that_cannot_begin_ends_run_with_its_message(project, started
     process = started("run", "config.py")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
-    assert "provider 1 | penstock: build_meta failed: ZeroDivisionError" in err
+    assert "provider 1 | batchwright: build_meta failed: ZeroDivisionError" in err
     assert "1 / 0; return {" in err
-    assert re.search(r"penstock: provider 1 \(pid \d+\) ended: exit code 2; none is left\n$", err)
+    assert re.search(r"batchwright: provider 1 \(pid \d+\) ended: exit code 2; none is left\n$", err)
     assert not (project / "trainer").exists()
 
 
@@ -291,7 +294,7 @@ def test_providers_go_on_where_nobody_reads_what_they_say(project, started):
 
 def test_ctrl_c_before_the_trainer_runs_shows_no_traceback(environment):
     python, option, code = _launch("_as_trainer", "train.py", [])
-    before_it_imports, _, _ = code.partition("import penstock")
+    before_it_imports, _, _ = code.partition("import batchwright")
     interrupted = before_it_imports + "import signal; signal.raise_signal(signal.SIGINT)"
     done = subprocess.run([python, option, interrupted], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
@@ -314,4 +317,4 @@ def test_when_a_provider_dies_the_others_go_on(project, started):
     process = started("run", "config.py", "--providers", "2")
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert re.search(r"penstock: provider [12] \(pid \d+\) ended: killed by SIGKILL; another goes on\n", err)
+    assert re.search(r"batchwright: provider [12] \(pid \d+\) ended: killed by SIGKILL; another goes on\n", err)

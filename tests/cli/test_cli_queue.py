@@ -1,4 +1,4 @@
-"""penstock queue: what is in it and who works on it, whether it is whole, and how it is removed."""
+"""batchwright queue: what is in it and who works on it, whether it is whole, and how it is removed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.queue.consumer import DatasetConsumer
-from penstock.queue.folder import QueueFolder
-from penstock.queue.members import Census
-from penstock.queue.meta_file import read_meta
-from penstock.queue.provider import DataProviderBase
+import batchwright as bw
+from batchwright.queue.consumer import DatasetConsumer
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import Census
+from batchwright.queue.meta_file import read_meta
+from batchwright.queue.provider import DataProviderBase
 
 
 class Toy(DataProviderBase):
@@ -98,10 +98,10 @@ def test_a_rate_that_is_not_known_is_said_to_be(data, succeeds):
     assert "  rate      unknown\n" in succeeds("queue", "status", data).out
 
 
-def test_status_tells_the_error_of_a_provider_that_died_and_what_was_put_aside(data, penstock, succeeds):
+def test_status_tells_the_error_of_a_provider_that_died_and_what_was_put_aside(data, batchwright, succeeds):
     damage(data / "queue/train/00000001.batches")
-    assert penstock("queue", "verify", data, "--quarantine").code == 1
-    with pytest.raises(ps.QueueError, match="made by something else"):
+    assert batchwright("queue", "verify", data, "--quarantine").code == 1
+    with pytest.raises(bw.QueueError, match="made by something else"):
         Toy(data, 4, batches_per_file=3, max_backlog_files=3, val_batches=2, fails=True).run(max_files=4)
     text = succeeds("queue", "status", data).out
     assert f"provider, pid {os.getpid()}, died: QueueError: the queue was made by something else" in text
@@ -112,7 +112,7 @@ def test_status_tells_the_error_of_a_provider_that_died_and_what_was_put_aside(d
 
 def test_what_a_provider_said_cannot_move_the_terminals_cursor(data, succeeds):
     succeeds("queue", "purge", data)
-    with pytest.raises(ps.WorkerError, match="no more"):
+    with pytest.raises(bw.WorkerError, match="no more"):
         Toy(data, 4, fails=True).run(max_files=1)
     text = succeeds("queue", "status", data).out
     assert "no more\\x1b[2J luck" in text
@@ -125,44 +125,45 @@ def test_verify_of_a_whole_queue(data, succeeds):
     assert (told["ok"], told["num_files"], told["damaged"]) == (True, 4, [])
 
 
-def test_verify_names_what_is_damaged_and_ends_with_code_1(data, penstock):
+def test_verify_names_what_is_damaged_and_ends_with_code_1(data, batchwright):
     file = damage(data / "queue/train/00000001.batches")
-    ran = penstock("queue", "verify", data)
+    ran = batchwright("queue", "verify", data)
     assert ran.code == 1
     assert ran.out == f"{file}: the bytes of field 'x' do not match their checksum\n"
     assert ran.err.splitlines() == [
-        f"penstock: {data / 'queue'} is damaged: 1 file",
-        f"  try        penstock queue verify {data} --quarantine: a provider makes them again",
+        f"batchwright: {data / 'queue'} is damaged: 1 file",
+        f"  try        batchwright queue verify {data} --quarantine: a provider makes them again",
     ]
-    told = penstock("queue", "verify", data, "--json")
+    told = batchwright("queue", "verify", data, "--json")
     assert (told.code, told.json["ok"], told.json["damaged"][0]["moved_to"]) == (1, False, None)
 
 
-def test_verify_shows_a_command_that_a_shell_understands(data, penstock):
+def test_verify_shows_a_command_that_a_shell_understands(data, batchwright):
     (data.parent / "my toy").symlink_to(data)
     damage(data / "queue/train/00000001.batches")
     assert (
-        f"verify '{data.parent / 'my toy'}' --quarantine: " in penstock("queue", "verify", data.parent / "my toy").err
+        f"verify '{data.parent / 'my toy'}' --quarantine: "
+        in batchwright("queue", "verify", data.parent / "my toy").err
     )
 
 
 @pytest.mark.parametrize(
     ("file", "remedies"),
     [
-        ("meta.json", ["penstock queue purge DATA, and prepare again"]),
-        ("train/next", ["penstock prepare CONFIG: the next file writes that number anew"]),
-        ("train/00000001.batches", ["penstock queue verify DATA --quarantine: a provider makes them again"]),
+        ("meta.json", ["batchwright queue purge DATA, and prepare again"]),
+        ("train/next", ["batchwright prepare CONFIG: the next file writes that number anew"]),
+        ("train/00000001.batches", ["batchwright queue verify DATA --quarantine: a provider makes them again"]),
     ],
 )
-def test_verify_says_what_helps_against_each_kind_of_damage(file, remedies, data, penstock):
+def test_verify_says_what_helps_against_each_kind_of_damage(file, remedies, data, batchwright):
     (data / "queue" / file).write_text("x")
-    _, _, said = penstock("queue", "verify", data).err.partition("  try        ")
+    _, _, said = batchwright("queue", "verify", data).err.partition("  try        ")
     assert [line.strip() for line in said.splitlines()] == [line.replace("DATA", str(data)) for line in remedies]
 
 
-def test_verify_puts_damaged_files_aside_where_it_is_told_to(data, penstock, succeeds):
+def test_verify_puts_damaged_files_aside_where_it_is_told_to(data, batchwright, succeeds):
     damage(data / "queue/train/00000001.batches")
-    ran = penstock("queue", "verify", data, "--quarantine")
+    ran = batchwright("queue", "verify", data, "--quarantine")
     assert ran.code == 1
     assert ran.out.endswith(f"; moved to {data / 'queue/quarantine/train-00000001.0.batches'}\n")
     succeeds("queue", "verify", data)

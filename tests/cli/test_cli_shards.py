@@ -1,4 +1,4 @@
-"""`penstock shards`: what shards hold, and the same in another format."""
+"""`batchwright shards`: what shards hold, and the same in another format."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_info_says_where_columns_differ(games, succeeds):
     assert lines[8].startswith("note: not all shards have the same columns")
 
 
-def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, penstock):
+def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, batchwright):
     (games / "shard_0001.npz").write_bytes(b"no archive")
-    ran = penstock("shards", "info", games)
+    ran = batchwright("shards", "info", games)
     assert ran.code == 1
     lines = ran.out.splitlines()
     assert lines[0].endswith("10 rows in the 2 that say so, " + lines[0].rpartition(", ")[2])
@@ -77,7 +77,7 @@ def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, pens
     assert lines[2].endswith("A")
     assert lines[4].endswith("A")
     assert f"  file       {games}/shard_0001.npz" in ran.out
-    assert penstock("shards", "info", games, "--json").json["shards"][1]["fault"]
+    assert batchwright("shards", "info", games, "--json").json["shards"][1]["fault"]
 
 
 def test_info_reads_no_pickle_and_says_so(games, succeeds):
@@ -130,10 +130,10 @@ def test_convert_notes_shards_whose_columns_differ(games, tmp_path, succeeds):
 def test_convert_reads_pickles_only_when_allowed(games, tmp_path, refuses, succeeds):
     add_pickle(games)
     assert refuses("shards", "convert", games, tmp_path / "out").splitlines() == [
-        "penstock: shard_0003.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, or "
-        "once: penstock shards convert DIR OUT --allow-pickle",
+        "batchwright: shard_0003.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, "
+        "or once: batchwright shards convert DIR OUT --allow-pickle",
         f"  file       {games}/shard_0003.pkl.gz",
-        f"  try        allow_pickle=True, or once: penstock shards convert {games} {games}-npz --allow-pickle",
+        f"  try        allow_pickle=True, or once: batchwright shards convert {games} {games}-npz --allow-pickle",
     ]
     succeeds("shards", "convert", games, tmp_path / "out", "--allow-pickle")
     with np.load(tmp_path / "out" / "shard_0003.npz") as columns:
@@ -165,7 +165,7 @@ def test_bad_usage_is_one_message(arguments, said, games, refuses):
 
 
 def test_the_formats_of_the_command_line_are_those_of_convert():
-    from penstock.cli.shards import _FORMATS
-    from penstock.shards.convert import FORMATS
+    from batchwright.cli.shards import _FORMATS
+    from batchwright.shards.convert import FORMATS
 
     assert _FORMATS == FORMATS

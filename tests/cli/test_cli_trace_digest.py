@@ -1,4 +1,4 @@
-"""`penstock trace` and `penstock digest`: from steps to documents, and to one number."""
+"""`batchwright trace` and `batchwright digest`: from steps to documents, and to one number."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import asdict
 
 import pytest
 
-import penstock as ps
-from penstock.cli.common import lines_in_words
-from penstock.digest import combine, row_hashes
+import batchwright as bw
+from batchwright.cli.common import lines_in_words
+from batchwright.digest import combine, row_hashes
 
 # trace
 
 
 def test_trace_of_a_step_is_what_trace_returns(store, plan, succeeds):
     shown = succeeds("trace", store, plan, "--step", "7", "--json").json["records"]
-    for mine, theirs in zip(shown, ps.trace(store, plan, step=7), strict=True):
+    for mine, theirs in zip(shown, bw.trace(store, plan, step=7), strict=True):
         assert mine == {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(theirs).items()}
 
 
 def test_trace_in_text_names_step_file_row_lines_and_text(store, plan, succeeds):
     text = succeeds("trace", store, plan, "--step", "7").out
-    for record in ps.trace(store, plan, step=7):
+    for record in bw.trace(store, plan, step=7):
         assert f"step 7, rank 0, row {record.row_in_batch} (position {record.position}): {record.source}" in text
         assert f"  {record.file}, row {record.row}{lines_in_words(record.lines)}, tokens" in text
         assert repr(record.text) in text
@@ -44,7 +44,7 @@ def test_trace_says_ranks_for_a_world_size(store, plan, succeeds):
 
 def test_trace_of_a_file_is_what_find_returns(store, plan, succeeds):
     used = succeeds("trace", store, plan, "--file", "a.jsonl", "--row", "3", "--json").json["records"]
-    found = ps.find(store, plan, file="a.jsonl", row=3)
+    found = bw.find(store, plan, file="a.jsonl", row=3)
     assert [(record["position"], record["step"]) for record in used] == [(r.position, r.step) for r in found]
     assert {record["row"] for record in used} == {3}
     text = succeeds("trace", store, plan, "--file", "a.jsonl", "--row", "3").out
@@ -52,7 +52,7 @@ def test_trace_of_a_file_is_what_find_returns(store, plan, succeeds):
 
 
 def test_trace_of_a_file_looks_as_far_as_it_is_told(store, plan, succeeds):
-    rows = ps.Plan.load(store / "plans" / f"{plan}.json").epoch_rows
+    rows = bw.Plan.load(store / "plans" / f"{plan}.json").epoch_rows
     once, twice = (
         succeeds("trace", store, plan, "--file", "3.txt", "--until", until, "--json").json["records"]
         for until in (rows, 2 * rows)
@@ -81,7 +81,7 @@ def test_trace_refuses_what_does_not_exist(arguments, said, store, plan, refuses
 
 def test_a_plan_that_runs_cut_differently_asks_for_the_batch_size(own_store, refuses, succeeds):
     for rows in (4, 8):
-        loader = ps.PretrainDataLoader(own_store, chunk_size=16, batch_size=rows, framework="numpy")
+        loader = bw.PretrainDataLoader(own_store, chunk_size=16, batch_size=rows, framework="numpy")
     text = refuses("trace", own_store, loader.plan.fingerprint, "--step", "1")
     assert "batches of 4, 8 rows by different runs" in text
     shown = succeeds("trace", own_store, loader.plan.fingerprint, "--step", "1", "--batch-size", "8", "--json").json
@@ -92,7 +92,7 @@ def test_a_plan_that_runs_cut_differently_asks_for_the_batch_size(own_store, ref
 
 
 def test_digest_is_the_number_of_what_a_loader_hands_over(store, plan, own_store, succeeds):
-    loader = ps.PretrainDataLoader(own_store, plan=store / "plans" / f"{plan}.json", framework="numpy")
+    loader = bw.PretrainDataLoader(own_store, plan=store / "plans" / f"{plan}.json", framework="numpy")
     loader.seek(step=5)
     hashes = [row_hashes(loader.get_batch().input_ids) for _ in range(5, 9)]
     done = succeeds("digest", store, plan, "--steps", "5-8", "--json").json

@@ -1,4 +1,4 @@
-"""penstock train-tokenizer: from raw text to a file that bake takes."""
+"""batchwright train-tokenizer: from raw text to a file that bake takes."""
 
 from __future__ import annotations
 

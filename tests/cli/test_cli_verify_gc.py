@@ -1,12 +1,12 @@
-"""`penstock verify` and `penstock gc`: is the store whole, and what of it can go."""
+"""`batchwright verify` and `batchwright gc`: is the store whole, and what of it can go."""
 
 from __future__ import annotations
 
-import penstock as ps
+import batchwright as bw
 
 
 def shard_of(store):
-    return next(path for path in sorted(ps.open_store(store).folder.glob("web-train-*.arrow")))
+    return next(path for path in sorted(bw.open_store(store).folder.glob("web-train-*.arrow")))
 
 
 def flip_a_byte(path):
@@ -19,7 +19,7 @@ def test_a_whole_store_is_said_to_be_whole(store, succeeds):
     assert "whole" in succeeds("verify", store).out
     done = succeeds("verify", store, "--json").json
     assert done["ok"]
-    assert done["versions"][0]["version"] == ps.open_store(store).version
+    assert done["versions"][0]["version"] == bw.open_store(store).version
 
 
 def test_an_altered_shard_fails_and_is_named(own_store, process):
@@ -32,18 +32,18 @@ def test_an_altered_shard_fails_and_is_named(own_store, process):
     assert "Traceback" not in done.err
 
 
-def test_damage_as_json(own_store, penstock):
+def test_damage_as_json(own_store, batchwright):
     damaged = shard_of(own_store)
     damaged.unlink()
-    done = penstock("verify", own_store, "--json")
+    done = batchwright("verify", own_store, "--json")
     assert done.code == 1
     assert not done.json["ok"]
     assert [part["file"] for part in done.json["versions"][0]["damaged"]] == [str(damaged)]
 
 
-def test_a_store_without_its_manifest_fails(own_store, penstock):
-    (ps.open_store(own_store).folder / "manifest.json").unlink()
-    done = penstock("verify", own_store)
+def test_a_store_without_its_manifest_fails(own_store, batchwright):
+    (bw.open_store(own_store).folder / "manifest.json").unlink()
+    done = batchwright("verify", own_store)
     assert done.code == 1
     assert "no complete store version" in done.out
 
@@ -51,19 +51,19 @@ def test_a_store_without_its_manifest_fails(own_store, penstock):
 def rebaked(path):
     """Two versions: the older one of 1 document, the current one of 2."""
     for texts in (["one"], ["one", "two"]):
-        recipe = ps.DatasetRecipe().add_ingredient(texts, name="words").prepare_step(ps.tokenize("bytes"))
-        ps.bake(recipe, to=path, workers=0, show_progress=False)
-    current = ps.open_store(path).folder
+        recipe = bw.DatasetRecipe().add_ingredient(texts, name="words").prepare_step(bw.tokenize("bytes"))
+        bw.bake(recipe, to=path, workers=0, show_progress=False)
+    current = bw.open_store(path).folder
     (old,) = (folder for folder in current.parent.iterdir() if folder != current)
     return old, current
 
 
-def test_all_versions_can_be_verified(tmp_path, penstock):
+def test_all_versions_can_be_verified(tmp_path, batchwright):
     old, _ = rebaked(tmp_path / "a.store")
     flip_a_byte(next(old.glob("words-*.arrow")))
-    assert penstock("verify", tmp_path / "a.store").code == 0
-    assert penstock("verify", tmp_path / "a.store", "--all").code == 1
-    assert penstock("verify", tmp_path / "a.store", "--version", old.name).code == 1
+    assert batchwright("verify", tmp_path / "a.store").code == 0
+    assert batchwright("verify", tmp_path / "a.store", "--all").code == 1
+    assert batchwright("verify", tmp_path / "a.store", "--version", old.name).code == 1
 
 
 def test_gc_removes_old_versions_and_says_so(tmp_path, succeeds):
@@ -85,7 +85,7 @@ def test_gc_keeps_as_many_as_it_is_told(tmp_path, succeeds):
 
 def test_gc_leaves_a_version_that_is_open(tmp_path, succeeds):
     old, _ = rebaked(tmp_path / "a.store")
-    reader = ps.open_store(tmp_path / "a.store", version=old.name)
+    reader = bw.open_store(tmp_path / "a.store", version=old.name)
     done = succeeds("gc", tmp_path / "a.store", "--json").json
     assert done["removals"] == [{"folder": str(old), "num_bytes": done["removals"][0]["num_bytes"], "in_use": True}]
     assert done["num_bytes"] == 0

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.deliver.ahead import by_processes, by_threads
-from penstock.errors import SourceError, SpecError, WorkerError
-from penstock.machine import is_alive
+from batchwright.deliver.ahead import by_processes, by_threads
+from batchwright.errors import SourceError, SpecError, WorkerError
+from batchwright.machine import is_alive
 
 SLOT_BYTES = 4096
 
@@ -106,7 +106,7 @@ def test_closing_early_ends_the_threads_and_begins_nothing_more():
     results = by_threads(lambda task: done.append(task) or time.sleep(0.01), range(1000), ahead=2)
     next(results)
     results.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-ahead")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batchwright-ahead")]
     count = len(done)
     time.sleep(0.05)
     assert len(done) == count <= 3
@@ -175,7 +175,7 @@ def test_an_error_in_a_worker_is_raised_in_its_place_with_what_the_worker_said()
 
 def test_an_error_of_ours_arrives_whole():
     def refuse(task):
-        from penstock.errors import SpecError
+        from batchwright.errors import SpecError
 
         raise SpecError("no such column", parameter="text", remedy="text='body'")
 
@@ -246,7 +246,7 @@ def test_workers_outlive_the_thread_that_started_them():
 PARENT = """
     import os, sys, time
     import numpy as np
-    from penstock.deliver.ahead import by_processes
+    from batchwright.deliver.ahead import by_processes
 
     def task(number):
         if number >= 4:
@@ -270,7 +270,7 @@ def start_parent(then, **environment):
 
 @pytest.mark.parametrize("portable", ["0", "1"], ids=["Linux", "portable half"])
 def test_killing_the_parent_leaves_no_orphan(portable):
-    with start_parent("time.sleep(600)", PENSTOCK_PORTABLE=portable) as parent:
+    with start_parent("time.sleep(600)", BATCHWRIGHT_PORTABLE=portable) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert not any(is_gone(pid) for pid in pids)
@@ -288,7 +288,7 @@ def test_a_parent_that_exits_in_the_middle_leaves_no_orphan():
 def test_a_forks_copy_of_the_iterator_does_not_end_the_parents_workers():
     code = """
         import os, numpy as np
-        from penstock.deliver.ahead import by_processes
+        from batchwright.deliver.ahead import by_processes
 
         results = by_processes(lambda n: {"n": np.array([n])}, range(40), 2, 4096)
         next(results)

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-import penstock as ps
-from penstock.deliver.ranks import Ranks, find_ranks
-from penstock.errors import SpecError
+import batchwright as bw
+from batchwright.deliver.ranks import Ranks, find_ranks
+from batchwright.errors import SpecError
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ JAX_SCRIPT = """
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     from jax._src import xla_bridge
-    from penstock.deliver.ranks import find_ranks
+    from batchwright.deliver.ranks import find_ranks
 
     me, address = int(os.environ["RANK"]), f"127.0.0.1:{os.environ['MASTER_PORT']}"
     os.environ.update(RANK="7", WORLD_SIZE="9")     # of some outer launcher: what was set up here knows better
@@ -131,8 +131,8 @@ def test_a_mesh_of_another_kind_is_refused_by_name():
 
 def test_the_first_log_line_says_which_rank_and_why(small_store, monkeypatch, caplog):
     as_if_launched(monkeypatch, "1", "2")
-    with caplog.at_level(logging.INFO, logger="penstock"):
-        ps.PretrainDataLoader(small_store, chunk_size=16)
+    with caplog.at_level(logging.INFO, logger="batchwright"):
+        bw.PretrainDataLoader(small_store, chunk_size=16)
     assert caplog.messages[0] == "PretrainDataLoader: rank 1 of 2 (the environment: RANK, WORLD_SIZE)"
 
 
@@ -142,15 +142,15 @@ RANK_SCRIPT = """
     warnings.simplefilter("ignore")
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    import penstock as ps
-    from penstock.deliver.ranks import find_ranks
-    from penstock.errors import SpecError
+    import batchwright as bw
+    from batchwright.deliver.ranks import find_ranks
+    from batchwright.errors import SpecError
 
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("penstock").addHandler(handler)
-    logging.getLogger("penstock").setLevel(logging.INFO)
+    logging.getLogger("batchwright").addHandler(handler)
+    logging.getLogger("batchwright").setLevel(logging.INFO)
 
     def ranks(**given):
         try:
@@ -177,11 +177,11 @@ RANK_SCRIPT = """
     made["pp x mine = 1 x 2"] = ranks(mesh=mesh((1, 2), ("pp", "mine")))
     made["mine of pp x mine"] = ranks(mesh=mesh((1, 2), ("pp", "mine"))["mine"])
     made["2-D without names"] = ranks(mesh=mesh((2, 1)))
-    loader = ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4)
+    loader = bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4)
     made["first line"] = lines[0]
     made["positions"] = next(loader.get_iterator()).metadata["position"].tolist()
     lines.clear()
-    ps.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, mesh=mesh((2, 1), ("dp", "tp")))
+    bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, mesh=mesh((2, 1), ("dp", "tp")))
     made["first line with a mesh"] = lines[0]
     dist.barrier()      # rank 0 holds the store through which the other's last mesh may still be forming
     dist.destroy_process_group()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.deliver.sync import Standing, compare, digests_of
-from penstock.errors import SpecError, SyncError
+import batchwright as bw
+from batchwright.deliver.sync import Standing, compare, digests_of
+from batchwright.errors import SpecError, SyncError
 
 # What processes say, compared: pure, so without processes.
 
@@ -127,18 +127,18 @@ def test_a_look_at_the_next_batch_moves_nothing(small_store, raw, open_loader, s
 SCRIPT = """
     import json, os, sys
     import torch.distributed as dist
-    import penstock as ps
+    import batchwright as bw
 
     dist.init_process_group("gloo")
     me, size, made = dist.get_rank(), dist.get_world_size(), {}
 
     def opened(**given):
-        return ps.PretrainDataLoader(sys.argv[1], **({"chunk_size": 16, "batch_size": 12, "seed": 7} | given))
+        return bw.PretrainDataLoader(sys.argv[1], **({"chunk_size": 16, "batch_size": 12, "seed": 7} | given))
 
     def case(name, loader, **given):
         try:
             made[name] = str(loader.check_sync(**given))
-        except ps.PenstockError as error:
+        except bw.BatchwrightError as error:
             made[name] = [type(error).__name__, error.headline, error.where]
 
     def broken(task):
@@ -316,4 +316,4 @@ def test_the_same_processes_without_a_mesh_are_four_data_ranks(four):
 
 
 def test_a_sync_error_is_public():
-    assert ps.SyncError is SyncError
+    assert bw.SyncError is SyncError

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from penstock.deliver import warm
-from penstock.deliver.warm import FileReader, cached_share
-from penstock.machine import is_cached
+from batchwright.deliver import warm
+from batchwright.deliver.warm import FileReader, cached_share
+from batchwright.machine import is_cached
 
 MEGABYTE = 1 << 20
 
@@ -125,12 +125,12 @@ def test_only_some_files_are_open_at_once_and_none_afterwards(tmp_path, monkeypa
 
 
 def test_where_the_system_does_not_tell_the_share_is_not_known(file, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "1")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "1")
     assert cached_share([(file, 0, 100)]) is None
     with FileReader() as files:
         files.read((file, 0, 32 * MEGABYTE))  # plain reads work everywhere
         files.drop([(file, 0, 32 * MEGABYTE)])
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "0")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "0")
     if sys.platform == "linux":
         with file.open("rb") as still:
             assert is_cached(still.fileno(), MEGABYTE) in (True, None)

@@ -1,4 +1,4 @@
-"""`penstock demo buffer` keeps what was acknowledged, finds what it planted, and notices when it did not."""
+"""`batchwright demo buffer` keeps what was acknowledged, finds what it planted, and notices when it did not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.demo import buffer as demo_buffer
-from penstock.demo.digits import losses_and_gradients, new_weights, pictures
+import batchwright as bw
+from batchwright.demo import buffer as demo_buffer
+from batchwright.demo.digits import losses_and_gradients, new_weights, pictures
 
 # Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
 SITE = {
@@ -34,7 +34,7 @@ def demo(tmp_path_factory):
         (site / name).write_text(text)
     search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "demo", "buffer"],
+        [sys.executable, "-m", "batchwright", "demo", "buffer"],
         cwd=here,
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,
@@ -43,7 +43,7 @@ def demo(tmp_path_factory):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    with ps.DatasetBuffer(path=here / ".demo" / "runs" / "buffer", read_only=True) as buffer:
+    with bw.DatasetBuffer(path=here / ".demo" / "runs" / "buffer", read_only=True) as buffer:
         yield done.stdout, buffer
 
 
@@ -106,7 +106,7 @@ def test_the_output_is_clean_and_fits_100_columns(demo):
 
 def _run_with(tmp_path, losses, number):
     run = demo_buffer._Run(tmp_path / "buffer", tmp_path, acknowledged=losses, number=number)
-    with ps.DatasetBuffer(path=run.buffer) as buffer:
+    with bw.DatasetBuffer(path=run.buffer) as buffer:
         buffer.extend({"loss": np.arange(float(demo_buffer.ROWS))})
     return run
 
@@ -129,7 +129,7 @@ def test_a_loss_that_is_gone_is_noticed(tmp_path, capsys, acknowledged, number, 
 
 @pytest.mark.parametrize("acknowledged", [3, 5], ids=["two rows too many", "a row too few"])
 def test_a_row_that_is_gone_is_noticed(tmp_path, monkeypatch, capsys, acknowledged):
-    with ps.DatasetBuffer(path=tmp_path / "arrivals") as buffer:
+    with bw.DatasetBuffer(path=tmp_path / "arrivals") as buffer:
         buffer.append([{"serial": n, "text": f"row {n}"} for n in range(5 if acknowledged == 3 else 4)])
     monkeypatch.setattr(demo_buffer, "_kill_an_arrival", lambda *_: acknowledged)
     assert not demo_buffer._add_one_by_one(tmp_path)

@@ -1,4 +1,4 @@
-"""`penstock demo chat` finds every fault that it planted, trains on answers alone, and notices when it did not."""
+"""`batchwright demo chat` finds every fault that it planted, trains on answers alone, and notices when it did not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.demo import chat
-from penstock.demo.model import new_weights, token_losses_and_gradients
+from batchwright.demo import chat
+from batchwright.demo.model import new_weights, token_losses_and_gradients
 
 STEPS = 40
 
@@ -35,7 +35,7 @@ def demo(tmp_path_factory) -> str:
         (site / name).write_text(text)
     search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "demo", "chat", "--steps", str(STEPS)],
+        [sys.executable, "-m", "batchwright", "demo", "chat", "--steps", str(STEPS)],
         cwd=here,
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`penstock demo queue` kills and damages, loses nothing by it, and notices when it did."""
+"""`batchwright demo queue` kills and damages, loses nothing by it, and notices when it did."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from penstock.demo import queue as demo_queue
-from penstock.demo.queued import BATCHES_PER_FILE, NUM_STEPS
+from batchwright.demo import queue as demo_queue
+from batchwright.demo.queued import BATCHES_PER_FILE, NUM_STEPS
 
 # Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
 SITE = {
@@ -33,7 +33,7 @@ def demo(tmp_path_factory):
         (site / name).write_text(text)
     search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "demo", "queue"],
+        [sys.executable, "-m", "batchwright", "demo", "queue"],
         cwd=here,
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.demo.model import CONTEXT_TOKENS, Adam, loss_and_gradients, new_weights
+from batchwright.demo.model import CONTEXT_TOKENS, Adam, loss_and_gradients, new_weights
 
 
 def _tiny():

@@ -1,4 +1,4 @@
-"""`penstock demo` keeps what it promises, says so, and notices when it does not."""
+"""`batchwright demo` keeps what it promises, says so, and notices when it does not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.demo import run, runs, screen
-from penstock.demo.model import Adam
-from penstock.demo.train import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
-from penstock.errors import WorkerError
-from penstock.files import is_in_use
+from batchwright.demo import run, runs, screen
+from batchwright.demo.model import Adam
+from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
+from batchwright.errors import WorkerError
+from batchwright.files import is_in_use
 
 STEPS = 60
-COMMAND = [sys.executable, "-c", "import sys; from penstock.demo.run import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from batchwright.demo.run import main; sys.exit(main())"]
 
 # Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
 SITE = {
@@ -108,7 +108,7 @@ def test_the_output_is_clean_and_fits_100_columns(demo):
 
 @pytest.mark.parametrize("verb", ["info", "look", "plan", "drill"])
 def test_the_commands_to_try_next_work_as_printed(demo, verb):
-    (command,) = re.findall(rf"^  (\S*penstock {verb} .*|\S+ -m penstock {verb} .*)$", demo[0], re.MULTILINE)
+    (command,) = re.findall(rf"^  (\S*batchwright {verb} .*|\S+ -m batchwright {verb} .*)$", demo[0], re.MULTILINE)
     fewer = " --steps 12 --ranks 1,2 --workers 0" if verb == "drill" else ""
     done = subprocess.run(command + fewer, shell=True, cwd=demo[1].parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`penstock demo spike` finds what it planted, goes past it, changes nothing before it, and notices when it did not."""
+"""`batchwright demo spike` finds what it planted, skips it, changes nothing before it, and notices a failure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.demo import spike
-from penstock.demo.model import loss_and_gradients, new_weights, row_losses_and_gradients
-from penstock.demo.runs import Run
-from penstock.demo.screen import LiveLine
-from penstock.demo.train import kept_checkpoint, read_checkpoint
-from penstock.errors import SpecError
-from penstock.plans import list_plans
+import batchwright as bw
+from batchwright.demo import spike
+from batchwright.demo.model import loss_and_gradients, new_weights, row_losses_and_gradients
+from batchwright.demo.runs import Run
+from batchwright.demo.screen import LiveLine
+from batchwright.demo.train import kept_checkpoint, read_checkpoint
+from batchwright.errors import SpecError
+from batchwright.plans import list_plans
 
 STEPS = 160
 
@@ -43,7 +43,7 @@ def demo(tmp_path_factory):
         (site / name).write_text(text)
     search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "demo", "spike", "--steps", str(STEPS)],
+        [sys.executable, "-m", "batchwright", "demo", "spike", "--steps", str(STEPS)],
         cwd=here,
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,
@@ -97,7 +97,7 @@ def test_the_row_of_noise_has_by_far_the_largest_loss(demo):
 
 def test_every_use_of_the_file_is_skipped_and_nothing_else(demo, plans):
     began, amended = plans
-    uses = ps.find(demo[1] / "spike.store", began, file="mangled.py")
+    uses = bw.find(demo[1] / "spike.store", began, file="mangled.py")
     positions = sorted({use.position for use in uses})
     assert [first for first, last in amended.skips if first == last] == positions
     assert len(amended.skips) == len(positions)
@@ -126,7 +126,7 @@ def test_every_step_before_is_equal_bit_for_bit_and_a_run_from_the_start_agrees(
 
 def test_the_history_is_shown_and_skipped_rows_are_marked(demo, plans):
     began, amended = plans
-    printed = " ".join(demo[0].partition("$ penstock plan")[2].split())
+    printed = " ".join(demo[0].partition("$ batchwright plan")[2].split())
     for text in (began.fingerprint, amended.fingerprint, f"skip {len(amended.skips)} positions between"):
         assert text in printed
     assert f"position={amended.skips[0][0]}) marks that row as skipped" in demo[0]
@@ -154,7 +154,7 @@ def test_the_output_is_clean_and_fits_100_columns(demo):
     ids=["equal", "resumed run", "before", "after", "weights"],
 )
 def test_a_difference_in_one_bit_is_named(demo, plans, monkeypatch, capsys, which, step, said):
-    uses = ps.find(demo[1] / "spike.store", plans[0], file="mangled.py")
+    uses = bw.find(demo[1] / "spike.store", plans[0], file="mangled.py")
     resumed_from, parted_at = plans[1].amendments[0].at // 2 - 1, min(use.step for use in uses)
     losses = {s: (2.0 if s < parted_at else 3.0).hex() for s in range(STEPS)}
     settings = (demo[1] / "spike.store", demo[1] / "runs" / "first", STEPS, 10)
@@ -194,7 +194,7 @@ def test_blame_that_falls_on_real_text_is_not_hidden(demo, monkeypatch):
     first = Run(Path(".demo/spike.store"), Path(".demo/runs/first"), STEPS, STEPS // 16)
     planted = spike._Planted(Path(".demo/planted/mangled.py"), (13, 52))
     jump = _jump(demo[0])
-    records = ps.trace(first.store, first.checkpoint().loader, step=jump)
+    records = bw.trace(first.store, first.checkpoint().loader, step=jump)
     noise = next(r.row_in_batch for r in records if r.file.endswith("mangled.py"))
     first.row_losses[jump] = [9.0 if row == noise else 2.0 for row in range(2)]
     assert {use.file for use in spike._trace_the_jump(first.store, first, jump, planted)} == {str(planted.file)}
@@ -218,13 +218,13 @@ def test_a_run_without_a_jump_is_not_as_expected():
 
 def test_a_skip_that_this_run_never_comes_to_is_not_as_expected(demo, plans):
     run = Run(demo[1] / "spike.store", demo[1] / "runs" / "first", num_steps=10, checkpoint_steps=5)
-    uses = ps.find(run.store, plans[0], file="mangled.py")
+    uses = bw.find(run.store, plans[0], file="mangled.py")
     with pytest.raises(spike._NotAsExpected, match="none of the rows that were skipped lies in this run"):
         spike._prove(run.store, run, run, plans[1], 5, uses)
 
 
 def test_a_history_that_is_not_shown_is_not_hidden(demo, plans, monkeypatch, capsys):
-    monkeypatch.setattr(spike, "penstock", lambda _: print(f"plan {plans[1].fingerprint}, and no more") or 0)
+    monkeypatch.setattr(spike, "batchwright", lambda _: print(f"plan {plans[1].fingerprint}, and no more") or 0)
     assert not spike._shows_the_history(demo[1] / "spike.store", plans[1])
     assert "NOT AS EXPECTED: it does not show the amendment" in capsys.readouterr().out
 

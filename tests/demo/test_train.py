@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-import penstock as ps
-from penstock.demo import train
-from penstock.demo.train import CHECKPOINT, main, read_checkpoint, write_checkpoint
+import batchwright as bw
+from batchwright.demo import train
+from batchwright.demo.train import CHECKPOINT, main, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     rows = [f"{i} and {i * i} and {i * i * i}\n" * 10 for i in range(200)]
-    recipe = ps.DatasetRecipe().add_ingredient(rows, name="numbers").prepare_step(ps.tokenize("bytes", append_eos=True))
-    return ps.bake(recipe, to=tmp_path_factory.mktemp("train") / "numbers.store", workers=0, show_progress=False).path
+    recipe = bw.DatasetRecipe().add_ingredient(rows, name="numbers").prepare_step(bw.tokenize("bytes", append_eos=True))
+    return bw.bake(recipe, to=tmp_path_factory.mktemp("train") / "numbers.store", workers=0, show_progress=False).path
 
 
 def _trained(store, folder, capsys, steps):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.deliver.ranks import Ranks
-from penstock.flow import Flow
-from penstock.loaders.base import DataLoader
-from penstock.order.schedule import Order
-from penstock.plan import Plan, PlanSource
+from batchwright.deliver.ranks import Ranks
+from batchwright.flow import Flow
+from batchwright.loaders.base import DataLoader
+from batchwright.order.schedule import Order
+from batchwright.plan import Plan, PlanSource
 
 
 def numbers(name: str, num_rows: int, row_tokens: int = 3) -> Any:

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 
 RANK_SCRIPT = Path(__file__).with_name("elastic_mixed_rank.py")
 
 
 def bake_texts(path: Path, texts: Any) -> str:
     """A store of one source that keeps the order of its documents, so that more of them make it grow."""
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(texts, name="text")
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=path, workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(texts, name="text")
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=path, workers=0, shuffle=False, show_progress=False)
     return str(path)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-import penstock as ps
-from penstock.files import write_whole
+import batchwright as bw
+from batchwright.files import write_whole
 
 _FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask", "segment_ids", "position_ids")
 
@@ -38,7 +38,7 @@ def open_source(source: Any) -> Any:
     if isinstance(source, str):
         return source
     settings = dict(source)
-    return getattr(ps, settings.pop("door"))(settings.pop("path"), **settings)
+    return getattr(bw, settings.pop("door"))(settings.pop("path"), **settings)
 
 
 def open_rank(job: dict[str, Any], rank: int) -> Any:
@@ -49,7 +49,7 @@ def open_rank(job: dict[str, Any], rank: int) -> Any:
         if job["state"] is not None:
             loader.load_state_dict(job["state"])
         return loader
-    loader = ps.MixedDataLoader(
+    loader = bw.MixedDataLoader(
         {name: open_source(source) for name, source in job["sources"].items()},
         **job["delivery"],
         **(job["settings"] if job["plan"] is None else {"plan": job["plan"]}),
@@ -70,7 +70,7 @@ def batches(loader: Any) -> Iterator[Any]:
         yield from loader.get_iterator()
 
 
-def amend_if_due(loader: ps.MixedDataLoader, amendments: list[tuple[int, dict[str, Any]]]) -> None:
+def amend_if_due(loader: bw.MixedDataLoader, amendments: list[tuple[int, dict[str, Any]]]) -> None:
     """Make the next amendment where its step begins. Plans that were amended already say so themselves."""
     made = len(loader.plan.amendments)
     if made < len(amendments) and amendments[made][0] == loader.step:

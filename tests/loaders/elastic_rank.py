@@ -14,12 +14,12 @@ import time
 import zlib
 from pathlib import Path
 
-import penstock as ps
+import batchwright as bw
 
 store, rank, world_size, state_file, out_file, workers = sys.argv[1:]
-is_raw = not (Path(store) / "penstock.json").exists()
+is_raw = not (Path(store) / "batchwright.json").exists()
 raw = {"tokenizer": "bytes", "streaming": True, "shuffle_rows": 100} if is_raw else {}
-loader = ps.PretrainDataLoader(
+loader = bw.PretrainDataLoader(
     store,
     chunk_size=16,
     batch_size=48,

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock import StreamingMixedShardDataset
-from penstock.files import write_whole
+from batchwright import StreamingMixedShardDataset
+from batchwright.files import write_whole
 
 BATCH = 8
 CHECKPOINT_STEPS = 2
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "penstock"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "batchwright"])
 
 
 def write_shards(folder: Path, sizes: list[int], extension: str = "npz", cells: int = 2) -> str:

@@ -12,14 +12,14 @@ import random
 import sys
 import time
 
-import penstock as ps
+import batchwright as bw
 
 PROMPTS = [{"prompt": f"{a} + {b} = ", "answer": a + b} for a in range(8) for b in range(8)]
 GROUP_SIZE, BATCH_ROWS = 4, 24
 
 
 def generate(folder: str) -> None:
-    log = ps.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1, lease_seconds=30, ahead=24)
+    log = bw.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1, lease_seconds=30, ahead=24)
     while not log.is_over:
         jobs = log.next_prompts(3, timeout=0.2)
         for job in jobs:
@@ -29,8 +29,8 @@ def generate(folder: str) -> None:
 
 
 def train(folder: str, rank: str, world_size: str, state_file: str, out_file: str) -> None:
-    log = ps.RolloutLog(folder)
-    loader = ps.RolloutDataLoader(
+    log = bw.RolloutLog(folder)
+    loader = bw.RolloutDataLoader(
         log,
         "bytes",
         True,

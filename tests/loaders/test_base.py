@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from penstock.errors import EndOfRun, PlanError, SpecError
+from batchwright.errors import EndOfRun, PlanError, SpecError
 
 
 def rows_of(batch):

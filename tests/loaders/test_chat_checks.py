@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-import penstock as ps
-from penstock.errors import SpecError
-from penstock.loaders.chat_checks import Finding, Rows, Settings, facts_of, findings_of, place_in_words
-from penstock.prepare.chat.policy import LossPolicy
-from penstock.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT
-from penstock.prepare.chat.step import chat
+import batchwright as bw
+from batchwright.errors import SpecError
+from batchwright.loaders.chat_checks import Finding, Rows, Settings, facts_of, findings_of, place_in_words
+from batchwright.prepare.chat.policy import LossPolicy
+from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT
+from batchwright.prepare.chat.step import chat
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>")
 HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -58,7 +58,7 @@ def write(folder: Path, rows: list[dict]) -> Path:
 
 def opened(path, tokenizer, template="chatml", **settings):
     given = {"max_length": 64, "framework": "numpy", "shuffle": False} | settings
-    return ps.ConversationDataLoader(path, tokenizer, chat_template=template, **given)
+    return bw.ConversationDataLoader(path, tokenizer, chat_template=template, **given)
 
 
 SYSTEM = {"before": [("system", "Count.")]}
@@ -136,7 +136,7 @@ def test_what_nobody_can_mean_is_refused_with_row_and_remedy(name, tmp_path, tok
         opened(path, tokenizer, template, **settings)
     assert said in refused.value.where[kind]
     assert not first or re.search(rf"^first: {path}, {first}", refused.value.where[kind], re.MULTILINE)
-    assert "penstock doctor chat" in refused.value.remedy
+    assert "batchwright doctor chat" in refused.value.remedy
     assert "check=False" in refused.value.remedy
 
 
@@ -168,13 +168,13 @@ def test_rows_without_a_fault_pass(template, tmp_path, tokenizer):
 
 @pytest.mark.parametrize("fault", [{"turns": 1}, {"answer": ""}, {"answer": "x" * 80}])
 def test_one_row_in_twenty_with_a_fault_is_a_note(fault, tmp_path, tokenizer, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty(2, **fault)), tokenizer)
     assert "2 of 40 rows (5.0 %)" in caplog.text
 
 
 def test_notes_say_format_shares_and_that_pad_is_eos(tmp_path, tokenizer, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty()), tokenizer, pad="<|im_end|>")
     for words in ("format: messages: messages in 'messages'", "% of their tokens trained", "2.0 messages"):
         assert words in caplog.text
@@ -184,20 +184,20 @@ def test_notes_say_format_shares_and_that_pad_is_eos(tmp_path, tokenizer, caplog
 
 
 def test_end_of_turn_false_is_a_wish_and_is_noted(tmp_path, tokenizer, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty()), tokenizer, end_of_turn=False)
     assert "a model learns from these answers what to say, and not to stop" in caplog.text
 
 
 @pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
 def test_rows_that_are_cut_as_asked_for_are_noted(truncation, tmp_path, tokenizer, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty(20, answer="x" * 80)), tokenizer, truncation=truncation)
     assert f"truncation='{truncation}'" in caplog.text
 
 
 def test_bytes_have_no_tokens_for_markers_and_that_is_a_note(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty()), "bytes", max_length=256)
     assert "'bytes' has no tokens for markers" in caplog.text
 
@@ -217,7 +217,7 @@ def with_template(tokenizer, tmp_path):
 
 
 def test_markers_of_the_tokenizers_own_template_are_its_makers_choice(tmp_path, with_template, caplog):
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "batchwright")
     opened(write(tmp_path, forty()), with_template(CHATML.replace("im_start", "role")), None)
     assert (
         "marker is not a token: markers of the template 'own' are not one token of 'own': <|role|> (8)" in caplog.text
@@ -240,11 +240,11 @@ def test_a_marker_that_becomes_the_unknown_token_is_not_a_token(tmp_path):
 
 
 def test_a_store_is_checked_as_its_files_are(tmp_path, tokenizer):
-    recipe = ps.DatasetRecipe().add_ingredient(str(write(tmp_path, forty(3, turns=1))), name="sums")
-    store = ps.bake(recipe.prepare_step(ps.chat(tokenizer, "chatml")), tmp_path / "sums.store", show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(str(write(tmp_path, forty(3, turns=1))), name="sums")
+    store = bw.bake(recipe.prepare_step(bw.chat(tokenizer, "chatml")), tmp_path / "sums.store", show_progress=False)
     with pytest.raises(SpecError, match="empty mask"):
-        ps.ConversationDataLoader(store, max_length=64)
-    ps.ConversationDataLoader(store, max_length=64, loss="user")
+        bw.ConversationDataLoader(store, max_length=64)
+    bw.ConversationDataLoader(store, max_length=64, loss="user")
 
 
 def test_pairs_are_checked_side_by_side(tmp_path, tokenizer):

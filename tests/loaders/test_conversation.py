@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 THREE = [
     [("system", "S"), ("user", "a?"), ("assistant", "A!"), ("user", "b?"), ("assistant", "B!")],
@@ -27,7 +27,7 @@ def rows_of(conversations):
 
 def open_loader(rows, max_length=60, **settings):
     given = {"batch_size": 1, "framework": "numpy", "shuffle": False, "check": False} | settings
-    return ps.ConversationDataLoader(rows, "bytes", max_length, TEMPLATE, **given)
+    return bw.ConversationDataLoader(rows, "bytes", max_length, TEMPLATE, **given)
 
 
 def text(ids):
@@ -99,7 +99,7 @@ def test_roles_and_turns_are_those_of_the_labels():
     batch = open_loader(rows_of(THREE[1:2]), show_roles=True).get_batch()
     said = [chr(c) if c < 256 else "" for c in [*batch.input_ids[0][1:], 256]]
     roles, turns = batch.metadata["role"][0], batch.metadata["turn"][0]
-    from penstock.prepare.chat.spans import ROLES
+    from batchwright.prepare.chat.spans import ROLES
 
     assert [ROLES[roles[said.index(c)]] for c in ("c", "C")] == ["user", "assistant"]
     assert [int(turns[said.index(c)]) for c in ("c", "C")] == [0, 1]
@@ -107,7 +107,7 @@ def test_roles_and_turns_are_those_of_the_labels():
 
 
 def test_what_is_too_long_is_dropped_and_said(caplog):
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         loader = open_loader(rows_of(THREE), max_length=29)
     assert "2 of 3 rows, 66.7 %, over max_length=29: dropped" in caplog.text
     assert list(by_text(loader)) == ["u:c?</s>a:C!</s>"]
@@ -128,14 +128,14 @@ def test_other_ways_with_what_is_too_long(truncation, rendered):
 
 def test_an_answer_that_was_cut_off_with_nothing_left_to_learn_is_in_no_row(caplog):
     long_question = [("user", "x" * 50), ("assistant", "A!")]
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         loader = open_loader(rows_of([long_question, THREE[1]]), max_length=30, truncation="keep_start")
     assert "1 of 2 rows, 50.0 %, nothing to learn: dropped" in caplog.text
     assert loader.plan.epoch_rows == 1
 
 
 def test_raise_says_how_many_and_which():
-    with pytest.raises(ps.SpecError, match="2 of 3 samples") as caught:
+    with pytest.raises(bw.SpecError, match="2 of 3 samples") as caught:
         open_loader(rows_of(THREE), max_length=29, truncation="raise")
     assert caught.value.where["parameter"] == "max_length"
     assert (caught.value.where["file"], caught.value.where["row"]) in {("<memory>", 0), ("<memory>", 2)}
@@ -231,10 +231,10 @@ def test_both_of_a_pair_lose_the_same_oldest_turns():
 
 
 def test_one_store_serves_other_lengths_and_masks(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(rows_of(THREE), name="chat").prepare_step(ps.chat("bytes", TEMPLATE))
-    ps.bake(recipe, to=tmp_path / "sft.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(rows_of(THREE), name="chat").prepare_step(bw.chat("bytes", TEMPLATE))
+    bw.bake(recipe, to=tmp_path / "sft.store", workers=0, show_progress=False)
     for settings in ({}, {"loss": "last"}, {"packing": "greedy"}):
-        loader = ps.ConversationDataLoader(
+        loader = bw.ConversationDataLoader(
             tmp_path / "sft.store", max_length=60, framework="numpy", batch_size=1, check=False, **settings
         )
         assert loader.plan.sources[0].name == "chat"
@@ -244,7 +244,7 @@ def test_a_plan_opens_the_same_rows_again():
     first = open_loader(rows_of(THREE * 9), batch_size=2, shuffle=True, packing="best_fit", seed=5)
     first.get_batch()
     state = json.loads(json.dumps(first.state_dict()))
-    again = ps.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
+    again = bw.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
     again.load_state_dict(state)
     assert again.get_batch().labels.tolist() == first.get_batch().labels.tolist()
 
@@ -254,8 +254,8 @@ def test_a_plan_opens_the_same_rows_again():
 )
 def test_a_plan_with_other_settings_is_refused(settings):
     first = open_loader(rows_of(THREE))
-    with pytest.raises(ps.SpecError, match="was asked for, and plan") as caught:
-        ps.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
+    with pytest.raises(bw.SpecError, match="was asked for, and plan") as caught:
+        bw.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
     assert caught.value.where["parameter"] == next(iter(settings))
 
 
@@ -264,17 +264,17 @@ def test_a_plan_with_other_settings_is_refused(settings):
 )
 def test_a_state_of_other_rows_is_refused(settings):
     state = open_loader(rows_of(THREE)).state_dict()
-    with pytest.raises(ps.PlanError, match="belongs to plan"):
+    with pytest.raises(bw.PlanError, match="belongs to plan"):
         open_loader(rows_of(THREE), **settings).load_state_dict(state)
 
 
 def test_conversations_mix_with_text(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["some words " * 30] * 5, name="web")
-    store = ps.bake(
-        recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
+    recipe = bw.DatasetRecipe().add_ingredient(["some words " * 30] * 5, name="web")
+    store = bw.bake(
+        recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
     )
     chat = open_loader(rows_of(THREE * 5))
-    mixed = ps.MixedDataLoader(
+    mixed = bw.MixedDataLoader(
         {"web": store, "chat": chat}, {"web": 0.5, "chat": 0.5}, chunk_size=40, batch_size=8, framework="numpy", seed=3
     )
     assert mixed.plan.row_tokens == 60
@@ -294,14 +294,14 @@ def test_conversations_mix_with_text(tmp_path):
 
 def test_pairs_mix_with_nothing_else():
     pairs = open_loader([{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 4)
-    with pytest.raises(ps.SpecError, match="preference pairs") as caught:
-        ps.MixedDataLoader({"chat": open_loader(rows_of(THREE)), "dpo": pairs}, framework="numpy")
+    with pytest.raises(bw.SpecError, match="preference pairs") as caught:
+        bw.MixedDataLoader({"chat": open_loader(rows_of(THREE)), "dpo": pairs}, framework="numpy")
     assert caught.value.where["source"] == "chat"
 
 
 def test_a_source_of_conversations_does_not_grow():
-    mixed = ps.MixedDataLoader({"chat": open_loader(rows_of(THREE))}, framework="numpy", batch_size=1, epochs=None)
-    with pytest.raises(ps.SpecError, match="cannot grow") as caught:
+    mixed = bw.MixedDataLoader({"chat": open_loader(rows_of(THREE))}, framework="numpy", batch_size=1, epochs=None)
+    with pytest.raises(bw.SpecError, match="cannot grow") as caught:
         mixed.amend(add={"chat": open_loader(rows_of(THREE * 2))})
     assert caught.value.where["source"] == "chat"
 
@@ -311,11 +311,11 @@ def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
     path.write_text("\n".join(json.dumps(row) for row in rows_of(THREE)))
     loader = open_loader(path, packing="best_fit", max_length=60)
     loader.get_batch()
-    records = list(ps.trace(loader.store, loader, step=0))
+    records = list(bw.trace(loader.store, loader, step=0))
     assert {(r.file, r.row) for r in records} == {(str(path), 1), (str(path), 0)}
     assert {r.lines for r in records} == {None}
     assert [r.text for r in records] == ["s:S</s>u:a?</s>a:A!</s>u:b?</s>a:B!</s>", "u:c?</s>a:C!</s>"]
-    (use,) = ps.find(loader.store, loader.plan, file=path, row=2)
+    (use,) = bw.find(loader.store, loader.plan, file=path, row=2)
     assert use.position == 1
 
 
@@ -324,14 +324,14 @@ def test_a_holdout_of_raw_conversations_is_the_validation_split():
     train, val = (open_loader(rows, holdout=0.2, split=split) for split in ("train", "val"))
     assert train.plan.epoch_rows + val.plan.epoch_rows == 60
     assert not by_text(train).keys() & by_text(val).keys()
-    with pytest.raises(ps.SpecError, match="no split 'val'") as caught:
+    with pytest.raises(bw.SpecError, match="no split 'val'") as caught:
         open_loader(rows, split="val")
     assert "holdout=" in caught.value.remedy
 
 
 def test_dropping_much_must_be_said():
     rows = rows_of(THREE)
-    with pytest.raises(ps.SpecError, match="over length") as caught:
+    with pytest.raises(bw.SpecError, match="over length") as caught:
         open_loader(rows, max_length=29, check=True)
     assert "truncation='drop'" in str(caught.value)
     assert open_loader(rows, max_length=29, check=True, truncation="drop", loss="last").plan.epoch_rows == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 RANK_SCRIPT = Path(__file__).with_name("elastic_rank.py")
 
@@ -82,7 +82,7 @@ def test_a_killed_job_goes_on_with_other_ranks_and_the_same_global_batches(
 
 
 def test_a_killed_job_over_raw_files_goes_on_too(raw_files, tmp_path):
-    alone = ps.PretrainDataLoader(
+    alone = bw.PretrainDataLoader(
         *(raw_files, "bytes", 16),
         streaming=True,
         shuffle_rows=100,

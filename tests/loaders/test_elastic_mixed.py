@@ -11,7 +11,7 @@ import pytest
 from elastic_jobs import bake_sources, bake_texts, live, notes
 from elastic_mixed_rank import amend_if_due, handed
 
-import penstock as ps
+import batchwright as bw
 
 ROWS_PER_STEP = 48
 CHECKPOINT_STEPS = 3
@@ -37,7 +37,7 @@ def chance():
 
 
 def open_mixture(sources, **given):
-    return ps.MixedDataLoader(sources, **given, batch_size=ROWS_PER_STEP, epochs=None, framework="numpy")
+    return bw.MixedDataLoader(sources, **given, batch_size=ROWS_PER_STEP, epochs=None, framework="numpy")
 
 
 def without_interruption(loader, amendments):

@@ -13,15 +13,15 @@ import pytest
 from elastic_jobs import live
 from elastic_mixed_rank import amend_if_due, handed, open_source
 
-import penstock as ps
-from penstock.errors import PlanError, SpecError
+import batchwright as bw
+from batchwright.errors import PlanError, SpecError
 
 FIELDS = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids")
 
 
 def bake(path, rows, step):
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(rows, name="text").prepare_step(step)
-    ps.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(rows, name="text").prepare_step(step)
+    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
     return str(path)
 
 
@@ -35,18 +35,18 @@ def talk(n):
 def stores(tmp_path_factory):
     """387 windows of 32 tokens, 39 packed rows of 48, 80 conversations of at most 120. Read only."""
     folder = tmp_path_factory.mktemp("samples")
-    text = ps.tokenize("bytes")
+    text = bw.tokenize("bytes")
     return {
         "web": bake(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(200)], text),
         "notes": bake(folder / "notes.store", [f"note {n}." + " More." * (n % 5) for n in range(90)], text),
-        "talks": bake(folder / "talks.store", [talk(n) for n in range(80)], ps.chat("bytes", "chatml")),
+        "talks": bake(folder / "talks.store", [talk(n) for n in range(80)], bw.chat("bytes", "chatml")),
     }
 
 
 @pytest.fixture(scope="module")
 def pair_store(tmp_path_factory):
     pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": "no" * (n % 9 + 1)} for n in range(22)]
-    return bake(tmp_path_factory.mktemp("pairs") / "pairs.store", pairs, ps.chat("bytes", "chatml"))
+    return bake(tmp_path_factory.mktemp("pairs") / "pairs.store", pairs, bw.chat("bytes", "chatml"))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def entries(stores):
 def open_mixture(stores, weights=None, **given):
     sources = {name: open_source(source) for name, source in entries(stores).items()}
     fixed = {"chunk_size": 32, "seed": 7, "batch_size": 24, "pad_to": "longest", "framework": "numpy"}
-    return ps.MixedDataLoader(sources, weights, **(fixed | given))
+    return bw.MixedDataLoader(sources, weights, **(fixed | given))
 
 
 def open_packed(stores, **given):
@@ -81,7 +81,7 @@ def open_talks(stores, **given):
 
 def _conversations(store, **given):
     fixed = {"max_length": 120, "batch_size": 8, "seed": 7, "check": False, "framework": "numpy"}
-    return ps.ConversationDataLoader(store, **(fixed | given))
+    return bw.ConversationDataLoader(store, **(fixed | given))
 
 
 def values(batch):
@@ -295,5 +295,5 @@ def test_a_state_of_rows_made_otherwise_is_refused_and_named(stores, changed, na
 def test_a_plan_opened_with_another_setting_is_refused_and_named(stores, changed, named):
     plan = open_packed(stores).plan.fingerprint
     with pytest.raises(SpecError, match=named) as caught:
-        ps.ConversationDataLoader(stores["talks"], plan=plan, check=False, **changed)
+        bw.ConversationDataLoader(stores["talks"], plan=plan, check=False, **changed)
     assert caught.value.where["parameter"] == named

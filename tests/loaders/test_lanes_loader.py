@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.loaders.read_ahead import _Blocks
+import batchwright as bw
+from batchwright.loaders.read_ahead import _Blocks
 
 SETTINGS = {"shuffle": "pool", "pool_rows": 32, "lanes": 4, "batch_size": 12}
 
@@ -44,9 +44,9 @@ def test_a_run_in_lanes_resumes_with_other_ranks_and_another_batch_size(small_st
 
 def test_steps_are_traced_and_documents_are_found(small_store, open_loader):
     loader = open_loader(small_store, **SETTINGS)
-    records = list(ps.trace(small_store, loader.plan, step=7))
+    records = list(bw.trace(small_store, loader.plan, step=7))
     (chosen,) = [r for r in records if r.source == "notes"][:1] or records[:1]
-    uses = ps.find(small_store, loader.plan, file=chosen.file, row=chosen.row)
+    uses = bw.find(small_store, loader.plan, file=chosen.file, row=chosen.row)
     assert (chosen.position, chosen.document_span) in [(use.position, use.document_span) for use in uses]
 
 
@@ -84,7 +84,7 @@ def test_reading_ahead_touches_only_the_windows_of_a_ranks_lanes(small_store, op
     ],
 )
 def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, said):
-    with pytest.raises(ps.SpecError, match=said) as caught:
+    with pytest.raises(bw.SpecError, match=said) as caught:
         open_loader(small_store, **settings)
     assert caught.value.where["parameter"] == "lanes"
 
@@ -92,7 +92,7 @@ def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, sa
 def test_new_sources_cannot_join_lanes(small_store, open_loader):
     loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=600, **SETTINGS)
     before = loader.plan
-    with pytest.raises(ps.SpecError, match="a plan with lanes can only be amended by skip=") as caught:
+    with pytest.raises(bw.SpecError, match="a plan with lanes can only be amended by skip=") as caught:
         loader.amend(max_epochs={"code": 3})
     assert caught.value.where["parameter"] == "max_epochs"
     assert loader.plan == before

@@ -8,7 +8,7 @@ import pytest
 from elastic_jobs import bake_sources, live
 from elastic_mixed_rank import handed
 
-import penstock as ps
+import batchwright as bw
 
 MIXTURE = {"weights": {"web": 0.5, "code": 0.3, "notes": 0.2}, "max_epochs": {"notes": 2}, "chunk_size": 16, "seed": 7}
 NATURAL = {"chunk_size": 16, "seed": 7, "epoch_end": "wrap"}
@@ -26,7 +26,7 @@ def open_ranks(sources):
 
     def opened(world_size=1, batch_size=48, state=None, **settings):
         loaders = [
-            ps.MixedDataLoader(
+            bw.MixedDataLoader(
                 sources,
                 **settings or MIXTURE,
                 batch_size=batch_size,
@@ -99,7 +99,7 @@ def test_a_changed_batch_size_goes_on_at_the_same_row_and_steps_are_still_found(
     (back,) = open_ranks(batch_size=48, state=changed.state_dict())
     assert next_rows([back]) == whole[276:324]
     assert back.state_dict()["steps"] == [[0, 0, 48], [5, 240, 36], [6, 276, 48]]
-    traced = ps.trace(list(sources.values()), back, step=5)
+    traced = bw.trace(list(sources.values()), back, step=5)
     assert sorted({record.position for record in traced}) == [*range(240, 276)]
     back.seek(step=5)
     assert next_rows([back], batch_size=36) == whole[240:276]

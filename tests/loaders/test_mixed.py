@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import batchwright as bw
 
 WEB, CODE, MATH = 300, 60, 40
 
 
 def baked(path: Path, texts, name="text", *, tokenizer="bytes", shuffle=True):
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(texts, name=name).prepare_step(ps.tokenize(tokenizer))
-    ps.bake(recipe, to=path, workers=0, show_progress=False, shuffle=shuffle)
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(texts, name=name).prepare_step(bw.tokenize(tokenizer))
+    bw.bake(recipe, to=path, workers=0, show_progress=False, shuffle=shuffle)
     return path
 
 
@@ -40,7 +40,7 @@ def stores(tmp_path_factory):
 def mixed(stores):
     def opened(weights=None, names=("web", "code"), **given):
         chosen = {name: stores[name] for name in names}
-        return ps.MixedDataLoader(
+        return bw.MixedDataLoader(
             chosen, weights, **{"chunk_size": 16, "batch_size": 8, "framework": "numpy", "seed": 5} | given
         )
 
@@ -77,34 +77,34 @@ def test_rows_are_those_of_the_store_under_the_name_that_the_mixture_gives(mixed
 def test_without_weights_an_epoch_is_every_row_of_every_source_once(mixed, stores):
     loader = mixed(epoch_end="pad", batch_size=5)
     counts = Counter(source for _, source, _ in set(rows_of(loader)))
-    assert counts == {n: (ps.open_store(stores[n]).stream("text").num_tokens - 1) // 16 for n in ("web", "code")}
+    assert counts == {n: (bw.open_store(stores[n]).stream("text").num_tokens - 1) // 16 for n in ("web", "code")}
 
 
 def test_a_loaders_seed_cursor_and_batch_size_are_not_used(stores):
     def made(seed, batches):
-        source = ps.PretrainDataLoader(stores["web"], chunk_size=16, seed=seed, batch_size=3, framework="numpy")
+        source = bw.PretrainDataLoader(stores["web"], chunk_size=16, seed=seed, batch_size=3, framework="numpy")
         for _ in range(batches):
             source.get_batch()
-        mixture = ps.MixedDataLoader({"web": source, "code": stores["code"]}, {"web": 1, "code": 1}, chunk_size=16)
+        mixture = bw.MixedDataLoader({"web": source, "code": stores["code"]}, {"web": 1, "code": 1}, chunk_size=16)
         return mixture.plan
 
     assert made(0, 0) == made(9, 4)
 
 
 def test_a_mixture_inside_is_flattened_and_shares_its_weight(stores):
-    inner = ps.MixedDataLoader({n: stores[n] for n in ("code", "math")}, {"code": 3, "math": 1}, chunk_size=16)
-    outer = ps.MixedDataLoader({"web": stores["web"], "rest": inner}, {"web": 1, "rest": 1}, num_rows=800)
+    inner = bw.MixedDataLoader({n: stores[n] for n in ("code", "math")}, {"code": 3, "math": 1}, chunk_size=16)
+    outer = bw.MixedDataLoader({"web": stores["web"], "rest": inner}, {"web": 1, "rest": 1}, num_rows=800)
     assert [source.name for source in outer.plan.sources] == ["web", "rest/code", "rest/math"]
     assert outer.plan.order.given(800) == [400, 300, 100]
 
 
 def test_a_store_with_several_sources_is_flattened_too(small_store, stores):
-    loader = ps.MixedDataLoader({"small": small_store, "math": stores["math"]}, {"small": 1, "math": 1}, chunk_size=16)
+    loader = bw.MixedDataLoader({"small": small_store, "math": stores["math"]}, {"small": 1, "math": 1}, chunk_size=16)
     assert [s.name for s in loader.plan.sources] == ["small/web", "small/code", "small/notes", "math"]
 
 
 def test_one_store_alone_keeps_the_names_of_its_sources(small_store):
-    loader = ps.MixedDataLoader(small_store, {"web": 1, "code": 1}, chunk_size=16, max_epochs={"code": 2})
+    loader = bw.MixedDataLoader(small_store, {"web": 1, "code": 1}, chunk_size=16, max_epochs={"code": 2})
     assert [source.name for source in loader.plan.sources] == ["web", "code", "notes"]
     assert loader.plan.order.counts(40) == [20, 20, 0]
 
@@ -127,10 +127,10 @@ def test_a_temperature_brings_shares_nearer_to_each_other(mixed):
 
 def test_weights_by_tokens_are_shares_of_tokens_where_rows_are_padded(stores):
     sources = {
-        "web": ps.PretrainDataLoader(stores["web"], chunk_size=32),
-        "code": ps.PretrainDataLoader(stores["code"], chunk_size=16),
+        "web": bw.PretrainDataLoader(stores["web"], chunk_size=32),
+        "code": bw.PretrainDataLoader(stores["code"], chunk_size=16),
     }
-    loader = ps.MixedDataLoader(
+    loader = bw.MixedDataLoader(
         sources, {"web": 1, "code": 1}, by="tokens", pad=0, num_tokens=6400, batch_size=4, framework="numpy"
     )
     tokens = defaultdict(int)
@@ -147,9 +147,9 @@ def test_weights_by_tokens_are_shares_of_tokens_where_rows_are_padded(stores):
 
 
 def test_padded_rows_are_those_of_the_short_source(stores):
-    short = ps.PretrainDataLoader(stores["code"], chunk_size=16, shuffle=False, framework="numpy")
-    sources = {"web": ps.PretrainDataLoader(stores["web"], chunk_size=32), "code": short}
-    loader = ps.MixedDataLoader(sources, {"code": 1, "web": 1}, pad=7, shuffle=False, framework="numpy", recut=False)
+    short = bw.PretrainDataLoader(stores["code"], chunk_size=16, shuffle=False, framework="numpy")
+    sources = {"web": bw.PretrainDataLoader(stores["web"], chunk_size=32), "code": short}
+    loader = bw.MixedDataLoader(sources, {"code": 1, "web": 1}, pad=7, shuffle=False, framework="numpy", recut=False)
     batch = loader.get_batch(8)
     mine = [row for row, source in enumerate(batch.metadata["source"]) if source == "code"]
     expected = short.get_batch(len(mine))
@@ -201,7 +201,7 @@ def test_steps_change_the_shares_from_their_position_on(mixed):
 
 
 def test_a_ramp_goes_from_one_mixture_to_another(mixed):
-    loader = mixed(ps.ramp({"web": 1.0}, {"code": 1.0}, first=0, last=640), num_rows=1000)
+    loader = mixed(bw.ramp({"web": 1.0}, {"code": 1.0}, first=0, last=640), num_rows=1000)
     shares = [np.mean([s == "code" for _, s, _ in rows]) for rows in np.split(np.array(rows_of(loader), object), 10)]
     assert shares == sorted(shares)
     assert shares[0] < 0.1
@@ -242,7 +242,7 @@ def test_amended_plans_are_kept_and_open_again_from_any_of_the_stores(mixed, sto
     rows_of(loader, steps=10)
     loader.amend(add={"math": stores["math"]}, weights={"web": 1, "code": 1, "math": 1}, skip=(200, 210))
     expected = rows_of(loader)
-    again = ps.MixedDataLoader({"web": stores["web"]}, plan=loader.plan.fingerprint, framework="numpy")
+    again = bw.MixedDataLoader({"web": stores["web"]}, plan=loader.plan.fingerprint, framework="numpy")
     again.load_state_dict(early)  # saved before the amendment
     rows = rows_of(again)
     assert rows[80:] == expected
@@ -257,7 +257,7 @@ def test_a_state_from_after_an_amendment_began_is_refused_by_the_plan_that_has_i
     state = loader.state_dict()
     other.amend(at=40, weights={"web": 1})
     before = other.state_dict()
-    with pytest.raises(ps.PlanError, match="at position 80, after amendment 1 of this plan began") as caught:
+    with pytest.raises(bw.PlanError, match="at position 80, after amendment 1 of this plan began") as caught:
         other.load_state_dict(state)
     assert "from position 40: weights web=1" in caught.value.where["amendment"]
     assert "position 40 or before" in caught.value.remedy
@@ -268,7 +268,7 @@ def test_a_state_from_a_sibling_amendment_is_refused_with_the_first_difference(m
     one, two = mixed({"web": 2, "code": 1}, num_rows=800), mixed({"web": 2, "code": 1}, num_rows=800)
     one.amend(at=40, weights={"web": 1})
     two.amend(at=64, skip=(70, 71))
-    with pytest.raises(ps.PlanError, match="belongs to plan") as caught:
+    with pytest.raises(bw.PlanError, match="belongs to plan") as caught:
         two.load_state_dict(one.state_dict())
     assert caught.value.where["differs"] == (
         "amendment 1: from position 64: skip 70-71 here, from position 40: weights web=1 there"
@@ -278,7 +278,7 @@ def test_a_state_from_a_sibling_amendment_is_refused_with_the_first_difference(m
 def test_another_chunk_size_cannot_go_on_and_says_what_was_read(mixed):
     loader = mixed({"web": 1, "code": 1}, num_rows=80)
     rows_of(loader, steps=5)
-    with pytest.raises(ps.PlanError) as caught:
+    with pytest.raises(bw.PlanError) as caught:
         mixed({"web": 1, "code": 1}, num_rows=80, chunk_size=8).load_state_dict(loader.state_dict())
     assert caught.value.where["differs"] == "chunk_size: 8 here, 16 there"
     code = loader.plan.sources[1]
@@ -297,9 +297,9 @@ def test_another_batch_size_goes_on_at_the_same_row(mixed):
 def test_skipped_rows_are_marked_and_no_step_uses_them(mixed, stores):
     loader = mixed({"web": 1, "code": 1}, num_rows=160)
     loader.amend(skip=[(20, 24), 30])
-    (record, *_) = ps.trace(stores["code"], loader.plan, position=22)
+    (record, *_) = bw.trace(stores["code"], loader.plan, position=22)
     assert (record.is_skipped, record.step) == (True, None)
-    steps = [{r.position for r in ps.trace(stores["web"], loader.plan, step=s)} for s in range(5)]
+    steps = [{r.position for r in bw.trace(stores["web"], loader.plan, step=s)} for s in range(5)]
     assert [sorted(s) for s in steps[2:4]] == [[16, 17, 18, 19, 25, 26, 27, 28], [29, *range(31, 38)]]
     assert loader.get_num_batches() == (160 - 6) // 8
     handed = [batch.metadata["position"].tolist() for batch in loader]
@@ -310,10 +310,10 @@ def test_skipped_rows_are_marked_and_no_step_uses_them(mixed, stores):
 def test_a_document_is_found_in_every_step_of_a_mixture(mixed, stores):
     loader = mixed({"web": 1, "code": 1}, num_rows=400)
     loader.amend(at=100, weights={"code": 1})
-    uses = {(r.step, r.position) for r in ps.find(stores["code"], loader.plan, file="<memory>", row=7) if r.row == 7}
+    uses = {(r.step, r.position) for r in bw.find(stores["code"], loader.plan, file="<memory>", row=7) if r.row == 7}
     seen = set()
     for batch in loader:
-        for record in ps.trace(stores["web"], loader.plan, step=loader.step - 1):
+        for record in bw.trace(stores["web"], loader.plan, step=loader.step - 1):
             if record.source == "code" and record.row == 7:
                 seen.add((record.step, record.position))
         assert batch is not None
@@ -356,8 +356,8 @@ def growing(tmp_path):
 def test_a_source_that_grew_ends_its_epoch_and_then_gives_everything(growing, stores):
     small, large = growing
     settings_of = {"chunk_size": 16, "batch_size": 4, "framework": "numpy", "shuffle": True}
-    loader = ps.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
-    plain = ps.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
+    loader = bw.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
+    plain = bw.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
     had = loader.plan.sources[0].num_rows
     rows = rows_of(loader, steps=10)
     loader.amend(add={"web": large})
@@ -371,15 +371,15 @@ def test_a_source_that_grew_ends_its_epoch_and_then_gives_everything(growing, st
     second = text[had : had + has]
     assert len(set(mine[had : had + has])) == has
     assert sum("later" in row for row in second) > 20
-    assert list(ps.trace([large, stores["code"]], loader.plan, position=len(rows) - 1))
+    assert list(bw.trace([large, stores["code"]], loader.plan, position=len(rows) - 1))
 
 
 def test_rows_of_epochs_before_it_grew_stay_what_they_were(growing):
     small, large = growing
-    before = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
+    before = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     had = before.plan.sources[0].num_rows
     expected = [row for _ in range(2) for row in rows_of(before)]
-    after = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
+    after = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     after.amend(at=had + 3, add={"text": large})  # in the second epoch, which was cut at another place
     assert [row for _ in range(2) for row in rows_of(after)] == expected
     third = rows_of(after)
@@ -394,7 +394,7 @@ def test_rows_of_epochs_before_it_grew_stay_what_they_were(growing):
 def test_random_amendments_lose_nothing_and_repeat_nothing(stores, data):
     sources = {name: stores[name] for name in ("web", "code")}
     start = data.draw(st.sampled_from([None, {"web": 1.0, "code": 1.0}]))
-    loader = ps.MixedDataLoader(sources, start, chunk_size=16, batch_size=7, epochs=None, framework="numpy")
+    loader = bw.MixedDataLoader(sources, start, chunk_size=16, batch_size=7, epochs=None, framework="numpy")
     plan, at = loader.plan, 0
     for _ in range(data.draw(st.integers(1, 3))):
         at += data.draw(st.integers(1, 150))

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 def baked(path: Path, count: int, word: str, tokenizer: str = "bytes", shuffle: bool = True) -> Path:
     texts = [f"{word} number {n}, which says {n * 7919 % 10007}. " for n in range(count)]
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(texts, name="text").prepare_step(ps.tokenize(tokenizer))
-    ps.bake(recipe, to=path, workers=0, show_progress=False, shuffle=shuffle)
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(texts, name="text").prepare_step(bw.tokenize(tokenizer))
+    bw.bake(recipe, to=path, workers=0, show_progress=False, shuffle=shuffle)
     return path
 
 
@@ -28,7 +28,7 @@ def stores(tmp_path_factory):
 @pytest.fixture
 def mixed(stores):
     def opened(weights, **given):
-        return ps.MixedDataLoader(stores, weights, **{"chunk_size": 16, "batch_size": 8, "framework": "numpy"} | given)
+        return bw.MixedDataLoader(stores, weights, **{"chunk_size": 16, "batch_size": 8, "framework": "numpy"} | given)
 
     return opened
 
@@ -36,10 +36,10 @@ def mixed(stores):
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_what_fills_a_row_up_is_not_learned_by_models_that_shift_themselves(stores, framework):
     sources = {
-        "web": ps.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
-        "code": ps.PretrainDataLoader(stores["code"], chunk_size=8, framework="numpy"),
+        "web": bw.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
+        "code": bw.PretrainDataLoader(stores["code"], chunk_size=8, framework="numpy"),
     }
-    loader = ps.MixedDataLoader(sources, {"code": 1}, pad=7, alignment="same", framework=framework)
+    loader = bw.MixedDataLoader(sources, {"code": 1}, pad=7, alignment="same", framework=framework)
     batch = loader.get_batch()
     assert (np.asarray(batch.labels)[:, 8:] == -100).all()
     assert (np.asarray(batch.loss_mask)[:, 8:] == 0).all()
@@ -57,7 +57,7 @@ def test_a_rare_source_gets_its_rows_under_weights_that_change_with_every_step(m
 
 
 def test_a_rare_source_gets_its_rows_on_a_ramp(mixed):
-    loader = mixed(ps.ramp({"web": 0.96, "code": 0.04}, {"web": 0.97, "code": 0.04}, first=0, last=640), num_rows=640)
+    loader = mixed(bw.ramp({"web": 0.96, "code": 0.04}, {"web": 0.97, "code": 0.04}, first=0, last=640), num_rows=640)
     assert abs(loader.plan.order.given(640)[1] - 25.6) <= 2
 
 
@@ -83,7 +83,7 @@ def test_steps_are_counted_on_where_the_end_was_moved(mixed, stores, epoch_end, 
     batch = loader.get_batch()
     assert len(old) == step
     assert loader.step == step + 1
-    traced = {record.position for record in ps.trace(stores["web"], loader.plan, step=step)}
+    traced = {record.position for record in bw.trace(stores["web"], loader.plan, step=step)}
     assert traced == set(batch.metadata["position"].tolist())
     resumed = mixed(None, plan=loader.plan, chunk_size=None, batch_size=8)
     resumed.load_state_dict(state)
@@ -97,7 +97,7 @@ def test_a_last_epoch_that_is_shorter_than_a_batch_ends_the_run(mixed):
         loader.get_batch()
     loader.amend(at=104, num_rows=130)
     assert loader.step == 2
-    with pytest.raises(ps.EndOfRun):
+    with pytest.raises(bw.EndOfRun):
         loader.get_batch()
 
 
@@ -107,17 +107,17 @@ def test_growth_by_less_than_a_row_leaves_old_rows_alone(tmp_path):
 
     def bake_with(name, text):
         (folder / name).write_text(json.dumps({"text": text}) + "\n")
-        recipe = ps.DatasetRecipe(seed=0).add_ingredient(folder / "*.jsonl", name="text")
+        recipe = bw.DatasetRecipe(seed=0).add_ingredient(folder / "*.jsonl", name="text")
         path = tmp_path / f"{name}.store"
-        ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=path, workers=0, show_progress=False, shuffle=False)
+        bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=path, workers=0, show_progress=False, shuffle=False)
         return path
 
     small = bake_with("a.jsonl", "the quick brown fox jumps over the lazy dog " * 12 + "again.")
     large = bake_with("b.jsonl", "x")
-    plain = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
+    plain = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     rows = plain.plan.epoch_rows
     expected = [plain.get_batch().input_ids.tolist() for _ in range(2 * rows)]
-    loader = ps.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
+    loader = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     loader.amend(at=2 * rows, add={"text": large})
     assert [source.num_rows for source in loader.plan.all_sources] == [rows], "a token more, and no row more"
     assert [loader.get_batch().input_ids.tolist() for _ in range(2 * rows)] == expected
@@ -127,13 +127,13 @@ def test_a_padded_source_grows_and_new_short_ones_may_join(stores, tmp_path):
     small = baked(tmp_path / "small.store", 30, "code", shuffle=False)
     large = baked(tmp_path / "large.store", 50, "code", shuffle=False)
     sources = {
-        "web": ps.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
-        "code": ps.PretrainDataLoader(small, chunk_size=8, framework="numpy"),
+        "web": bw.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
+        "code": bw.PretrainDataLoader(small, chunk_size=8, framework="numpy"),
     }
-    loader = ps.MixedDataLoader(sources, {"web": 1, "code": 1}, pad=0, num_rows=800, framework="numpy")
+    loader = bw.MixedDataLoader(sources, {"web": 1, "code": 1}, pad=0, num_rows=800, framework="numpy")
     first = loader.get_batch().input_ids.tolist()
     loader.amend(add={"code": large})
-    short = ps.PretrainDataLoader(stores["code"], chunk_size=4, framework="numpy")
+    short = bw.PretrainDataLoader(stores["code"], chunk_size=4, framework="numpy")
     loader.get_batch()
     loader.amend(add={"more": short}, weights={"web": 1, "code": 1, "more": 1})
     assert [s.row_tokens for s in loader.plan.all_sources] == [None, 8, 4]
@@ -145,10 +145,10 @@ def test_a_plan_amended_with_another_tokenizer_is_refused(mixed, stores, tmp_pat
     chars = baked(tmp_path / "chars.store", 60, "chars", tokenizer="chars")
     plan = mixed({"web": 1, "code": 1}, num_rows=80).plan
     change = {"at": 8, "add": {"chars": chars}, "weights": {"web": 1, "chars": 1}}
-    with pytest.raises(ps.SpecError, match="'chars' was tokenized by"):
+    with pytest.raises(bw.SpecError, match="'chars' was tokenized by"):
         plan.amend(**change)
     unknown = replace(plan, places=()).amend(**change)  # where its stores are is not known, so it cannot be compared
-    with pytest.raises(ps.SpecError, match="'chars' was tokenized by"):
+    with pytest.raises(bw.SpecError, match="'chars' was tokenized by"):
         mixed(None, plan=replace(unknown, places=(("chars", str(chars)),)), chunk_size=None)
 
 
@@ -159,18 +159,18 @@ def test_a_plan_opens_with_the_batch_size_of_its_run(mixed):
 
 def test_num_tokens_of_padded_rows_counts_tokens_through_all_weights(stores):
     sources = {
-        "web": ps.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
-        "code": ps.PretrainDataLoader(stores["code"], chunk_size=8, framework="numpy"),
+        "web": bw.PretrainDataLoader(stores["web"], chunk_size=16, framework="numpy"),
+        "code": bw.PretrainDataLoader(stores["code"], chunk_size=8, framework="numpy"),
     }
     weights = [(0, {"web": 1}), (100, {"code": 1})]
-    loader = ps.MixedDataLoader(sources, weights, pad=0, num_tokens=2400, batch_size=1, framework="numpy")
+    loader = bw.MixedDataLoader(sources, weights, pad=0, num_tokens=2400, batch_size=1, framework="numpy")
     assert sum(int(batch.attention_mask.sum()) for batch in loader) == 2400
 
 
 def test_settings_that_a_plan_fixes_are_not_ignored_beside_it(mixed):
     plan = mixed({"web": 1, "code": 1}, num_rows=80, seed=3).plan
     for name, value in (("seed", 4), ("recut", False), ("by", "tokens"), ("exhausted", "stop"), ("split", "val")):
-        with pytest.raises(ps.SpecError, match=f"{name}=.* was asked for") as caught:
+        with pytest.raises(bw.SpecError, match=f"{name}=.* was asked for") as caught:
             mixed(None, plan=plan, chunk_size=None, batch_size=None, **{name: value})
         assert caught.value.where["parameter"] == name
     assert mixed(None, plan=plan, chunk_size=16, seed=3).plan == plan
@@ -180,12 +180,12 @@ def test_settings_that_a_plan_fixes_are_not_ignored_beside_it(mixed):
 def test_any_real_number_is_a_weight(mixed, weight):
     plan = mixed({"web": weight, "code": weight}, num_rows=80).plan
     assert plan.order.given(80) == [40, 40]
-    assert ps.Plan.from_spec(json.loads(json.dumps(plan.spec()))) == plan
+    assert bw.Plan.from_spec(json.loads(json.dumps(plan.spec()))) == plan
 
 
 @pytest.mark.parametrize("weight", [10**400, True, "1", None, np.nan])
 def test_what_is_no_real_number_is_no_weight(mixed, weight):
-    with pytest.raises(ps.SpecError, match="the weight of 'web' is"):
+    with pytest.raises(bw.SpecError, match="the weight of 'web' is"):
         mixed({"web": weight, "code": 1})
 
 
@@ -198,8 +198,8 @@ def test_a_plan_file_that_was_edited_is_refused(mixed, stores, damage):
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole) | damage))
     try:
-        with pytest.raises(ps.PlanError) as caught:
-            ps.Plan.load(path)
+        with pytest.raises(bw.PlanError) as caught:
+            bw.Plan.load(path)
         assert str(path) in str(caught.value.where["file"])
     finally:
         path.write_text(whole)
@@ -219,7 +219,7 @@ def test_kept_workers_go_on_after_a_skip_where_batches_wrap(mixed):
 def test_many_capped_sources_open_at_once(stores):
     """Sixty sources that leave one after another: no pattern is drawn further than its leg."""
     sources = {f"s{n}": stores["code"] for n in range(60)}
-    loader = ps.MixedDataLoader(
+    loader = bw.MixedDataLoader(
         sources, {f"s{n}": n + 1.0 for n in range(60)}, exhausted="renormalise", chunk_size=16, framework="numpy"
     )
     assert max(leg.mix.num_slots for leg in loader.plan.order.legs) < 200_000
@@ -228,7 +228,7 @@ def test_many_capped_sources_open_at_once(stores):
 
 
 def test_names_of_entries_with_several_sources_stand_for_them_also_in_amendments(stores, small_store):
-    loader = ps.MixedDataLoader(
+    loader = bw.MixedDataLoader(
         {"small": small_store, "code": stores["code"]}, {"small": 1, "code": 1}, chunk_size=16, framework="numpy"
     )
     loader.amend(weights={"small": 3, "code": 1}, max_epochs={"small": 2})
@@ -254,7 +254,7 @@ def test_an_amendment_says_from_where_its_weights_hold(mixed):
 
 def test_a_source_cannot_join_a_run_that_has_no_next_epoch(mixed, stores):
     loader = mixed(None)
-    with pytest.raises(ps.SpecError, match="this run has only one") as caught:
+    with pytest.raises(bw.SpecError, match="this run has only one") as caught:
         loader.amend(add={"more": stores["code"]})
     assert caught.value.where["parameter"] == "add"
 
@@ -270,7 +270,7 @@ def test_what_can_be_skipped(mixed, skip, skipped):
 
 def test_more_ranks_than_lanes_share_them(stores):
     settings = {"shuffle": "pool", "pool_rows": 32, "lanes": 2, "batch_size": 16, "chunk_size": 16}
-    plan = ps.MixedDataLoader(stores, {"web": 1, "code": 1}, framework="numpy", **settings).plan
+    plan = bw.MixedDataLoader(stores, {"web": 1, "code": 1}, framework="numpy", **settings).plan
     lanes = [[view.lane for view in plan.order.views(rank, 8)] for rank in range(8)]
     assert lanes == [[0]] * 4 + [[1]] * 4
     assert [[view.lane for view in plan.order.views(rank, 3)] for rank in range(3)] == [[0], [0, 1], [1]]

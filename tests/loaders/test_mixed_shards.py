@@ -18,8 +18,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.pool.shards import ShardSet
+import batchwright as bw
+from batchwright.pool.shards import ShardSet
 
 SIZES = {"selfplay": [40, 25, 60, 3, 33, 50], "human": [30, 41, 20]}
 TOTAL = sum(map(sum, SIZES.values()))
@@ -49,7 +49,7 @@ def make(folder):
     def make(pool_size=120, refill_threshold=80, **settings):
         directories = [str(folder / name) for name in SIZES]
         settings = {"random_seed": 5} | settings
-        return ps.StreamingMixedShardDataset(directories, ["all", "all"], pool_size, refill_threshold, **settings)
+        return bw.StreamingMixedShardDataset(directories, ["all", "all"], pool_size, refill_threshold, **settings)
 
     return make
 
@@ -134,7 +134,7 @@ def test_other_seeds_give_other_orders(make):
 
 
 def test_a_seed_that_was_not_given_is_drawn_logged_and_kept(make, caplog):
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         dataset = make(random_seed=None)
     assert f"drew the seed {dataset.random_seed}" in caplog.text
     assert make(random_seed=None).random_seed != dataset.random_seed
@@ -171,7 +171,7 @@ def test_a_second_pass_ends_the_first(make):
     first = iter(dataset)
     next(first)
     next(iter(dataset))
-    with pytest.raises(ps.PlanError, match="this pass was ended"):
+    with pytest.raises(bw.PlanError, match="this pass was ended"):
         next(first)
 
 
@@ -195,13 +195,13 @@ def test_each_position_gives_its_entries_apart(make):
 
 
 def test_without_an_augmentation_one_line_says_so(make, caplog):
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         assert make().factor == 1
     assert [r.getMessage() for r in caplog.records if "augmentation" in r.getMessage()] == [
         "no augmentation is given: each position is one entry"
     ]
     caplog.clear()
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         assert make(enable_augmentation=False, augmentation=marked).factor == 1
     assert not caplog.records
 
@@ -290,7 +290,7 @@ def test_the_log_says_how_long_a_resume_took(make, caplog):
     next(dataset.batches(50))
     again = make()
     again.load_state_dict(dataset.state_dict())
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         next(again.batches(10))
     assert "resumed after 50 draws" in caplog.text
 
@@ -300,7 +300,7 @@ def test_a_state_that_is_refused_changes_nothing(make):
     batches = dataset.batches(10)
     next(batches)
     before = dataset.state_dict()
-    with pytest.raises(ps.PlanError):
+    with pytest.raises(bw.PlanError):
         dataset.load_state_dict({**before, "seed": 99})
     assert dataset.state_dict() == before
     next(batches)  # the pass goes on, too
@@ -345,7 +345,7 @@ def test_ranks_that_do_not_divide_the_lanes_are_refused(make, world_size):
     next(dataset.batches(10))
     other = make(rank=0, world_size=world_size)
     other.load_state_dict(dataset.state_dict())
-    with pytest.raises(ps.PlanError, match="with 4 lanes") as refused:
+    with pytest.raises(bw.PlanError, match="with 4 lanes") as refused:
         next(iter(other))
     assert refused.value.where["lanes"] == 4
     assert "1, 2, 4" in refused.value.remedy
@@ -361,7 +361,7 @@ def test_drop_last_gives_every_rank_as_many_whole_batches(make, batch_size):
 
 
 def test_ranks_need_a_seed_that_they_share(make):
-    with pytest.raises(ps.SpecError, match="each would draw a seed of its own") as refused:
+    with pytest.raises(bw.SpecError, match="each would draw a seed of its own") as refused:
         next(iter(make(random_seed=None, rank=0, world_size=2)))
     assert refused.value.where["parameter"] == "random_seed"
 
@@ -378,14 +378,14 @@ def test_validation_reads_shards_in_order_and_does_not_augment(make):
 
 def test_training_and_validation_share_no_shard(folder):
     directories = [str(folder / name) for name in SIZES]
-    train, validation = ps.create_datasets(
+    train, validation = bw.create_datasets(
         directories, ["all", "all"], 0.3, pool_size=120, refill_threshold=80, random_seed=1
     )
     kept = ids(validation)
     assert sorted(ids(train) + kept) == list(range(TOTAL))
     assert len(validation.shards) == 3
     assert validation.is_validation
-    assert ps.create_datasets(directories, ["all", "all"], 0.0, pool_size=120, refill_threshold=80)[1] is None
+    assert bw.create_datasets(directories, ["all", "all"], 0.0, pool_size=120, refill_threshold=80)[1] is None
 
 
 # Memory
@@ -403,7 +403,7 @@ def test_a_limit_that_binds_makes_refills_smaller_and_loses_nothing(folder, make
 def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
-    with pytest.raises(ps.MemoryLimitError, match="not one more shard fits under max_memory_gb=") as refused:
+    with pytest.raises(bw.MemoryLimitError, match="not one more shard fits under max_memory_gb=") as refused:
         taken.extend(ids([position])[0] for position in dataset)
     error = refused.value
     assert error.where["shard"].endswith(".npz")
@@ -421,7 +421,7 @@ def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
 def test_batches_before_the_limit_are_whole_and_the_rest_comes_after(make):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
-    with pytest.raises(ps.MemoryLimitError) as refused:
+    with pytest.raises(bw.MemoryLimitError) as refused:
         taken.extend(ids([batch]) for batch in dataset.batches(17))
     assert {len(batch) for batch in taken} == {17}
     again = make()
@@ -432,7 +432,7 @@ def test_batches_before_the_limit_are_whole_and_the_rest_comes_after(make):
 def test_a_stream_may_stop_there_instead_and_says_so(make, caplog):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
     dataset = make(refill_threshold=40, max_memory_gb=limit / 10**9, on_memory_limit="stop")
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         taken = ids(dataset)
     assert dataset.stopped_early
     assert dataset.epoch == 0
@@ -446,8 +446,8 @@ def test_a_stream_may_stop_there_instead_and_says_so(make, caplog):
 
 
 def test_a_machine_without_memory_is_asked_before_it_is_used(make, monkeypatch):
-    monkeypatch.setattr("penstock.pool.memory.available_bytes", lambda: 1 << 20)
-    with pytest.raises(ps.MemoryLimitError, match="the machine has no memory left"):
+    monkeypatch.setattr("batchwright.pool.memory.available_bytes", lambda: 1 << 20)
+    with pytest.raises(bw.MemoryLimitError, match="the machine has no memory left"):
         next(iter(make()))
 
 
@@ -472,7 +472,7 @@ def test_the_stream_is_mixed_more_than_sequential_reading_and_less_than_a_perfec
         for shard in range(10):
             np.savez(tmp_path / name / f"{shard}.npz", x=np.zeros(1000, np.uint8))
     directories = [str(tmp_path / name) for name in ("a", "b")]
-    report = ps.StreamingMixedShardDataset(directories, ["all"] * 2, 10_000, 7_500, random_seed=0).mixing_report(256)
+    report = bw.StreamingMixedShardDataset(directories, ["all"] * 2, 10_000, 7_500, random_seed=0).mixing_report(256)
     assert report.shares == {0: 0.5, 1: 0.5}
     assert report.sequential.correlation > 0.99
     assert abs(report.shuffle.correlation) < 0.05
@@ -480,7 +480,7 @@ def test_the_stream_is_mixed_more_than_sequential_reading_and_less_than_a_perfec
     assert report.stream.spread > 20 * report.sequential.spread
     assert report.stream.share_deviation < 0.2 < report.sequential.share_deviation
     assert report.shuffle.share_deviation < 0.2
-    whole = ps.StreamingMixedShardDataset(directories, ["all"] * 2, 30_000, 20_000, random_seed=0).mixing_report(256)
+    whole = bw.StreamingMixedShardDataset(directories, ["all"] * 2, 30_000, 20_000, random_seed=0).mixing_report(256)
     assert abs(whole.stream.correlation) < 0.05  # a pool that holds everything is a perfect shuffle
 
 
@@ -500,7 +500,7 @@ def test_trace_names_the_row_of_every_draw(make, folder, world_size):
 
 
 def test_verbose_logs_shards_shares_and_times(make, caplog):
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         ids(make(verbose=True))
     assert "66.7 % of the shards" in caplog.text
     assert caplog.text.count("s of reading") == 9
@@ -531,10 +531,10 @@ def test_a_rank_that_broke_a_pass_off_knows_how_far_the_others_are(make):
 
 
 def test_ranks_of_unequal_length_are_warned_of(make, caplog):
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         next(make(rank=0, world_size=2).batches(50))  # 151 positions each: 4 batches on both
     assert not caplog.records
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         next(make(rank=0, world_size=2, max_examples_unaugmented=101).batches(50))  # 51 and 50
     assert "ranks have from 1 to 2 batches in an epoch" in caplog.text
     assert "drop_last=True" in caplog.text
@@ -543,11 +543,11 @@ def test_ranks_of_unequal_length_are_warned_of(make, caplog):
 def test_an_epoch_that_memory_will_end_is_warned_of_with_what_would_do(make, caplog):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
     dataset = make(refill_threshold=40, max_memory_gb=limit)
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         batches = dataset.batches(5)
         next(batches)
     assert "draws of a lane this epoch will end for lack of memory" in caplog.text
-    with pytest.raises(ps.MemoryLimitError) as refused:
+    with pytest.raises(bw.MemoryLimitError) as refused:
         list(batches)
     remedy = refused.value.remedy
     enough = float(remedy.split("max_memory_gb=")[1].split()[0])
@@ -588,11 +588,11 @@ def test_a_threshold_of_none_is_three_quarters_of_the_pool(make):
 def test_the_split_does_not_depend_on_the_seed_of_the_order(folder):
     directories = [str(folder / name) for name in SIZES]
     splits = [
-        ps.create_datasets(directories, ["all", "all"], 0.3, pool_size=120, refill_threshold=80, random_seed=seed)[1]
+        bw.create_datasets(directories, ["all", "all"], 0.3, pool_size=120, refill_threshold=80, random_seed=seed)[1]
         for seed in (1, 2)
     ]
     assert splits[0].shards == splits[1].shards
-    other = ps.create_datasets(
+    other = bw.create_datasets(
         directories,
         ["all", "all"],
         0.3,
@@ -608,8 +608,8 @@ def test_the_split_does_not_depend_on_the_seed_of_the_order(folder):
 
 def test_a_program_that_ends_in_mid_pass_ends_quietly(folder):
     code = f"""
-import penstock as ps
-ds = ps.StreamingMixedShardDataset([{str(folder / "selfplay")!r}], ["all"], 120, 80, random_seed=1)
+import batchwright as bw
+ds = bw.StreamingMixedShardDataset([{str(folder / "selfplay")!r}], ["all"], 120, 80, random_seed=1)
 batches = ds.batches(5)
 next(batches)
 print("ends")
@@ -636,7 +636,7 @@ def test_a_resume_under_a_limit_that_the_pool_exceeds_is_refused_with_what_it_ne
     limit = make()._plan.needs.bytes_of(rows=100, pool_entries=200) / 10**9
     limited = make(pool_size=200, refill_threshold=180, max_memory_gb=limit)
     limited.load_state_dict(dataset.state_dict())
-    with pytest.raises(ps.MemoryLimitError, match="rows that are left in the pool do not fit") as refused:
+    with pytest.raises(bw.MemoryLimitError, match="rows that are left in the pool do not fit") as refused:
         next(limited.batches(20))
     enough = float(refused.value.remedy.split("max_memory_gb=")[1].split()[0])
     again = make(pool_size=200, refill_threshold=180, max_memory_gb=enough)
@@ -655,7 +655,7 @@ def test_a_new_pass_lets_go_of_the_pool_of_the_one_before(make):
     held.append(dataset.batches(10))
     next(held[-1])
     assert dataset.memory_report().pool > 0
-    with pytest.raises(ps.PlanError, match="this pass was ended"):
+    with pytest.raises(bw.PlanError, match="this pass was ended"):
         next(held[0])
 
 
@@ -666,7 +666,7 @@ def test_a_pass_goes_on_only_in_its_own_process(make):
     if not child:
         try:
             next(batches)
-        except ps.PlanError as error:
+        except bw.PlanError as error:
             os._exit(7 if "begun by the parent" in str(error) else 8)
         os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -732,14 +732,14 @@ def test_shards_without_rows_need_no_schema(tmp_path):
         (tmp_path / f"{number}.jsonl").write_text(
             "".join(f'{{"id": {number * 10 + n}}}\n' for n in range(rows)) or "\n"
         )
-    dataset = ps.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, random_seed=0)
+    dataset = bw.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, random_seed=0)
     assert sorted(ids(dataset)) == [10, 11, 12, 30, 31]
 
 
 def test_decoding_is_under_the_memory_limit_from_the_first_look_on(tmp_path):
     with gzip.open(tmp_path / "0.pkl.gz", "wb", compresslevel=1) as file:
         pickle.dump({"examples": [{"id": 0, "blob": np.zeros(300_000_000, np.uint8)}]}, file, protocol=4)
-    dataset = ps.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, max_memory_gb=0.2, allow_pickle=True)
-    with pytest.raises(ps.SourceError, match=r"0\.pkl\.gz") as refused:
+    dataset = bw.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, max_memory_gb=0.2, allow_pickle=True)
+    with pytest.raises(bw.SourceError, match=r"0\.pkl\.gz") as refused:
         dataset.schema  # noqa: B018
     assert "memory" in str(refused.value)

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 # Documents of different lengths, each beginning with its own letter, longer ones than a row among them.
 TEXTS = [chr(65 + n % 26) + str(n) + "." * (n * 7 % 45) for n in range(120)]
@@ -18,14 +18,14 @@ ROW = 32
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(TEXTS, name="docs")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
-    return ps.bake(recipe, to=tmp_path_factory.mktemp("packed") / "docs.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(TEXTS, name="docs")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    return bw.bake(recipe, to=tmp_path_factory.mktemp("packed") / "docs.store", workers=0, show_progress=False)
 
 
 def open_loader(store, **settings):
     given = {"chunk_size": ROW, "packing": "best_fit", "batch_size": 4, "framework": "numpy", "epoch_end": "pad"}
-    return ps.PretrainDataLoader(store, **given | settings)
+    return bw.PretrainDataLoader(store, **given | settings)
 
 
 def samples_of(batch):
@@ -95,9 +95,9 @@ def test_a_loader_travels_to_another_process_without_its_index(store):
 
 
 def test_weights_mix_packed_sources(tmp_path):
-    recipe = ps.DatasetRecipe(seed=1).add_ingredient(TEXTS, name="docs").add_ingredient(TEXTS[:50], name="few")
-    store = ps.bake(
-        recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(TEXTS, name="docs").add_ingredient(TEXTS[:50], name="few")
+    store = bw.bake(
+        recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
     )
     loader = open_loader(store, weights={"docs": 3, "few": 1}, num_rows=40, epoch_end=None)
     sources = [source for batch in loader for source in batch.metadata["source"]]
@@ -118,14 +118,14 @@ def test_the_index_is_kept_with_the_store_and_made_again(store, tmp_path, caplog
     expected = open_loader(copied).get_batch().input_ids.tolist()
     (file,) = (copied / "rows").glob("*.arrow")
     whole = file.read_bytes()
-    again = open_loader(ps.open_store(copied))
+    again = open_loader(bw.open_store(copied))
     assert again.get_batch().input_ids.tolist() == expected
     lengths = open_loader(copied)._flow.rows[0].index.length.tobytes()
     damaged = bytearray(whole)
     damaged[whole.index(lengths)] ^= 1  # one document longer or shorter by a token: nothing else would notice
     for content in (bytes(damaged), whole[: len(whole) // 2], b""):
         file.write_bytes(content)
-        assert open_loader(ps.open_store(copied)).get_batch().input_ids.tolist() == expected
+        assert open_loader(bw.open_store(copied)).get_batch().input_ids.tolist() == expected
         assert file.read_bytes() == whole
     assert "made again" in caplog.text
 
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_written_is_packed_all_the_same(store, tmp_path, 
         copied = shutil.copytree(store.path, tmp_path / "copy.store")
         shutil.rmtree(copied / "rows", ignore_errors=True)
         copied.chmod(0o500)
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     assert open_loader(copied).get_batch().input_ids.tolist() == open_loader(store).get_batch().input_ids.tolist()
     assert list((tmp_path / "home" / "rows").glob("*.arrow"))
     copied.chmod(0o700)
@@ -149,7 +149,7 @@ def test_a_store_that_cannot_be_written_is_packed_all_the_same(store, tmp_path, 
 def test_gc_removes_the_index(store, tmp_path):
     copied = shutil.copytree(store.path, tmp_path / "copy.store")
     loader = open_loader(copied)
-    from penstock.store.versions import collect_garbage
+    from batchwright.store.versions import collect_garbage
 
     collect_garbage(copied)
     assert not (copied / "rows").exists()
@@ -161,7 +161,7 @@ def test_gc_removes_the_index(store, tmp_path):
     [({"packing": "best"}, "packing"), ({"pad": 999}, "pad"), ({"packing": None, "pad": 0}, "pad")],
 )
 def test_bad_settings_are_named(store, settings, parameter):
-    with pytest.raises(ps.SpecError) as caught:
+    with pytest.raises(bw.SpecError) as caught:
         open_loader(store, **settings)
     assert caught.value.where["parameter"] == parameter
     assert caught.value.remedy
@@ -169,7 +169,7 @@ def test_bad_settings_are_named(store, settings, parameter):
 
 def test_a_plan_refuses_another_packing(store):
     plan = open_loader(store).plan
-    with pytest.raises(ps.SpecError, match="packing='greedy'") as caught:
+    with pytest.raises(bw.SpecError, match="packing='greedy'") as caught:
         open_loader(store, chunk_size=None, packing="greedy", plan=plan)
     assert caught.value.where["parameter"] == "packing"
     assert open_loader(store, chunk_size=None, packing=None, plan=plan).plan == plan

@@ -21,7 +21,7 @@ from pool_jobs import (
     write_shards,
 )
 
-from penstock.errors import PlanError, SpecError
+from batchwright.errors import PlanError, SpecError
 
 pytest.importorskip("torch")
 

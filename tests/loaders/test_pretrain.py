@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.errors import PlanError, SpecError
-from penstock.fingerprint import fingerprint_bytes
-from penstock.store.layout import Manifest
-from penstock.store.writer import write_table
+import batchwright as bw
+from batchwright.errors import PlanError, SpecError
+from batchwright.fingerprint import fingerprint_bytes
+from batchwright.store.layout import Manifest
+from batchwright.store.writer import write_table
 
 BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
 
@@ -140,7 +140,7 @@ def test_without_weights_an_epoch_has_every_row_of_every_source_once(small_store
         for row, weight in zip(batch.input_ids, batch.metadata["weight"], strict=True)
         if weight
     ]
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     expected = []
     for name in store.names:
         stream = store.stream(name)
@@ -227,7 +227,7 @@ def test_val_is_unshuffled_finite_and_padded(small_store, open_loader):
     weight = np.concatenate([batch.metadata["weight"] for batch in batches])
     assert weight.sum() == loader.plan.epoch_rows
     assert weight[: loader.plan.epoch_rows].all()
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     of_web = [
         row
         for batch in batches
@@ -239,14 +239,14 @@ def test_val_is_unshuffled_finite_and_padded(small_store, open_loader):
 
 
 def test_no_document_is_in_both_splits(small_store):
-    store = ps.open_store(small_store)
+    store = bw.open_store(small_store)
     sides = {split: {(d.source, d.file, d.row) for d in store.rows() if d.split == split} for split in store.splits}
     assert not sides["train"] & sides["val"]
     assert len(sides["val"]) > 5
 
 
 def test_a_source_with_too_little_text_is_left_out_of_a_union_and_refused_alone(small_store, open_loader):
-    tokens = ps.open_store(small_store).stream("notes").num_tokens
+    tokens = bw.open_store(small_store).stream("notes").num_tokens
     loader = open_loader(small_store, chunk_size=tokens, batch_size=1)
     assert "notes" not in [source.name for source in loader.plan.sources]
     with pytest.raises(SpecError, match=f"chunk_size={tokens} needs {tokens + 1:,} tokens"):
@@ -255,7 +255,7 @@ def test_a_source_with_too_little_text_is_left_out_of_a_union_and_refused_alone(
 
 def test_a_loader_needs_a_chunk_size(small_store):
     with pytest.raises(SpecError, match="how long is a row") as caught:
-        ps.PretrainDataLoader(small_store)
+        bw.PretrainDataLoader(small_store)
     assert caught.value.where["parameter"] == "chunk_size"
 
 
@@ -329,9 +329,9 @@ def test_a_setting_that_the_plan_fixes_otherwise_is_refused_by_name(small_store,
 
 def test_the_loader_keeps_the_version_it_opened_while_another_is_baked(tmp_path, open_loader):
     def baked(text):
-        recipe = ps.DatasetRecipe(seed=0).add_ingredient([text * 200], name="words")
-        recipe.prepare_step(ps.tokenize("bytes"))
-        return ps.bake(recipe, to=tmp_path / "words.store", workers=0, show_progress=False)
+        recipe = bw.DatasetRecipe(seed=0).add_ingredient([text * 200], name="words")
+        recipe.prepare_step(bw.tokenize("bytes"))
+        return bw.bake(recipe, to=tmp_path / "words.store", workers=0, show_progress=False)
 
     baked("one ")
     loader = open_loader(tmp_path / "words.store", batch_size=4, shuffle=False)
@@ -397,8 +397,8 @@ def test_a_batch_pickles_with_its_metadata(small_store, open_loader):
 def vast_store(tmp_path_factory):
     """A manifest of a million shards and 10^13 tokens: the table is real, one small file stands for every shard."""
     folder = tmp_path_factory.mktemp("vast") / "vast.store"
-    recipe = ps.DatasetRecipe().add_ingredient(["a little text"], name="web").prepare_step(ps.tokenize("bytes"))
-    store = ps.bake(recipe, to=folder, workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["a little text"], name="web").prepare_step(bw.tokenize("bytes"))
+    store = bw.bake(recipe, to=folder, workers=0, show_progress=False)
     shards, count, tokens = store.shards, 10**6, 10**7
     columns = {
         "stream": np.zeros(count, np.int32),
@@ -417,7 +417,7 @@ def vast_store(tmp_path_factory):
 
 
 def test_any_step_of_ten_trillion_tokens_is_located_without_data(vast_store):
-    loader = ps.PretrainDataLoader(vast_store, chunk_size=2048, batch_size=1024, seed=7, framework="numpy", epochs=None)
+    loader = bw.PretrainDataLoader(vast_store, chunk_size=2048, batch_size=1024, seed=7, framework="numpy", epochs=None)
     (rows,) = loader._flow.rows
     assert rows.num_rows == (10**13 - 1) // 2048
     for step in (0, 1, 10**6, 4_768_370, 10**9):
@@ -443,12 +443,12 @@ def test_any_step_of_ten_trillion_tokens_is_located_without_data(vast_store):
 @pytest.fixture(scope="module")
 def pinned_store(tmp_path_factory):
     """Two sources of fixed text from memory: the same tokens on every machine."""
-    recipe = ps.DatasetRecipe(seed=0)
+    recipe = bw.DatasetRecipe(seed=0)
     recipe.add_ingredient([f"document {n} of the web, {n * n} words" for n in range(200)], name="web")
     recipe.add_ingredient([f"x_{n} = {n} ** 2\n" for n in range(100)], name="code")
-    recipe.prepare_step(ps.tokenize("bytes", append_eos=True))
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
     path = tmp_path_factory.mktemp("pinned") / "pinned.store"
-    ps.bake(recipe, to=path, workers=0, show_progress=False)
+    bw.bake(recipe, to=path, workers=0, show_progress=False)
     return path
 
 
@@ -466,9 +466,9 @@ def test_the_first_batches_are_pinned(pinned_store, open_loader):
 
 
 def test_a_source_too_short_for_one_row_is_left_out_and_named(tmp_path, caplog):
-    recipe = ps.DatasetRecipe(seed=0).add_ingredient(["long " * 100], name="long").add_ingredient(["tiny"], name="tiny")
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), to=tmp_path / "a.store", show_progress=False)
-    loader = ps.PretrainDataLoader(tmp_path / "a.store", chunk_size=16, framework="numpy")
+    recipe = bw.DatasetRecipe(seed=0).add_ingredient(["long " * 100], name="long").add_ingredient(["tiny"], name="tiny")
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=tmp_path / "a.store", show_progress=False)
+    loader = bw.PretrainDataLoader(tmp_path / "a.store", chunk_size=16, framework="numpy")
     assert [source.name for source in loader.plan.sources] == ["long"]
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "'tiny'" in warning.getMessage()

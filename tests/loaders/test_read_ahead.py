@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.deliver.warm import FileReader
-from penstock.errors import SpecError
-from penstock.loaders import read_ahead
-from penstock.loaders.read_ahead import _Blocks, _Rows
+import batchwright as bw
+from batchwright.deliver.warm import FileReader
+from batchwright.errors import SpecError
+from batchwright.loaders import read_ahead
+from batchwright.loaders.read_ahead import _Blocks, _Rows
 
 ORDERS = {
     "global": {"shuffle": "global"},
@@ -35,7 +35,7 @@ ORDERS = {
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "penstock-read-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "batchwright-read-ahead"]
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_jump_far_ahead_goes_on_from_there(small_store, open_loader, small_mem
 def test_an_adopted_file_is_read_where_it_lies(tmp_path, open_loader):
     path = tmp_path / "train.bin"
     np.arange(4000, dtype=np.uint16).clip(0, 255).tofile(path)
-    store = ps.adopt(path, "bytes", eos="none", show_progress=False)
+    store = bw.adopt(path, "bytes", eos="none", show_progress=False)
     loader = open_loader(store.path, read_ahead=False)
     follower = _Blocks(loader, once=True)
     spans = follower.next(loader).read
@@ -285,13 +285,13 @@ def test_a_copy_has_no_thread_and_gives_the_same(small_store, open_loader):
 def test_a_process_ends_while_its_thread_still_reads(small_store):
     code = f"""
 import time
-from penstock.deliver.warm import FileReader
-import penstock as ps
+from batchwright.deliver.warm import FileReader
+import batchwright as bw
 FileReader.read = lambda self, span: time.sleep(600)
-loader = ps.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="numpy", read_ahead=True)
+loader = bw.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="numpy", read_ahead=True)
 print(loader.get_batch().input_ids.shape)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parent.parent)}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "(8, 16)\n"), ran.stderr
 
@@ -299,7 +299,7 @@ print(loader.get_batch().input_ids.shape)
 @pytest.mark.usefixtures("small_memory")
 def test_what_only_linux_has_is_not_needed(small_store, open_loader, monkeypatch):
     expected = digest(open_loader(small_store, read_ahead=False, **ORDERS["pool"]))
-    monkeypatch.setenv("PENSTOCK_PORTABLE", "1")
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "1")
     assert digest(open_loader(small_store, read_ahead=True, **ORDERS["pool"])) == expected
     loader = open_loader(small_store, read_ahead=True, **ORDERS["global"])
     assert len(loader.get_batch()) == 12
@@ -307,7 +307,7 @@ def test_what_only_linux_has_is_not_needed(small_store, open_loader, monkeypatch
 
 @pytest.mark.usefixtures("small_memory")
 def test_windows_that_do_not_fit_twice_are_said_with_a_number_that_would(small_store, open_loader, caplog):
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         open_loader(small_store, read_ahead=True, shuffle="pool", pool_rows=400)
     (said,) = [record.getMessage() for record in caplog.records if "windows" in record.getMessage()]
     assert "do not fit" in said
@@ -333,8 +333,8 @@ def test_the_windows_are_in_the_plan_and_its_fingerprint(small_store, open_loade
     assert plans[2].difference(plans[0]) == "shuffle: global here, pool there"
     assert "pool in windows of 160 rows" in repr(plans[0])
     plans[0].save(tmp_path / "plan.json")
-    assert ps.Plan.load(tmp_path / "plan.json") == plans[0]
-    assert ps.Plan.load(tmp_path / "plan.json").fingerprint == plans[0].fingerprint
+    assert bw.Plan.load(tmp_path / "plan.json") == plans[0]
+    assert bw.Plan.load(tmp_path / "plan.json").fingerprint == plans[0].fingerprint
 
 
 def test_a_plan_with_windows_is_run_again_from_its_fingerprint(small_store, open_loader):
@@ -346,8 +346,8 @@ def test_a_plan_with_windows_is_run_again_from_its_fingerprint(small_store, open
 
 def test_rows_of_a_pool_are_found_again_by_their_document(small_store, open_loader):
     loader = open_loader(small_store, **ORDERS["pool"])
-    record = next(ps.trace(small_store, loader, step=5))
-    uses = ps.find(small_store, loader, file=record.file, row=record.row)
+    record = next(bw.trace(small_store, loader, step=5))
+    uses = bw.find(small_store, loader, file=record.file, row=record.row)
     assert (record.position, record.epoch) in {(use.position, use.epoch) for use in uses}
 
 

@@ -9,8 +9,8 @@ import pickle
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.rl.advantage import gae, group_relative, leave_one_out, whiten
+import batchwright as bw
+from batchwright.rl.advantage import gae, group_relative, leave_one_out, whiten
 
 
 def rollouts(count: int = 20, group: int = 4, seed: int = 0, **without: bool) -> list[dict]:
@@ -36,7 +36,7 @@ def rollouts(count: int = 20, group: int = 4, seed: int = 0, **without: bool) ->
 
 def opened(data=None, compute=True, **settings):
     settings = {"framework": "numpy", "batch_size": None if "batch_tokens" in settings else 8, **settings}
-    return ps.RolloutDataLoader(rollouts(values=False) if data is None else data, None, compute, **settings)
+    return bw.RolloutDataLoader(rollouts(values=False) if data is None else data, None, compute, **settings)
 
 
 def by_hand(row: dict, width: int, advantages: list[float], returns: list[float]) -> dict:
@@ -276,7 +276,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_lost():
 
 def test_a_sequence_longer_than_the_budget_is_named():
     data = [*rollouts(4, values=False), {**rollouts(1, values=False)[0], "prompt": [1] * 100}]
-    with pytest.raises(ps.SpecError, match="batch_tokens=64") as error:
+    with pytest.raises(bw.SpecError, match="batch_tokens=64") as error:
         opened(data, batch_tokens=64)
     assert error.value.where["row"] == 4
     assert error.value.where["parameter"] == "batch_tokens"
@@ -306,7 +306,7 @@ def test_other_frameworks_get_their_own_arrays(framework):
 def test_a_column_that_jax_cannot_hold_is_named():
     pytest.importorskip("jax")
     data = [{"prompt": [1], "response": [2], "reward": 1.0, "policy_version": 1 << 40}]
-    with pytest.raises(ps.SpecError, match="column 'policy_version'") as error:
+    with pytest.raises(bw.SpecError, match="column 'policy_version'") as error:
         opened(data, batch_size=1, framework="jax").get_batch()
     assert error.value.where["parameter"] == "policy_version"
 
@@ -383,8 +383,8 @@ def test_a_loader_is_the_same_in_another_process():
 
 def test_a_batch_can_be_looked_at(tmp_path):
     data = [{"prompt": "2+2=", "response": "4", "reward": 1.0, "group": 0}] * 2
-    batch = ps.RolloutDataLoader(data, "bytes", True, batch_size=2, framework="numpy").get_batch()
-    assert "4" in str(ps.look(batch))
+    batch = bw.RolloutDataLoader(data, "bytes", True, batch_size=2, framework="numpy").get_batch()
+    assert "4" in str(bw.look(batch))
 
 
 def test_the_plan_of_rollouts_can_be_printed():
@@ -394,11 +394,11 @@ def test_the_plan_of_rollouts_can_be_printed():
 def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
     loader = opened()
     state = opened(rollouts(24, values=False)).state_dict()
-    with pytest.raises(ps.PlanError, match="other rollouts") as error:
+    with pytest.raises(bw.PlanError, match="other rollouts") as error:
         loader.load_state_dict(state)
     assert "data of that run" in error.value.remedy
     assert loader.position == 0
-    with pytest.raises(ps.PlanError, match="seed=1") as error:
+    with pytest.raises(bw.PlanError, match="seed=1") as error:
         loader.load_state_dict(opened(seed=1).state_dict())
     assert error.value.where["parameter"] == "seed"
 
@@ -426,7 +426,7 @@ def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
     ],
 )
 def test_settings_that_cannot_work(settings, parameter, remedy):
-    with pytest.raises(ps.SpecError) as error:
+    with pytest.raises(bw.SpecError) as error:
         opened(**settings)
     assert error.value.where["parameter"] == parameter
     assert remedy in error.value.remedy
@@ -435,7 +435,7 @@ def test_settings_that_cannot_work(settings, parameter, remedy):
 @pytest.mark.parametrize("reward", [1e39, -1e300, [3e38, 3e38]])
 def test_a_reward_that_would_be_infinite_in_a_batch_is_refused(reward):
     good = {"prompt": [1], "response": [2, 3], "reward": 1.0 if isinstance(reward, float) else [1.0, 1.0]}
-    with pytest.raises(ps.SampleError, match="too large for 32 bits") as error:
+    with pytest.raises(bw.SampleError, match="too large for 32 bits") as error:
         opened([good, {**good, "reward": reward}])
     assert error.value.where["row"] == 1
     assert error.value.where["column"] == "reward"
@@ -444,11 +444,11 @@ def test_a_reward_that_would_be_infinite_in_a_batch_is_refused(reward):
 
 def test_groups_need_names_and_advantages_need_rewards():
     data = [{"prompt": [1], "response": [2]}] * 8
-    with pytest.raises(ps.SpecError, match="advantages need rewards") as error:
+    with pytest.raises(bw.SpecError, match="advantages need rewards") as error:
         opened(data)
     assert error.value.where["column"] == "reward"
     assert "rewards" not in opened(data, compute=False).get_batch().metadata
-    with pytest.raises(ps.SpecError, match="compare the rows of a group") as error:
+    with pytest.raises(bw.SpecError, match="compare the rows of a group") as error:
         opened([{**row, "reward": 1.0} for row in data], "group_relative")
     assert error.value.where["column"] == "group"
 
@@ -460,10 +460,10 @@ def test_a_plan_says_the_order_again_and_only_for_the_same_rollouts(tmp_path):
     assert again.plan.fingerprint == loader.plan.fingerprint
     assert again.get_batch().input_ids.tobytes() == loader.get_batch().input_ids.tobytes()
     assert opened(plan=loader).plan == loader.plan
-    with pytest.raises(ps.PlanError, match="of other rollouts") as error:
+    with pytest.raises(bw.PlanError, match="of other rollouts") as error:
         opened(rollouts(24, values=False), plan=loader.plan)
     assert error.value.where["parameter"] == "plan"
-    with pytest.raises(ps.SpecError) as error:
+    with pytest.raises(bw.SpecError) as error:
         opened(plan=loader.plan, seed=6)
     assert error.value.where["parameter"] == "seed"
 
@@ -498,9 +498,9 @@ def test_a_batch_may_have_more_rows_than_are_looked_up_at_once():
 
 
 def test_moments_do_not_depend_on_the_order_of_rows():
-    from penstock.rl.estimate import Estimator
-    from penstock.rl.rows import RolloutRows
-    from penstock.rollouts import read_rollouts
+    from batchwright.rl.estimate import Estimator
+    from batchwright.rl.rows import RolloutRows
+    from batchwright.rollouts import read_rollouts
 
     rows = RolloutRows(read_rollouts(rollouts(2000)), Estimator(whiten=True))
     order = np.arange(2000)

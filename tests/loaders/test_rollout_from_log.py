@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from rollout_jobs import BATCH_ROWS, GROUP_SIZE, PROMPTS
 
-import penstock as ps
-from penstock.rl.advantage import group_relative
-from penstock.rollout_log.status import status
+import batchwright as bw
+from batchwright.rl.advantage import group_relative
+from batchwright.rollout_log.status import status
 
 
 @pytest.fixture
 def log(tmp_path):
-    with ps.RolloutLog(tmp_path / "log", prompts=[f"prompt {n}: " for n in range(20)], group_size=4, seed=3) as log:
+    with bw.RolloutLog(tmp_path / "log", prompts=[f"prompt {n}: " for n in range(20)], group_size=4, seed=3) as log:
         yield log
 
 
@@ -38,7 +38,7 @@ def answer(log, count: int, version: int | None = 0) -> list[int]:
 
 def opened(log, **settings):
     settings = {"batch_size": None if "batch_tokens" in settings else 8, "framework": "numpy", **settings}
-    return ps.RolloutDataLoader(log, "bytes", True, **settings)
+    return bw.RolloutDataLoader(log, "bytes", True, **settings)
 
 
 def ordinals(batch) -> list[int]:
@@ -64,7 +64,7 @@ def test_rows_come_in_the_order_of_the_journal_with_the_advantages_of_their_whol
 def test_what_is_not_there_yet_is_said_and_comes_later(log):
     answer(log, 1)
     loader = opened(log)
-    with pytest.raises(ps.NotReadyError, match="4 of 8 rows are there") as error:
+    with pytest.raises(bw.NotReadyError, match="4 of 8 rows are there") as error:
         loader.get_batch()
     assert "timeout=600" in error.value.remedy
     assert loader.position == 0
@@ -79,7 +79,7 @@ def test_the_last_batch_of_a_log_is_filled_up_and_then_it_is_over(log):
     assert not batches[-1].loss_mask[8:].any()
     loader = opened(log, batch_size=24)
     loader.load_state_dict(batches[-1].metadata["state"])
-    with pytest.raises(ps.EndOfRun, match="80 rows"):
+    with pytest.raises(bw.EndOfRun, match="80 rows"):
         loader.get_batch()
     assert len(list(opened(log, batch_size=24, epoch_end="drop"))) == 3
 
@@ -121,7 +121,7 @@ def test_a_policy_version_cannot_go_backwards(log):
     answer(log, 4, version=5)
     loader = opened(log)
     loader.get_batch(policy_version=5)
-    with pytest.raises(ps.SpecError, match="backwards: 4 after 5") as error:
+    with pytest.raises(bw.SpecError, match="backwards: 4 after 5") as error:
         loader.get_batch(policy_version=4)
     assert error.value.where["parameter"] == "policy_version"
     assert loader.position == 8
@@ -145,7 +145,7 @@ def test_a_trainer_that_counts_its_steps_may_go_on_with_a_larger_batch(log):
 def test_each_group_is_used_as_often_as_the_log_says(tmp_path):
     prompts = [f"{n}" for n in range(6)]
     settings = {"group_size": 4, "samples_per_insert": 3, "round_groups": 2}
-    with ps.RolloutLog(tmp_path / "log", prompts=prompts, **settings) as log:
+    with bw.RolloutLog(tmp_path / "log", prompts=prompts, **settings) as log:
         answered = answer(log, 6)
         batches = list(opened(log))
     assert len(batches) == 9
@@ -169,7 +169,7 @@ def test_a_budget_takes_as_many_rows_as_fit(log):
 
 
 def test_a_budget_keeps_its_multiple_where_a_long_row_comes_in_between(tmp_path):
-    with ps.RolloutLog(tmp_path / "log", prompts=["ten bytes.", "ten bytes!"], group_size=4) as log:
+    with bw.RolloutLog(tmp_path / "log", prompts=["ten bytes.", "ten bytes!"], group_size=4) as log:
         for job, lengths in zip(log.next_prompts(2), ([1, 1, 1, 1], [1, 1, 30, 1]), strict=True):
             log.add(job, responses=[[7] * length for length in lengths], rewards=[0.0] * 4)
         batches = list(opened(log, batch_tokens=170, row_multiple=4))  # 6 rows fit, and 8 do not
@@ -190,7 +190,7 @@ def test_a_budget_goes_on_from_any_step(log):
 def test_a_budget_waits_until_it_is_known_that_no_more_rows_fit(log):
     answer(log, 1)
     loader = opened(log, batch_tokens=2000)
-    with pytest.raises(ps.NotReadyError):
+    with pytest.raises(bw.NotReadyError):
         loader.get_batch()
     answer(log, 19)
     assert loader.get_batch().metadata["global_sequences"] == 80
@@ -199,7 +199,7 @@ def test_a_budget_waits_until_it_is_known_that_no_more_rows_fit(log):
 def test_a_row_of_a_log_that_is_longer_than_the_budget_is_named(log):
     (job,) = log.next_prompts(1)
     log.add(job, responses=[[1] * 90] + [[1] * 3] * 3, rewards=[0.0] * 4)
-    with pytest.raises(ps.SpecError, match="batch_tokens=60") as error:
+    with pytest.raises(bw.SpecError, match="batch_tokens=60") as error:
         opened(log, batch_tokens=60).get_batch()
     assert error.value.where["ordinal"] == job.ordinal
     assert "batch_tokens=" in error.value.remedy
@@ -241,7 +241,7 @@ def test_ranks_together_have_the_batch_of_one(log, world, settings):
     ],
 )
 def test_settings_that_a_log_cannot_have(log, settings, parameter):
-    with pytest.raises(ps.SpecError) as error:
+    with pytest.raises(bw.SpecError) as error:
         opened(log, **settings)
     assert error.value.where["parameter"] == parameter
     assert error.value.remedy
@@ -249,13 +249,13 @@ def test_settings_that_a_log_cannot_have(log, settings, parameter):
 
 def test_a_state_of_another_log_or_of_a_list_is_refused(log, tmp_path):
     answer(log, 2)
-    with ps.RolloutLog(tmp_path / "other", prompts=["a", "b"], group_size=4) as other:
+    with bw.RolloutLog(tmp_path / "other", prompts=["a", "b"], group_size=4) as other:
         state = opened(other).state_dict()
-    with pytest.raises(ps.PlanError, match="another log"):
+    with pytest.raises(bw.PlanError, match="another log"):
         opened(log).load_state_dict(state)
     rows = [{"prompt": [1], "response": [2], "reward": 1.0}] * 8
-    state = ps.RolloutDataLoader(rows, framework="numpy").state_dict()
-    with pytest.raises(ps.PlanError, match="set of rollouts"):
+    state = bw.RolloutDataLoader(rows, framework="numpy").state_dict()
+    with pytest.raises(bw.PlanError, match="set of rollouts"):
         opened(log).load_state_dict(state)
 
 
@@ -264,9 +264,9 @@ def test_a_state_that_used_more_than_the_log_has_is_refused(log, tmp_path):
     shutil.copytree(log.path, tmp_path / "copy")
     loader = opened(log)
     loader.get_batch()
-    with ps.RolloutLog(tmp_path / "copy") as copy:
+    with bw.RolloutLog(tmp_path / "copy") as copy:
         older = opened(copy)
-        with pytest.raises(ps.PlanError, match="has used 8 rows, and the log gave out 0") as error:
+        with pytest.raises(bw.PlanError, match="has used 8 rows, and the log gave out 0") as error:
             older.load_state_dict(loader.state_dict())
         assert older.position == 0
     assert error.value.remedy
@@ -276,7 +276,7 @@ def test_a_group_that_the_trainer_cannot_read_is_named_and_can_be_passed_by(log)
     for job in log.next_prompts(5):
         log.add(job, [[65], [65], [900 if job.ordinal == 1 else 65], [65]], [1.0, 0.0, 0.0, 0.0])
     loader = opened(log)
-    with pytest.raises(ps.SampleError, match="outside a vocabulary") as error:
+    with pytest.raises(bw.SampleError, match="outside a vocabulary") as error:
         loader.get_batch()
     assert (error.value.where["ordinal"], error.value.where["answer"]) == (1, 2)
     assert "loader.seek(position=8)" in error.value.remedy
@@ -286,12 +286,12 @@ def test_a_group_that_the_trainer_cannot_read_is_named_and_can_be_passed_by(log)
 
 
 def test_a_log_whose_groups_have_one_row_has_no_groups_to_compare(tmp_path):
-    with ps.RolloutLog(tmp_path / "log", [str(n) for n in range(4)], group_size=1) as log:
+    with bw.RolloutLog(tmp_path / "log", [str(n) for n in range(4)], group_size=1) as log:
         for job in log.next_prompts(4):
             log.add(job, [[65]], [float(job.ordinal)])
         batch = opened(log, batch_size=4).get_batch()
         np.testing.assert_allclose(batch.metadata["advantages"].sum(1), [-1.5, -0.5, 0.5, 1.5])
-        asked = ps.RolloutDataLoader(log, "bytes", "group_relative", batch_size=4, framework="numpy")
+        asked = bw.RolloutDataLoader(log, "bytes", "group_relative", batch_size=4, framework="numpy")
         assert not asked.get_batch().metadata["advantages"].any()
 
 
@@ -309,7 +309,7 @@ def test_what_comes_before_a_row_that_is_too_long_is_handed_over_first(log):
         log.add(job, [[65] * (90 if job.ordinal == 1 and n == 2 else 2) for n in range(4)], [1.0, 0.0, 0.0, 0.0])
     loader = opened(log, batch_tokens=64, row_multiple=2)
     assert [ordinals(loader.get_batch()) for _ in range(2)] == [[0] * 4, [1] * 2]
-    with pytest.raises(ps.SpecError, match="more than batch_tokens=64") as error:
+    with pytest.raises(bw.SpecError, match="more than batch_tokens=64") as error:
         loader.get_batch()
     assert (error.value.where["ordinal"], error.value.where["answer"]) == (1, 2)
     assert "seek(position=8)" in error.value.remedy
@@ -319,7 +319,7 @@ def test_a_budget_that_finds_its_rows_on_record_decides_nothing(log, tmp_path):
     answer(log, 20, version=9)
     shutil.copytree(log.path, tmp_path / "copy")
     expected = opened(log, batch_tokens=160).get_batch()
-    with ps.RolloutLog(tmp_path / "copy") as copy:
+    with bw.RolloutLog(tmp_path / "copy") as copy:
         num_groups = copy.take(len(expected) // 4 + 1, policy_version=3)  # up to the row that does not fit any more
         found = opened(copy, batch_tokens=160).get_batch(policy_version=2)  # it looks further, to find what fits
         assert found.input_ids.tolist() == expected.input_ids.tolist()
@@ -328,7 +328,7 @@ def test_a_budget_that_finds_its_rows_on_record_decides_nothing(log, tmp_path):
 
 def test_a_budget_is_cut_alike_where_another_rank_takes_the_last_groups_meanwhile(log, monkeypatch):
     answer(log, 20)
-    with ps.RolloutLog(log.path) as other:
+    with bw.RolloutLog(log.path) as other:
         alone = opened(other, batch_tokens=160)
         take_uses = log.take_uses
 
@@ -344,7 +344,7 @@ def test_a_budget_is_cut_alike_where_another_rank_takes_the_last_groups_meanwhil
 
 def test_worker_processes_are_refused(log):
     answer(log, 4)
-    with pytest.raises(ps.SpecError) as error:
+    with pytest.raises(bw.SpecError) as error:
         next(opened(log, framework="torch")._turns(0, 2))
     assert error.value.where["parameter"] == "num_workers"
 
@@ -373,7 +373,7 @@ def lines_of(file: Path) -> list[dict]:
 
 def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path):
     folder, total = tmp_path / "log", len(PROMPTS) * GROUP_SIZE
-    ps.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1).close()
+    bw.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1).close()
     uses: dict[int, list[int]] = {}  # position -> (prompt, answer), whoever said it
     state, used_before, random_moment = None, 0, random.Random(time.time_ns())
     for number, world in enumerate((2, 3, 1, 2)):
@@ -420,8 +420,8 @@ def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path
 
 
 def test_the_folder_of_a_log_is_no_file_of_rollouts(tmp_path):
-    ps.RolloutLog(tmp_path / "log", prompts=["a"], group_size=2).close()
-    with pytest.raises(ps.SpecError, match="folder of a rollout log") as error:
-        ps.RolloutDataLoader(tmp_path / "log", "bytes", True, max_staleness=2)
+    bw.RolloutLog(tmp_path / "log", prompts=["a"], group_size=2).close()
+    with pytest.raises(bw.SpecError, match="folder of a rollout log") as error:
+        bw.RolloutDataLoader(tmp_path / "log", "bytes", True, max_staleness=2)
     assert error.value.where["parameter"] == "rollout_data"
     assert "RolloutDataLoader(RolloutLog(" in error.value.remedy

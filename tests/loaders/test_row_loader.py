@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.buffer.schema import Field, Numbers, Schema
-from penstock.errors import EndOfRun, PlanError, SpecError
-from penstock.loaders.rows import RowDataLoader
+import batchwright as bw
+from batchwright.buffer.schema import Field, Numbers, Schema
+from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.loaders.rows import RowDataLoader
 
 
 class Ten:
@@ -94,7 +94,7 @@ def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
 
 def test_an_order_computed_for_some_rows_at_a_time_is_the_same(monkeypatch):
     expected = rows_of(opened(100, batch_size=8))
-    monkeypatch.setattr("penstock.loaders.rows._LOCATED_ROWS", 24)
+    monkeypatch.setattr("batchwright.loaders.rows._LOCATED_ROWS", 24)
     assert rows_of(opened(100, batch_size=8)) == expected
 
 
@@ -231,10 +231,10 @@ def test_a_rank_may_have_no_row_of_a_small_batch():
 RANK = """
 import json, sys
 import numpy as np
-import penstock as ps
+import batchwright as bw
 
 rank, world_size, batch_size, num_batches, state = json.loads(sys.argv[1])
-buffer = ps.DatasetBuffer()
+buffer = bw.DatasetBuffer()
 for first in range(0, 50, 10):                      # in several pieces
     buffer.extend({"n": np.arange(first, first + 10), "obs": np.full((10, 3), first, np.float32)})
 loader = buffer.loader(batch_size=batch_size, seed=5, epochs=None, rank=rank, world_size=world_size)
@@ -273,7 +273,7 @@ def test_jobs_of_one_two_and_three_processes_have_the_same_global_batches():
 
 @pytest.fixture
 def buffer():
-    buffer = ps.DatasetBuffer([{"n": n} for n in range(10)])
+    buffer = bw.DatasetBuffer([{"n": n} for n in range(10)])
     buffer.commit("ten")
     return buffer
 

@@ -12,8 +12,8 @@ import pytest
 from elastic_jobs import live
 from elastic_mixed_rank import handed
 
-import penstock as ps
-from penstock.errors import PlanError, SpecError
+import batchwright as bw
+from batchwright.errors import PlanError, SpecError
 
 ROWS = 300
 FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask")
@@ -25,8 +25,8 @@ def talk(n):
 
 
 def bake(path, rows):
-    recipe = ps.DatasetRecipe(seed=3).add_ingredient(rows, name="talks").prepare_step(ps.chat("bytes", "chatml"))
-    ps.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(rows, name="talks").prepare_step(bw.chat("bytes", "chatml"))
+    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
     return str(path)
 
 
@@ -39,7 +39,7 @@ def store(tmp_path_factory):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 64 rows: five in an epoch."""
-    monkeypatch.setattr("penstock.order.budget.BLOCK_ROWS", 64)
+    monkeypatch.setattr("batchwright.order.budget.BLOCK_ROWS", 64)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def open_loader(store, small_blocks):
     def open_it(**given):
         fixed = {"max_length": 200, "seed": 7, "check": False, "framework": "numpy", "epochs": 2}
         sizes = {} if given.keys() & {"batch_tokens", "batch_size"} else {"batch_tokens": 1600, "row_multiple": 4}
-        return ps.ConversationDataLoader(store, **(fixed | sizes | given))
+        return bw.ConversationDataLoader(store, **(fixed | sizes | given))
 
     return open_it
 
@@ -111,7 +111,7 @@ def test_numbers_of_batches_are_known_before(open_loader):
 def test_pairs_count_as_two_rows(tmp_path):
     pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": "no" * (n % 9 + 1)} for n in range(22)]
     path = bake(tmp_path / "pairs.store", pairs)
-    loader = ps.ConversationDataLoader(path, max_length=120, batch_tokens=600, check=False, framework="numpy")
+    loader = bw.ConversationDataLoader(path, max_length=120, batch_tokens=600, check=False, framework="numpy")
     batches = list(loader)
     assert all(batch.input_ids.size <= 600 for batch in batches)
     assert sorted(p for batch in batches for p in batch.metadata["position"].tolist()) == sorted([*range(22)] * 2)
@@ -206,7 +206,7 @@ def test_global_tokens_are_the_sum_of_weights_where_messages_have_their_own(tmp_
     for n, row in enumerate(rows):
         row["messages"][1]["weight"] = 0.5 if n % 2 else 1
     path = bake(tmp_path / "weighted.store", rows)
-    batches = list(ps.ConversationDataLoader(path, max_length=200, batch_size=4, check=False, framework="numpy"))
+    batches = list(bw.ConversationDataLoader(path, max_length=200, batch_size=4, check=False, framework="numpy"))
     assert [batch.metadata["global_tokens"] for batch in batches] == [batch.loss_mask.sum() for batch in batches]
     assert any(0.5 in batch.loss_mask for batch in batches)
 
@@ -352,12 +352,12 @@ def test_a_killed_job_goes_on_with_other_ranks_and_another_budget(store, tmp_pat
     second = live(tmp_path / "2", job_of[1] | goes_on, first_step=first.saved_step)
 
     given = dict((*first.steps, *second.steps))
-    alone = ps.ConversationDataLoader(**opened_alone(opened), **budgets[0])
+    alone = bw.ConversationDataLoader(**opened_alone(opened), **budgets[0])
     for step in range(24):
         if step == first.saved_step:
             state = alone.state_dict()
             assert state == first.state
-            alone = ps.ConversationDataLoader(**opened_alone(opened), **budgets[1])
+            alone = bw.ConversationDataLoader(**opened_alone(opened), **budgets[1])
             alone.load_state_dict(state)
         assert sorted(given[step]) == sorted(handed(alone.get_batch())), f"step {step}"
     assert alone.state_dict() == second.state
@@ -388,7 +388,7 @@ def test_batches_that_are_made_ahead_are_the_same(open_loader, sizes, ahead):
 def test_workers_of_torch_give_the_same_batches_and_move_the_cursor(store):
     def opened(**given):
         fixed = {"max_length": 200, "batch_tokens": 1600, "check": False, "epochs": 2, "framework": "torch"}
-        return ps.ConversationDataLoader(store, **(fixed | given))
+        return bw.ConversationDataLoader(store, **(fixed | given))
 
     expected = [values(batch) for batch in to_the_end(opened())]
     loader = opened().torch().loader(num_workers=2)
@@ -423,11 +423,11 @@ def test_a_position_can_be_traced_and_a_step_is_refused_with_a_reason(open_loade
     loader = open_loader()
     batch = loader.get_batch()
     position = int(batch.metadata["position"][0])
-    (record,) = ps.trace(store, loader, position=position)
+    (record,) = bw.trace(store, loader, position=position)
     assert (record.position, record.step) == (position, None)
     for plan in (loader, loader.state_dict(), loader.plan):
         with pytest.raises(PlanError, match="cut batches by tokens") as caught:
-            list(ps.trace(store, plan, step=0))
+            list(bw.trace(store, plan, step=0))
         assert "position=" in caught.value.remedy
 
 
@@ -535,10 +535,10 @@ def test_a_state_from_before_an_amendment_is_refused(open_loader):
 
 
 def test_a_loader_whose_rows_have_no_lengths_says_who_can(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(["some text " * 9] * 9, name="text").prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
-    windows = ps.PretrainDataLoader(tmp_path / "text.store", chunk_size=16)
+    recipe = bw.DatasetRecipe().add_ingredient(["some text " * 9] * 9, name="text").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
+    windows = bw.PretrainDataLoader(tmp_path / "text.store", chunk_size=16)
     for asked in ({"batch_tokens": 64}, {"batch_size": 4, "balance": True}):
         with pytest.raises(SpecError, match="have no lengths") as caught:
-            ps.DataLoader(windows._flow, windows.plan, **asked)
+            bw.DataLoader(windows._flow, windows.plan, **asked)
         assert "conversations and rollouts" in caught.value.remedy

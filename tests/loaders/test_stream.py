@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import EndOfRun
+from batchwright.errors import EndOfRun
 
 
 def read(loader):

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order import balance as module
-from penstock.order.balance import Balanced, Cost, balance, imbalance
-from penstock.order.split import share
+from batchwright.errors import SpecError
+from batchwright.order import balance as module
+from batchwright.order.balance import Balanced, Cost, balance, imbalance
+from batchwright.order.split import share
 
 WAYS = pytest.mark.parametrize("equal_counts", [False, True])
 
@@ -212,7 +212,9 @@ def test_costs_that_are_not_whole_numbers_keep_their_small_differences():
 
 def test_no_kernel_is_compiled_for_it():
     """One way to compute it: what is installed cannot change the division."""
-    code = "import sys; from penstock.order.balance import *; balance([3, 1, 2, 9], 2); print('numba' in sys.modules)"
+    code = (
+        "import sys; from batchwright.order.balance import *; balance([3, 1, 2, 9], 2); print('numba' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

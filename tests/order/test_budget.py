@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order.budget import BLOCK_ROWS, Blocks, BudgetCut, block_batches, cut_block
-from penstock.order.epochs import Epochs, Skips
+from batchwright.errors import SpecError
+from batchwright.order.budget import BLOCK_ROWS, Blocks, BudgetCut, block_batches, cut_block
+from batchwright.order.epochs import Epochs, Skips
 
 widths_of_blocks = st.lists(st.integers(1, 60), min_size=0, max_size=80).map(lambda w: np.array(w, np.int64))
 
@@ -135,7 +135,7 @@ def test_batches_stay_inside_blocks_and_epochs_and_have_every_row_once():
 
 def test_blocks_and_epochs_of_equal_lengths_have_their_batches_in_orders_of_their_own(monkeypatch):
     # Positions saved by running jobs lie in these orders: if they change, they point at other rows.
-    monkeypatch.setattr("penstock.order.budget.BLOCK_ROWS", 6)
+    monkeypatch.setattr("batchwright.order.budget.BLOCK_ROWS", 6)
     blocks = Blocks(Epochs.of(12), 3, lambda positions: positions % 6 + 1, lambda lengths: lengths)
     orders = [[], [], [], []]  # two blocks in each of two epochs
     for position, batch in walk(BudgetCut([[0, 0, 6, 1]], blocks), 24):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.schedule import NEVER, Order
-from penstock.order.sweep import Change
+from batchwright.order.schedule import NEVER, Order
+from batchwright.order.sweep import Change
 
 FAR = 900
 """Positions that are looked at."""

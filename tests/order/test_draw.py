@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order import draw
-from penstock.order.draw import draw_slots
+from batchwright.order import draw
+from batchwright.order.draw import draw_slots
 
 
 def drawn_by_the_rule(counts: tuple[int, ...]) -> list[int]:

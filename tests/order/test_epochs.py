@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.epochs import Epochs, Skips
-from penstock.order.split import Cut, position_of_step, step_of_position
+from batchwright.order.epochs import Epochs, Skips
+from batchwright.order.split import Cut, position_of_step, step_of_position
 
 SPANS = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 12)).map(lambda s: (s[0], s[0] + s[1])), max_size=4)
 

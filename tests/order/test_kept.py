@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.files import home
-from penstock.order import kept, mix
-from penstock.order.mix import build_pattern
+from batchwright.files import home
+from batchwright.order import kept, mix
+from batchwright.order.mix import build_pattern
 
 COUNTS = (70, 20, 9, 1)
 
@@ -15,7 +15,7 @@ COUNTS = (70, 20, 9, 1)
 @pytest.fixture
 def builds(tmp_path, monkeypatch):
     """An empty home, in which every pattern is worth keeping; and the counts of all that were built."""
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path))
     monkeypatch.setattr(mix, "_WORTH_KEEPING", 0)
     built, draw = [], mix.draw_slots
     monkeypatch.setattr(mix, "draw_slots", lambda counts: built.append(counts) or draw(counts))
@@ -81,7 +81,7 @@ def test_a_whole_file_of_another_mixture_is_built_anew(builds):
 
 def test_a_home_that_is_a_file_costs_the_time_and_nothing_else(builds, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "file"))
     assert again() == again()
     assert builds == [COUNTS, COUNTS]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order.lanes import LanedOrder
+from batchwright.errors import SpecError
+from batchwright.order.lanes import LanedOrder
 
 SIZES = {"web": 331, "code": 77}
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order.mix import build_pattern, integer_shares
+from batchwright.errors import SpecError
+from batchwright.order.mix import build_pattern, integer_shares
 
 counts_of_sources = st.lists(st.integers(0, 400), min_size=1, max_size=40).filter(any).map(tuple)
 

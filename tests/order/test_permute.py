@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.permute import Permutation, Shuffles, permutation
+from batchwright.order.permute import Permutation, Shuffles, permutation
 
 AROUND_POWERS_OF_TWO = sorted({n for k in range(1, 21) for n in (2**k - 1, 2**k, 2**k + 1)})
 

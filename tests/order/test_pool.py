@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order.pool import Pool, blocks_for, pool
-from penstock.order.schedule import Order
+from batchwright.errors import SpecError
+from batchwright.order.pool import Pool, blocks_for, pool
+from batchwright.order.schedule import Order
 
 lengths = st.integers(1, 3000)
 block_rows = st.integers(1, 400)

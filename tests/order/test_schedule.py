@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.order.schedule import ORDER_VERSION, Order
+from batchwright.errors import SpecError
+from batchwright.order.schedule import ORDER_VERSION, Order
 
 NAMES = ["web", "code", "books", "notes"]
 sizes_by_name = st.lists(st.integers(1, 60), min_size=1, max_size=4).map(

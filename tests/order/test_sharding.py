@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.errors import SpecError
-from penstock.order import sharding
-from penstock.order.sharding import row_numbers, sharding_of
+import batchwright as bw
+from batchwright.errors import SpecError
+from batchwright.order import sharding
+from batchwright.order.sharding import row_numbers, sharding_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_a_function_is_a_strategy():
 
 
 def test_a_registered_name_means_the_function():
-    assert ps.register_sharding("snake")(snake) is snake
+    assert bw.register_sharding("snake")(snake) is snake
     assert shares("snake", 6, 3) == [[0, 5], [1, 4], [2, 3]]
 
 
@@ -135,7 +135,7 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_strategy_that_does_not_give_every_row_once_is_refused_on_every_rank(what):
     strategy, headline, where = BAD[what]
-    ps.register_sharding("mine")(strategy)
+    bw.register_sharding("mine")(strategy)
     for rank in range(2):
         with pytest.raises(SpecError) as caught:
             sharding_of("mine").share(6, rank=rank, world=2)
@@ -177,15 +177,15 @@ def test_what_is_neither_a_name_nor_a_function_is_refused():
 def test_an_installed_package_offers_a_strategy_by_name(tmp_path):
     (tmp_path / "dealing").mkdir()
     (tmp_path / "dealing" / "__init__.py").write_text(
-        "import penstock as ps\n\n@ps.register_sharding('deal')\ndef deal(n, rank, world):\n"
+        "import batchwright as bw\n\n@bw.register_sharding('deal')\ndef deal(n, rank, world):\n"
         "    return range(rank, n, world)\n"
     )
     about = tmp_path / "dealing-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: dealing\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[penstock.sharding]\ndeal = dealing\n")
-    code = "from penstock.order.sharding import sharding_of; print(sharding_of('deal').share(6, rank=1, world=2))"
-    path = os.pathsep.join([str(tmp_path), str(Path(ps.__file__).parents[1])])
+    (about / "entry_points.txt").write_text("[batchwright.sharding]\ndeal = dealing\n")
+    code = "from batchwright.order.sharding import sharding_of; print(sharding_of('deal').share(6, rank=1, world=2))"
+    path = os.pathsep.join([str(tmp_path), str(Path(bw.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert ran.stdout == "range(1, 6, 2)\n", ran.stderr

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PlanError, SpecError
-from penstock.order.epochs import Epochs
-from penstock.order.split import Cut, position_of_step, share, step_of_position
+from batchwright.errors import PlanError, SpecError
+from batchwright.order.epochs import Epochs
+from batchwright.order.split import Cut, position_of_step, share, step_of_position
 
 ENDS = ["drop", "pad", "wrap"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import SpecError
-from penstock.pool.augment import (
+import batchwright
+from batchwright.errors import SpecError
+from batchwright.pool.augment import (
     Augmentation,
     apply,
     augmentation_for,
@@ -21,7 +21,7 @@ from penstock.pool.augment import (
     hex4,
     register_augmentation,
 )
-from penstock.pool.symmetries import Symmetry
+from batchwright.pool.symmetries import Symmetry
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def doubled(columns, which):
 @pytest.fixture
 def registered():
     """A name that means `doubled`, for one test."""
-    from penstock.pool.augment import _augmentations
+    from batchwright.pool.augment import _augmentations
 
     register_augmentation("doubled", factor=2)(doubled)
     yield "doubled"
@@ -503,15 +503,15 @@ def test_a_factor_below_1_cannot_be_registered():
 
 def test_an_installed_package_offers_an_augmentation_by_name(tmp_path):
     (tmp_path / "mirroring.py").write_text(
-        "from penstock.pool.augment import register_augmentation\n\n"
+        "from batchwright.pool.augment import register_augmentation\n\n"
         "@register_augmentation('mirror', factor=2)\ndef mirror(columns, which):\n    return columns\n"
     )
     about = tmp_path / "mirroring-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mirroring\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[penstock.augmentations]\nmirror = mirroring\n")
-    code = "from penstock.pool.augment import augmentation_for; print(augmentation_for('mirror').factor)"
-    path = os.pathsep.join([str(tmp_path), str(Path(penstock.__file__).parents[1])])
+    (about / "entry_points.txt").write_text("[batchwright.augmentations]\nmirror = mirroring\n")
+    code = "from batchwright.pool.augment import augmentation_for; print(augmentation_for('mirror').factor)"
+    path = os.pathsep.join([str(tmp_path), str(Path(batchwright.__file__).parents[1])])
     ran = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )

@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from penstock.memory import BlockPool
-from penstock.order.refills import NoRoom, PoolSize, Refills, generations
-from penstock.pool.lane import Lane, Room
-from penstock.pool.records import Layout
-from penstock.shards import Column
+from batchwright.memory import BlockPool
+from batchwright.order.refills import NoRoom, PoolSize, Refills, generations
+from batchwright.pool.lane import Lane, Room
+from batchwright.pool.records import Layout
+from batchwright.shards import Column
 
 NAMES = (1, "lane")
 LAYOUT = Layout({"row": Column(np.dtype(np.int64), ()), "pair": Column(np.dtype(np.int16), (2,))})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pool.turns import even_ends, lane_sizes, lanes_of_rank, lanes_of_worker, next_lane, take_turns
+from batchwright.pool.turns import even_ends, lane_sizes, lanes_of_rank, lanes_of_worker, next_lane, take_turns
 
 DRAWN = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-import penstock as ps
+import batchwright as bw
 
 WORDS = ["a", "b", "c", "the", "cat", "[UNK]"]
 
@@ -47,12 +47,12 @@ def save(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def bake_texts(tmp_path: Path) -> Callable[..., ps.Store]:
+def bake_texts(tmp_path: Path) -> Callable[..., bw.Store]:
     """A store of these texts, in their order."""
 
-    def bake(texts: object, step: object, **settings: object) -> ps.Store:
-        recipe = ps.DatasetRecipe().add_ingredient(texts, name="texts").prepare_step(step)  # type: ignore[arg-type]
+    def bake(texts: object, step: object, **settings: object) -> bw.Store:
+        recipe = bw.DatasetRecipe().add_ingredient(texts, name="texts").prepare_step(step)  # type: ignore[arg-type]
         settings = {"shuffle": False, "workers": 0, "show_progress": False} | settings
-        return ps.bake(recipe, tmp_path / "texts.store", **settings)  # type: ignore[arg-type]
+        return bw.bake(recipe, tmp_path / "texts.store", **settings)  # type: ignore[arg-type]
 
     return bake

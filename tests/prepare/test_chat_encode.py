@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from penstock.errors import TokenizerError
-from penstock.prepare.chat.encode import ConversationEncoder
-from penstock.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT, Encoded, Rendered, TextSpan
-from penstock.prepare.tokenizers import BytesTokenizer, CallableTokenizer, CharsTokenizer, JsonTokenizer
+from batchwright.errors import TokenizerError
+from batchwright.prepare.chat.encode import ConversationEncoder
+from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT, Encoded, Rendered, TextSpan
+from batchwright.prepare.tokenizers import BytesTokenizer, CallableTokenizer, CharsTokenizer, JsonTokenizer
 
 SPECIAL = ("<|start|>", "<|end|>", "<|end|>>")
 USER, ASSISTANT = ROLES.index("user"), ROLES.index("assistant")

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import SpecError
-from penstock.fingerprint import fingerprint
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.formats import FORMATS, Layout, detect, layout_of
-from penstock.sources.faults import error_of
-from penstock.sources.formats import Malformed, format_for, parse_json
-from penstock.sources.units import Span, Unit, read_unit
+from batchwright.errors import SpecError
+from batchwright.fingerprint import fingerprint
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.formats import FORMATS, Layout, detect, layout_of
+from batchwright.sources.faults import error_of
+from batchwright.sources.formats import Malformed, format_for, parse_json
+from batchwright.sources.units import Span, Unit, read_unit
 
 USER, ASSISTANT = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -18,10 +18,10 @@ import pytest
 from test_fast_peers import fetched, from_npm  # noqa: F401
 from tokenizers import Tokenizer
 
-from penstock.prepare.chat.encode import ConversationEncoder
-from penstock.prepare.chat.render import find_template
-from penstock.prepare.chat.spans import ROLES, TEMPLATE
-from penstock.prepare.tokenizers import load_tokenizer
+from batchwright.prepare.chat.encode import ConversationEncoder
+from batchwright.prepare.chat.render import find_template
+from batchwright.prepare.chat.spans import ROLES, TEMPLATE
+from batchwright.prepare.tokenizers import load_tokenizer
 
 pytestmark = pytest.mark.peers
 
@@ -72,7 +72,7 @@ json.dump(said, open(sys.argv[2], "w"))
 
 def peers_python() -> str:
     beside = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"  # what `make bench-peers` builds
-    return os.environ.get("PENSTOCK_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
+    return os.environ.get("BATCHWRIGHT_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
 
 
 def ask(kind: str, tokenizer: Path, conversations: list[Any], folder: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def ask(kind: str, tokenizer: Path, conversations: list[Any], folder: Path) -> d
     if subprocess.run([peers_python(), "-W", "ignore", "-c", "import trl"], capture_output=True).returncode:
         pytest.skip(
             "NOT COMPARED: `make bench-peers` builds an environment that has transformers and TRL; "
-            "$PENSTOCK_PEERS_PYTHON can name another one"
+            "$BATCHWRIGHT_PEERS_PYTHON can name another one"
         )
     task = {"tokenizer": str(tokenizer), "template": WITH_MARKS[kind], "bos": BOS[kind], "eos": EOS[kind]}
     task |= {"conversations": conversations, "folder": str(folder / "out")}

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.errors import SpecError, TokenizerError
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.render import ChatTemplate, find_template
-from penstock.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
-from penstock.prepare.chat.tagging import region_between
-from penstock.prepare.tokenizers import BytesTokenizer, load_tokenizer, resolve_tokenizer
+from batchwright.errors import SpecError, TokenizerError
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
+from batchwright.prepare.chat.tagging import region_between
+from batchwright.prepare.tokenizers import BytesTokenizer, load_tokenizer, resolve_tokenizer
 
 PARTS = {TEMPLATE: "template", TEXT: "text", END: "end"}
 

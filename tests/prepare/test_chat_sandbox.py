@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SpecError
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.render import ChatTemplate
-from penstock.prepare.chat.sandbox import MAX_STEPS
+from batchwright.errors import SpecError
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.render import ChatTemplate
+from batchwright.prepare.chat.sandbox import MAX_STEPS
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 FAR_TOO_LONG_S = 20.0
@@ -259,7 +259,7 @@ def test_a_long_message_is_no_bomb():
 
 
 def test_an_ordinary_template_is_far_from_the_limit():
-    from penstock.prepare.chat.templates import BUILT_IN
+    from batchwright.prepare.chat.templates import BUILT_IN
 
     template = ChatTemplate("qwen", BUILT_IN["qwen"].source)
     template.render({"messages": HELLO["messages"] * 100})

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.prepare.chat.blind import is_blind
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.render import ChatTemplate, find_template
-from penstock.prepare.chat.skeleton import Skeletons
-from penstock.prepare.chat.spans import TEMPLATE, TEXT, Rendered
-from penstock.prepare.chat.templates import BUILT_IN
-from penstock.prepare.tokenizers import BytesTokenizer
+from batchwright.prepare.chat.blind import is_blind
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.skeleton import Skeletons
+from batchwright.prepare.chat.spans import TEMPLATE, TEXT, Rendered
+from batchwright.prepare.chat.templates import BUILT_IN
+from batchwright.prepare.tokenizers import BytesTokenizer
 
 BLIND = [
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
@@ -154,7 +154,7 @@ def test_a_template_that_looks_is_rendered_each_time_and_in_full_where_it_does_o
 def test_a_template_that_was_wrongly_found_blind_is_found_out(caplog):
     template, taken = counted("{% for m in messages %}{{ m.content | replace('x', 'yy') }}{% endfor %}")
     template._skeletons._is_blind = True
-    with caplog.at_level(logging.WARNING, logger="penstock"):
+    with caplog.at_level(logging.WARNING, logger="batchwright"):
         assert template.rendered(say(("user", "a"))).text == "a"
         assert template.rendered(say(("user", "x"))).text == "yy"
     assert "looks at messages" in caplog.text

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.render import ChatTemplate, find_template
-from penstock.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered
-from penstock.prepare.chat.templates import BUILT_IN
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered
+from batchwright.prepare.chat.templates import BUILT_IN
 
 LISTINGS = Path(__file__).parent / "golden_chat"
 ASSISTANT = ROLES.index("assistant")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock.prepare.chat.faults import ChatError
-from penstock.prepare.chat.render import ChatTemplate, find_template
-from penstock.prepare.chat.spans import END, ROLES, TEXT
-from penstock.prepare.chat.templates import BUILT_IN
-from penstock.prepare.tokenizers import JsonTokenizer, load_tokenizer
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.render import ChatTemplate, find_template
+from batchwright.prepare.chat.spans import END, ROLES, TEXT
+from batchwright.prepare.chat.templates import BUILT_IN
+from batchwright.prepare.tokenizers import JsonTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.peers
 
@@ -67,7 +67,7 @@ def package(name: str, home: Path, work: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["llama3", "qwen2_5"])
 def folder(request, tmp_path_factory) -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests" / "tokenizers"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchwright-tests" / "tokenizers"
     return package(request.param, home, tmp_path_factory.mktemp(request.param))
 
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-import penstock as ps
-from penstock.prepare.columns import BadText, TextColumn
+import batchwright as bw
+from batchwright.prepare.columns import BadText, TextColumn
 
 ROW = {
     "title": "Ahab",
@@ -121,8 +121,8 @@ def test_bytes_that_are_not_utf8_are_named_with_the_byte():
     ],
 )
 def test_what_cannot_be_a_column_is_refused_when_it_is_said(spec, why):
-    recipe = ps.DatasetRecipe()
-    with pytest.raises(ps.SpecError, match=why) as caught:
+    recipe = bw.DatasetRecipe()
+    with pytest.raises(bw.SpecError, match=why) as caught:
         recipe.add_ingredient(["a"], text=spec)
     assert caught.value.where == {"parameter": "text"}
     assert caught.value.remedy

@@ -15,9 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-import penstock as ps
-from penstock.prepare import fast
-from penstock.prepare.tokenizers import JsonTokenizer
+import batchwright as bw
+from batchwright.prepare import fast
+from batchwright.prepare.tokenizers import JsonTokenizer
 
 KINDS = {
     "gpt2": {},
@@ -230,8 +230,8 @@ def test_ctrl_c_is_not_taken_for_a_failure(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen, NFC"])
 def test_half_a_surrogate_pair_is_refused_as_before(tokenizers, kind):
-    step = ps.tokenize(tokenizers[kind])
-    with pytest.raises(ps.TokenizerError) as caught:
+    step = bw.tokenize(tokenizers[kind])
+    with pytest.raises(bw.TokenizerError) as caught:
         step.encode(["fine", "bad e\u0301 \ud800"])
     assert caught.value.where["number"] == 1
 
@@ -242,7 +242,7 @@ def test_a_planted_difference_turns_the_fast_encoder_off_and_says_so(monkeypatch
     monkeypatch.setattr(
         tokenizer.fast.encoding, "encode_to_numpy", lambda text, **settings: honest(text, **settings)[::-1]
     )
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "batchwright"):
         encoded = [ids.tolist() for ids in tokenizer.encode_batch(SEEN)]
     assert encoded == ids_by_tokenizers(tokenizer, SEEN)
     assert "tiktoken gave other ids for a document" in caplog.text
@@ -277,23 +277,23 @@ def test_threads_give_the_documents_in_their_order(tokenizers, monkeypatch):
 
 
 def test_the_variable_turns_the_fast_encoder_off(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_ENCODER", "tokenizers")
+    monkeypatch.setenv("BATCHWRIGHT_ENCODER", "tokenizers")
     tokenizer = JsonTokenizer(trained_json(), "off")
-    assert (tokenizer.encoder, tokenizer.fast) == ("tokenizers (PENSTOCK_ENCODER=tokenizers)", None)
+    assert (tokenizer.encoder, tokenizer.fast) == ("tokenizers (BATCHWRIGHT_ENCODER=tokenizers)", None)
 
 
 def test_an_unknown_value_of_the_variable_is_refused(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_ENCODER", "tiktokens")
-    with pytest.raises(ps.SpecError, match="PENSTOCK_ENCODER='tiktokens' is not an encoder") as caught:
+    monkeypatch.setenv("BATCHWRIGHT_ENCODER", "tiktokens")
+    with pytest.raises(bw.SpecError, match="BATCHWRIGHT_ENCODER='tiktokens' is not an encoder") as caught:
         _ = JsonTokenizer(trained_json(), "misspelt").encoder
-    assert caught.value.where == {"parameter": "PENSTOCK_ENCODER"}
+    assert caught.value.where == {"parameter": "BATCHWRIGHT_ENCODER"}
     assert "'tokenizers'" in str(caught.value.remedy)
 
 
 def test_without_tiktoken_the_command_to_install_it_is_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     tokenizer = JsonTokenizer(trained_json(), "missing")
-    assert tokenizer.encoder == "tokenizers (tiktoken is not installed: pip install 'penstock[fast]')"
+    assert tokenizer.encoder == "tokenizers (tiktoken is not installed: pip install 'batchwright[fast]')"
     assert tokenizer.encode_batch(["the cat"]) == ids_by_tokenizers(tokenizer, ["the cat"])
 
 
@@ -309,16 +309,16 @@ def test_a_store_is_the_same_bytes_whichever_encoder_ran(tmp_path, monkeypatch, 
     (tmp_path / "tokenizer.json").write_text(trained_json(LLAMA3_PATTERN, nfc=True))
     files, said = [], []
     for name, asked in (("fast", ""), ("slow", "tokenizers")):
-        monkeypatch.setenv("PENSTOCK_ENCODER", asked)
-        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / name / "home"))  # or tokens would be known from before
-        recipe = ps.DatasetRecipe(seed=0).add_ingredient([*SEEN, "with <|end|>", "'ſ"], name="texts")
-        recipe.prepare_step(ps.tokenize(tmp_path / "tokenizer.json", append_eos=True))
-        store = ps.bake(recipe, tmp_path / name / "a.store", workers=0)
+        monkeypatch.setenv("BATCHWRIGHT_ENCODER", asked)
+        monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / name / "home"))  # or tokens would be known from before
+        recipe = bw.DatasetRecipe(seed=0).add_ingredient([*SEEN, "with <|end|>", "'ſ"], name="texts")
+        recipe.prepare_step(bw.tokenize(tmp_path / "tokenizer.json", append_eos=True))
+        store = bw.bake(recipe, tmp_path / name / "a.store", workers=0)
         said.append(capsys.readouterr().err)
         files.append({path.name: path.read_bytes() for path in store.folder.rglob("*.arrow")} | _manifest(store.folder))
     assert files[0] == files[1]
     assert "encoder: tiktoken, proved identical" in said[0]
-    assert "encoder: tokenizers (PENSTOCK_ENCODER=tokenizers)" in said[1]
+    assert "encoder: tokenizers (BATCHWRIGHT_ENCODER=tokenizers)" in said[1]
 
 
 def _manifest(folder: Path) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.prepare.tokenizers import JsonTokenizer, load_tokenizer
+from batchwright.prepare.tokenizers import JsonTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.peers
 
@@ -28,7 +28,7 @@ NPM_VERSION = "3.7.2"
 def fetched(tmp_path_factory) -> Path:
     """A folder that stays between runs, for what is fetched."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "penstock-tests" / "tokenizers"
+    folder = Path(home) / "batchwright-tests" / "tokenizers"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -14,10 +14,10 @@ import pytest
 from byte_level import LLAMA3_PATTERN, SEEN, trained_json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from penstock.prepare import proof
-from penstock.prepare.patterns import Unproved, classes_of, matched_alone, parse_pattern
-from penstock.prepare.proof import prove, proved_before
-from penstock.prepare.tokenizers import JsonTokenizer
+from batchwright.prepare import proof
+from batchwright.prepare.patterns import Unproved, classes_of, matched_alone, parse_pattern
+from batchwright.prepare.proof import prove, proved_before
+from batchwright.prepare.tokenizers import JsonTokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 SPLIT = {"type": "Split", "pattern": {"Regex": LLAMA3_PATTERN}, "behavior": "Isolated", "invert": False}
@@ -250,7 +250,7 @@ def files_of(home: Path) -> list[Path]:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
@@ -314,9 +314,9 @@ def test_a_damaged_file_is_proved_anew_and_written_again(home, damage):
 
 def test_a_home_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "file"))  # root may write into any folder
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "file"))  # root may write into any folder
     assert proved_before(trained_json(), trained_json).reason is None
     if os.geteuid() != 0:
         (tmp_path / "locked").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
-        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "locked"))
+        monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "locked"))
         assert proved_before(trained_json(), trained_json).reason is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.prepare import side_of
+import batchwright as bw
+from batchwright.prepare import side_of
 
 TEXTS = [f"document number {n}" for n in range(400)]
 
@@ -20,9 +20,9 @@ def bake(tmp_path: Path) -> Callable[..., dict[str, set[str]]]:
     made = iter(range(100))
 
     def sides(source, fraction: float = 0.2, seed: int = 0, **ingredient) -> dict[str, set[str]]:
-        recipe = ps.DatasetRecipe(seed=seed).add_ingredient(source, **{"name": "a", **ingredient}).holdout(fraction)
-        recipe.prepare_step(ps.tokenize("bytes"))
-        store = ps.bake(recipe, tmp_path / f"{next(made)}.store", workers=0, show_progress=False)
+        recipe = bw.DatasetRecipe(seed=seed).add_ingredient(source, **{"name": "a", **ingredient}).holdout(fraction)
+        recipe.prepare_step(bw.tokenize("bytes"))
+        store = bw.bake(recipe, tmp_path / f"{next(made)}.store", workers=0, show_progress=False)
         found: dict[str, set[str]] = {"train": set(), "val": set()}
         for row in store.rows():
             found[row.split].add(store.decode(row.tokens) or "")
@@ -41,9 +41,9 @@ def test_about_that_share_of_documents_is_held_out_and_no_text_is_on_both_sides(
 def test_duplicates_fall_together_across_files_and_sources(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(TEXTS))
     (tmp_path / "b.txt").write_text("\n".join(TEXTS[::-1]))
-    recipe = ps.DatasetRecipe().holdout(0.3)
+    recipe = bw.DatasetRecipe().holdout(0.3)
     recipe.add_ingredient(tmp_path / "*.txt", format="lines", name="files").add_ingredient(TEXTS, name="memory")
-    store = ps.bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False)
+    store = bw.bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False)
     sides: dict[str, set[str]] = {}
     for row in store.rows():
         sides.setdefault(store.decode(row.tokens) or "", set()).add(row.split)
@@ -72,9 +72,9 @@ def test_a_larger_fraction_only_adds_to_what_is_held_out(bake):
 
 
 def test_the_side_is_that_of_the_text_which_is_tokenised(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient([f"{text}   " for text in TEXTS]).holdout(0.2)
-    recipe.prepare_step(lambda row: {"text": row["text"].strip()}).prepare_step(ps.tokenize("bytes"))
-    store = ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient([f"{text}   " for text in TEXTS]).holdout(0.2)
+    recipe.prepare_step(lambda row: {"text": row["text"].strip()}).prepare_step(bw.tokenize("bytes"))
+    store = bw.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
     for row in store.rows():
         assert row.split == side_of(store.decode(row.tokens) or "", 0.2)
 
@@ -86,10 +86,10 @@ def test_sides_are_pinned():
 
 
 def test_a_validation_loader_is_in_order_finite_and_padded(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(TEXTS, name="a").holdout(0.2)
+    recipe = bw.DatasetRecipe().add_ingredient(TEXTS, name="a").holdout(0.2)
     path = tmp_path / "a.store"
-    store = ps.bake(recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False)
-    loader = ps.PretrainDataLoader(path, chunk_size=16, batch_size=8, split="val", framework="numpy")
+    store = bw.bake(recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False)
+    loader = bw.PretrainDataLoader(path, chunk_size=16, batch_size=8, split="val", framework="numpy")
     stream = store.stream("a", "val")
     tokens = stream.read(0, stream.num_tokens).astype(np.int64)
     num_rows = (len(tokens) - 1) // 16
@@ -103,26 +103,26 @@ def test_a_validation_loader_is_in_order_finite_and_padded(tmp_path):
     assert not last.loss_mask[real:].any()
     assert (last.labels[real:] == -100).all()
     assert last.loss_mask[:real].all()
-    again = ps.PretrainDataLoader(path, chunk_size=16, batch_size=8, split="val", seed=9, framework="numpy")
+    again = bw.PretrainDataLoader(path, chunk_size=16, batch_size=8, split="val", seed=9, framework="numpy")
     assert all((a.input_ids == b.input_ids).all() for a, b in zip(batches, again, strict=True))
 
 
 def test_no_window_spans_both_sides(tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(TEXTS, name="a").holdout(0.2)
+    recipe = bw.DatasetRecipe().add_ingredient(TEXTS, name="a").holdout(0.2)
     path = tmp_path / "a.store"
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False)
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), path, workers=0, show_progress=False)
     for split in ("train", "val"):
-        loader = ps.PretrainDataLoader(path, chunk_size=16, batch_size=8, split=split, framework="numpy")
+        loader = bw.PretrainDataLoader(path, chunk_size=16, batch_size=8, split=split, framework="numpy")
         loader.get_batch()
         for step in range(loader.get_num_batches()):
-            for record in ps.trace(path, loader, step=step):
+            for record in bw.trace(path, loader, step=step):
                 assert side_of(TEXTS[record.row], 0.2) == split
 
 
 def test_a_split_that_was_not_made_asks_for_a_holdout(tmp_path):
     path = tmp_path / "a.store"
-    recipe = ps.DatasetRecipe().add_ingredient(TEXTS).prepare_step(ps.tokenize("bytes"))
-    ps.bake(recipe, path, workers=0, show_progress=False)
-    with pytest.raises(ps.SpecError, match="has no split") as caught:
-        ps.PretrainDataLoader(path, chunk_size=16, split="val")
+    recipe = bw.DatasetRecipe().add_ingredient(TEXTS).prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, path, workers=0, show_progress=False)
+    with pytest.raises(bw.SpecError, match="has no split") as caught:
+        bw.PretrainDataLoader(path, chunk_size=16, split="val")
     assert caught.value.remedy.startswith("recipe.holdout(0.005) and bake again")

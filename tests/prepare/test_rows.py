@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-import penstock as ps
+import batchwright as bw
 
 
 @pytest.fixture
 def bake(tmp_path):
     def run(*steps, rows=("one", "two", "three"), **settings):
-        recipe = ps.DatasetRecipe().add_ingredient(list(rows), name="a")
+        recipe = bw.DatasetRecipe().add_ingredient(list(rows), name="a")
         for step in steps:
             recipe.prepare_step(step)
-        recipe.prepare_step(ps.tokenize("bytes"))
-        return ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False, **settings)
+        recipe.prepare_step(bw.tokenize("bytes"))
+        return bw.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False, **settings)
 
     return run
 
@@ -44,7 +44,7 @@ def test_a_text_that_a_step_empties_is_dropped_and_counted(bake):
 
 @pytest.mark.parametrize(("returned", "kind"), [(True, "bool"), ("text", "str"), ([], "list")])
 def test_a_step_that_returns_no_row_is_told_so_with_the_row(bake, returned, kind):
-    with pytest.raises(ps.SourceError, match=f"returned {kind}, not a row") as caught:
+    with pytest.raises(bw.SourceError, match=f"returned {kind}, not a row") as caught:
         bake(lambda row: returned if row["text"] == "two" else row)
     assert (caught.value.where["file"], caught.value.where["row"]) == ("<memory>", 1)
     assert "return a dict, or None to drop the row" in caught.value.remedy
@@ -54,7 +54,7 @@ def test_a_step_that_fails_is_named_with_the_row_and_its_own_line(bake):
     def careless(row):
         return {"text": row["body"]}
 
-    with pytest.raises(ps.WorkerError, match="step 'careless' failed: KeyError: 'body'") as caught:
+    with pytest.raises(bw.WorkerError, match="step 'careless' failed: KeyError: 'body'") as caught:
         bake(careless)
     assert caught.value.where["row"] == 0
     assert caught.value.where["at"].startswith(__file__)
@@ -62,8 +62,8 @@ def test_a_step_that_fails_is_named_with_the_row_and_its_own_line(bake):
 
 def test_where_sees_the_text_column_under_its_own_name_and_as_text(tmp_path):
     seen = []
-    recipe = ps.DatasetRecipe().add_ingredient(
+    recipe = bw.DatasetRecipe().add_ingredient(
         [{"body": "hello"}], text="body", where=lambda row: seen.append(dict(row)) or True, version="1"
     )
-    ps.bake(recipe.prepare_step(ps.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False)
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store", workers=0, show_progress=False)
     assert seen == [{"body": "hello", "text": "hello"}]

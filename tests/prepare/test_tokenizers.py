@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock.prepare import load_tokenizer, resolve_tokenizer
+import batchwright as bw
+from batchwright.prepare import load_tokenizer, resolve_tokenizer
 
 TEXT = "the cat the dog a b c a b c"
 IDS = [3, 4, 3, 5, 0, 1, 2, 0, 1, 2]
@@ -21,8 +21,8 @@ def test_a_path_a_folder_an_object_and_a_transformers_tokenizer_give_the_same_id
     path = save(tokenizer)
     fast = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="</s>")
     for given in (path, str(path), path.parent, tokenizer, fast):
-        assert [ids.tolist() for ids in ps.tokenize(given).encode([TEXT, ""])] == [IDS, []]
-    assert ps.tokenize(path).fingerprint == ps.tokenize(tokenizer).fingerprint
+        assert [ids.tolist() for ids in bw.tokenize(given).encode([TEXT, ""])] == [IDS, []]
+    assert bw.tokenize(path).fingerprint == bw.tokenize(tokenizer).fingerprint
 
 
 def test_truncation_and_padding_in_a_tokenizer_are_off(make_tokenizer, save, bake_texts):
@@ -31,9 +31,9 @@ def test_truncation_and_padding_in_a_tokenizer_are_off(make_tokenizer, save, bak
     tokenizer.enable_padding(length=20, pad_id=0)
     assert len(tokenizer.encode(TEXT).ids) == 20
     for given in (save(tokenizer), tokenizer):
-        assert ps.tokenize(given).encode([TEXT, "a"])[0].tolist() == IDS
+        assert bw.tokenize(given).encode([TEXT, "a"])[0].tolist() == IDS
     assert len(tokenizer.encode(TEXT).ids) == 20  # the user's own object is left as it is
-    store = bake_texts([TEXT], ps.tokenize(tokenizer))
+    store = bake_texts([TEXT], bw.tokenize(tokenizer))
     assert store.tokens(0).tolist() == IDS
     assert load_tokenizer(store.folder / "tokenizer.json").encode_batch([TEXT]) == [IDS]
 
@@ -41,21 +41,21 @@ def test_truncation_and_padding_in_a_tokenizer_are_off(make_tokenizer, save, bak
 def test_special_tokens_of_the_template_are_never_added(make_tokenizer):
     tokenizer = make_tokenizer("<s>", "</s>")
     assert tokenizer.encode("a").ids == [6, 0]
-    assert ps.tokenize(tokenizer, append_eos=True, eos="</s>").encode(["a"])[0].tolist() == [0, 7]
+    assert bw.tokenize(tokenizer, append_eos=True, eos="</s>").encode(["a"])[0].tolist() == [0, 7]
 
 
 def test_a_transformers_tokenizer_says_its_own_end(make_tokenizer):
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer("</s>", "<end>"), eos_token="<end>")
-    step = ps.tokenize(fast, append_eos=True)
+    step = bw.tokenize(fast, append_eos=True)
     assert (step.eos_id, step.eos_from) == (7, "<end> from the tokenizer's config")
     assert step.encode(["a"])[0].tolist() == [0, 7]
 
 
 def test_a_transformers_tokenizer_without_the_library_behind_it_is_called(make_tokenizer, bake_texts):
     class Slow:
-        """What penstock uses of a tokenizer written in Python."""
+        """What batchwright uses of a tokenizer written in Python."""
 
         eos_token_id = 2
 
@@ -73,27 +73,27 @@ def test_a_transformers_tokenizer_without_the_library_behind_it_is_called(make_t
         def decode(self, ids):
             return "".join("xy."[i] for i in ids)
 
-    store = bake_texts(["xyx"], ps.tokenize(Slow(), append_eos=True))
+    store = bake_texts(["xyx"], bw.tokenize(Slow(), append_eos=True))
     assert store.tokens(0).tolist() == [0, 1, 0, 2]
     assert store.manifest.tokenizer["vocab_size"] == 3
 
 
 def test_a_store_decodes_with_the_tokenizer_it_keeps(make_tokenizer, bake_texts):
-    store = bake_texts(["the cat"], ps.tokenize(make_tokenizer("</s>"), append_eos=True))
-    assert ps.open_store(store.path).decode(store.tokens(0)) == "the cat </s>"
+    store = bake_texts(["the cat"], bw.tokenize(make_tokenizer("</s>"), append_eos=True))
+    assert bw.open_store(store.path).decode(store.tokens(0)) == "the cat </s>"
 
 
 def test_a_function_needs_a_vocabulary_size():
-    with pytest.raises(ps.TokenizerError, match="a function as tokenizer needs vocab_size=") as caught:
-        ps.tokenize(lambda text: [1])
+    with pytest.raises(bw.TokenizerError, match="a function as tokenizer needs vocab_size=") as caught:
+        bw.tokenize(lambda text: [1])
     assert caught.value.where == {"parameter": "vocab_size"}
     assert caught.value.remedy == "tokenize(function, vocab_size=50257)"
 
 
 @pytest.mark.parametrize("vocab_size", [0, -5, "100", True])
 def test_a_vocabulary_size_that_is_none_is_refused(vocab_size):
-    with pytest.raises(ps.TokenizerError, match="needs vocab_size="):
-        ps.tokenize(lambda text: [1], vocab_size=vocab_size)
+    with pytest.raises(bw.TokenizerError, match="needs vocab_size="):
+        bw.tokenize(lambda text: [1], vocab_size=vocab_size)
 
 
 def test_the_vocabulary_size_is_taken_from_the_encoder_of_a_bound_method():
@@ -103,28 +103,28 @@ def test_the_vocabulary_size_is_taken_from_the_encoder_of_a_bound_method():
         def encode(self, text):
             return [299] * len(text)
 
-    step = ps.tokenize(Encoder().encode)
+    step = bw.tokenize(Encoder().encode)
     assert (step.vocab_size, step.encode(["ab"])[0].tolist()) == (300, [299, 299])
 
 
 def test_a_function_may_give_lists_arrays_or_tuples(bake_texts):
     kinds = {"list": [1, 2], "tuple": (1, 2), "array": np.array([1, 2], np.int32), "empty": []}
-    store = bake_texts(list(kinds), ps.tokenize(lambda text: kinds[text], vocab_size=3))
+    store = bake_texts(list(kinds), bw.tokenize(lambda text: kinds[text], vocab_size=3))
     assert [store.tokens(i).tolist() for i in range(4)] == [[1, 2], [1, 2], [1, 2], []]
 
 
 def test_a_store_of_a_function_cannot_decode_and_says_so_by_none(bake_texts, tmp_path):
-    store = bake_texts(["ab"], ps.tokenize(lambda text: [1, 2], vocab_size=3))
+    store = bake_texts(["ab"], bw.tokenize(lambda text: [1, 2], vocab_size=3))
     assert store.decode([1, 2]) is None
-    with pytest.raises(ps.TokenizerError, match="a store does not keep the function that tokenised it"):
-        ps.tokenize(store.folder / "tokenizer.json")
+    with pytest.raises(bw.TokenizerError, match="a store does not keep the function that tokenised it"):
+        bw.tokenize(store.folder / "tokenizer.json")
 
 
 def test_the_tokenizer_of_a_store_can_tokenise_again(bake_texts):
-    store = bake_texts(["cab"], ps.tokenize("chars"))
-    step = ps.tokenize(store.folder / "tokenizer.json", append_eos=True)
+    store = bake_texts(["cab"], bw.tokenize("chars"))
+    step = bw.tokenize(store.folder / "tokenizer.json", append_eos=True)
     assert step.encode(["abc"])[0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ps.TokenizerError, match="character 'x' is not in the vocabulary of 3") as caught:
+    with pytest.raises(bw.TokenizerError, match="character 'x' is not in the vocabulary of 3") as caught:
         bake_texts(["abc", "axc"], step)
     assert caught.value.where == {"file": "<memory>", "row": 1}
 
@@ -139,7 +139,7 @@ def test_an_object_that_does_what_the_protocol_asks_for_is_a_tokenizer(bake_text
         def decode(self, ids):
             return "".join(str(i // 2) for i in ids)
 
-    store = bake_texts(["123"], ps.tokenize(Evens()))
+    store = bake_texts(["123"], bw.tokenize(Evens()))
     assert store.tokens(0).tolist() == [2, 4, 6]
     assert store.manifest.tokenizer["name"] == "Evens"
 
@@ -149,21 +149,21 @@ def test_vocabularies_with_gaps_count_to_their_largest_id(make_tokenizer, save):
     body = json.loads(path.read_text())
     body["model"]["vocab"]["far"] = 70_000
     path.write_text(json.dumps(body))
-    step = ps.tokenize(path)
+    step = bw.tokenize(path)
     assert (step.vocab_size, step.dtype) == (70_001, np.uint32)
     assert step.encode(["far"])[0].tolist() == [70_000]
 
 
 def test_tokenizers_that_differ_have_fingerprints_that_differ(make_tokenizer):
     steps = [
-        ps.tokenize("bytes"),
-        ps.tokenize("bytes", append_eos=True),
-        ps.tokenize("chars"),
-        ps.tokenize(make_tokenizer()),
-        ps.tokenize(make_tokenizer("</s>")),
-        ps.tokenize(lambda text: [1], vocab_size=5),
-        ps.tokenize(lambda text: [2], vocab_size=5),
-        ps.tokenize(lambda text: [1], vocab_size=6),
+        bw.tokenize("bytes"),
+        bw.tokenize("bytes", append_eos=True),
+        bw.tokenize("chars"),
+        bw.tokenize(make_tokenizer()),
+        bw.tokenize(make_tokenizer("</s>")),
+        bw.tokenize(lambda text: [1], vocab_size=5),
+        bw.tokenize(lambda text: [2], vocab_size=5),
+        bw.tokenize(lambda text: [1], vocab_size=6),
     ]
     assert len({step.fingerprint for step in steps}) == len(steps)
 
@@ -179,7 +179,7 @@ def test_tokenizers_that_differ_have_fingerprints_that_differ(make_tokenizer):
 )
 def test_what_is_no_tokenizer_is_answered_with_what_is(given, message, remedy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ps.TokenizerError, match=message) as caught:
+    with pytest.raises(bw.TokenizerError, match=message) as caught:
         resolve_tokenizer(given)
     assert remedy in caught.value.remedy
 
@@ -188,14 +188,14 @@ def test_what_is_no_tokenizer_is_answered_with_what_is(given, message, remedy, t
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(ps.TokenizerError, match=r"this is not a tokenizer\.json") as caught:
-        ps.tokenize(path)
+    with pytest.raises(bw.TokenizerError, match=r"this is not a tokenizer\.json") as caught:
+        bw.tokenize(path)
     assert caught.value.where["file"] == path
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(ps.TokenizerError, match="no tokenizer file") as caught:
-        ps.tokenize(tmp_path)
+    with pytest.raises(bw.TokenizerError, match="no tokenizer file") as caught:
+        bw.tokenize(tmp_path)
     assert caught.value.where["file"] == tmp_path / "tokenizer.json"
 
 
@@ -203,6 +203,6 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def test_a_config_that_is_broken_is_named(make_tokenizer, save, config):
     path = save(make_tokenizer("</s>"))
     path.with_name("tokenizer_config.json").write_text(config)
-    with pytest.raises(ps.TokenizerError, match=r"this is not a tokenizer_config\.json") as caught:
-        ps.tokenize(path, append_eos=True)
+    with pytest.raises(bw.TokenizerError, match=r"this is not a tokenizer_config\.json") as caught:
+        bw.tokenize(path, append_eos=True)
     assert caught.value.where["file"] == path.with_name("tokenizer_config.json")

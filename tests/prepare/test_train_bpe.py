@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.prepare.train import BpeSettings, train_bpe
+import batchwright as bw
+from batchwright.prepare.train import BpeSettings, train_bpe
 
 TEXTS = [
     "the cat sat on the mat, the cat's mat 1234; where else would a cat of that kind have been sitting?",
@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused_before_any_text_is_read(settings, parameter, 
         raise AssertionError("it was read")
         yield ""
 
-    with pytest.raises(ps.SpecError) as caught:
+    with pytest.raises(bw.SpecError) as caught:
         trained(never(), **settings)
     assert what in caught.value.headline
     assert caught.value.where["parameter"] == parameter
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused_before_any_text_is_read(settings, parameter, 
 def test_an_error_of_the_texts_comes_out_as_it_is():
     def broken():
         yield "one"
-        raise ps.SourceError("this line is broken", file="a.jsonl")
+        raise bw.SourceError("this line is broken", file="a.jsonl")
 
-    with pytest.raises(ps.SourceError, match="this line is broken"):
+    with pytest.raises(bw.SourceError, match="this line is broken"):
         trained(broken())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from providers import SETTINGS, Numbered, Running
 
-from penstock import DataProviderBase
+from batchwright import DataProviderBase
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from penstock import DataProviderBase
+from batchwright import DataProviderBase
 
 
 class Numbered(DataProviderBase):

@@ -23,15 +23,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.files import write_whole
-from penstock.queue.consumer import DatasetConsumer
-from penstock.queue.provider import DataProviderBase
+from batchwright.files import write_whole
+from batchwright.queue.consumer import DatasetConsumer
+from batchwright.queue.provider import DataProviderBase
 
 BATCH = 3
 BATCHES_PER_FILE = 4
 FILE_ROWS = BATCH * BATCHES_PER_FILE
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "penstock.queue.provider", "penstock.queue.consumer"])
+_CONTEXT.set_forkserver_preload(["pytest", "batchwright.queue.provider", "batchwright.queue.consumer"])
 T = TypeVar("T")
 
 

@@ -16,10 +16,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.memory import BlockPool
-from penstock.queue import batch_file
-from penstock.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, pooled, read_batches, read_facts
-from penstock.queue.schema import DTYPES, fields_of
+from batchwright.memory import BlockPool
+from batchwright.queue import batch_file
+from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, pooled, read_batches, read_facts
+from batchwright.queue.schema import DTYPES, fields_of
 
 BATCH_SIZE, NUM_BATCHES = 2, 3
 
@@ -60,7 +60,7 @@ def path(tmp_path):
 def with_header(text: bytes, body: bytes) -> bytes:
     """A file whose header says anything, with a checksum that is right."""
     text += b" " * (-(24 + len(text)) % 64)
-    start = b"PENSTOCK" + (1).to_bytes(4, "little") + len(text).to_bytes(4, "little")
+    start = b"BATCHWRT" + (1).to_bytes(4, "little") + len(text).to_bytes(4, "little")
     return start + xxhash.xxh3_64_intdigest(start + text).to_bytes(8, "little") + text + body
 
 
@@ -113,7 +113,7 @@ def test_the_bytes_of_a_file_are_pinned(path):
     # Queues of running jobs hold such files: if this changes, the version of the format does too.
     data = path.read_bytes()
     header, body = parts_of(data)
-    assert data[:12] == b"PENSTOCK\1\0\0\0"
+    assert data[:12] == b"BATCHWRIGHT\1\0\0\0"
     about = {"stamp": "stamp", "split": "train", "number": 7, "batch_size": 2, "num_batches": 3, "byte_order": "little"}
     assert json.loads(header) == about | {
         "fields": [
@@ -258,8 +258,8 @@ def test_a_full_disk_is_the_systems_error(tmp_path):
     code = f"""if True:
         import resource, signal, sys
         import numpy as np
-        from penstock.queue.batch_file import BatchFileWriter, FileFacts
-        from penstock.queue.schema import fields_of
+        from batchwright.queue.batch_file import BatchFileWriter, FileFacts
+        from batchwright.queue.schema import fields_of
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         fields = fields_of({{"batch_schema": [{{"name": "x", "dtype": "int64", "shape": [64]}}]}})
@@ -356,11 +356,11 @@ def test_a_header_longer_than_its_file_is_refused(path):
 def test_a_later_version_is_refused_by_its_number(path):
     data = path.read_bytes()
     path.write_bytes(data[:8] + b"\2" + data[9:])
-    assert reason_of(path) == "it has version 2 of the format, and this penstock reads version 1"
+    assert reason_of(path) == "it has version 2 of the format, and this batchwright reads version 1"
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300), st.sampled_from([b"", b"PENSTOCK", b"PENSTOCK\1\0\0\0"]))
+@given(st.binary(max_size=300), st.sampled_from([b"", b"BATCHWRT", b"BATCHWRIGHT\1\0\0\0"]))
 def test_garbage_is_refused(tmp_path_factory, garbage, start):
     path = tmp_path_factory.getbasetemp() / "garbage"
     path.write_bytes(start + garbage)

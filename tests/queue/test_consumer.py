@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from providers import SETTINGS, Numbered, Pair
 
-from penstock import (
+from batchwright import (
     DatasetConsumer,
     MissingQueueError,
     NotReadyError,
@@ -131,7 +131,9 @@ def test_batches_are_arrays_of_the_framework_with_the_same_numbers(tmp_path, fra
 
 def test_without_a_framework_it_is_torch_where_the_program_has_imported_it(tmp_path):
     prepare(tmp_path)
-    code = "import sys; {} import penstock as ps; print(type(ps.DatasetConsumer(sys.argv[1]).get_batch('train')['x']))"
+    code = (
+        "import sys; {} import batchwright as bw; print(type(bw.DatasetConsumer(sys.argv[1]).get_batch('train')['x']))"
+    )
     said = [
         subprocess.run(
             [sys.executable, "-c", code.format(first), str(tmp_path)], capture_output=True, text=True, check=True
@@ -361,7 +363,7 @@ def test_files_of_another_provider_are_refused_though_the_folder_is_the_same(tmp
         ids(consumer, 5)
         with pytest.raises(QueueError, match="train file 1 was made by another provider") as caught:
             ids(consumer, 1)
-        assert "penstock queue purge" in caught.value.remedy
+        assert "batchwright queue purge" in caught.value.remedy
     assert (tmp_path / "queue/train/00000001.batches").exists()
 
 
@@ -405,7 +407,7 @@ def test_without_a_provider_a_timeout_says_so(tmp_path):
         with pytest.raises(NotReadyError, match="train file 1 was not there") as caught:
             consumer.get_batch("train")
     assert caught.value.where["providers"] == "none is running"
-    assert "penstock prepare" in caught.value.remedy
+    assert "batchwright prepare" in caught.value.remedy
 
 
 def test_what_a_provider_died_of_is_raised_at_once_but_not_before_what_is_ready_was_handed_out(tmp_path, running):

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from providers import SETTINGS, Numbered
 
-import penstock.queue
-from penstock import DatasetConsumer, NotReadyError, QueueError, SpecError
+import batchwright.queue
+from batchwright import DatasetConsumer, NotReadyError, QueueError, SpecError
 
 FILE_ROWS = SETTINGS["batch_size"] * SETTINGS["batches_per_file"]
-OURS = str(Path(penstock.queue.__file__).parent)
+OURS = str(Path(batchwright.queue.__file__).parent)
 
 
 def prepare(folder: Path, num_files: int = 4, kind=Numbered, splits=("train",), **settings) -> None:
@@ -270,8 +270,8 @@ def test_a_fork_while_another_thread_waits_can_use_its_own(tmp_path):
 def test_the_end_of_the_program_says_nothing_and_leaves_the_queue(tmp_path, end):
     prepare(tmp_path)
     code = f"""
-import penstock as ps
-c = ps.DatasetConsumer({str(tmp_path)!r}, framework="numpy")
+import batchwright as bw
+c = bw.DatasetConsumer({str(tmp_path)!r}, framework="numpy")
 for _ in range(7):
     c.get_batch("train")
 {end}

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
-from penstock.errors import SpecError
-from penstock.queue.config import SharedConfig
-from penstock.queue.find import open_provider
+import batchwright as bw
+from batchwright.errors import SpecError
+from batchwright.queue.config import SharedConfig
+from batchwright.queue.find import open_provider
 
-HEAD = "from penstock import DataProviderBase\n"
+HEAD = "from batchwright import DataProviderBase\n"
 CODE = HEAD + "class P(DataProviderBase): pass\n"
 
 
@@ -278,13 +278,13 @@ def test_an_init_that_raises_is_named_with_its_line(opened):
 def test_running_the_file_by_itself_says_what_to_run_instead(arguments, said, tmp_path):
     file = tmp_path / "prepare_streaming.py"
     file.write_text(CODE + "print('never')")
-    path = os.pathsep.join([str(Path(ps.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(bw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(file), *arguments], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        f"penstock: {file} is not run by itself: P needs the shared config\n"
-        f"  try        penstock prepare {said}, or python prepare.py {said}\n"
+        f"batchwright: {file} is not run by itself: P needs the shared config\n"
+        f"  try        batchwright prepare {said}, or python prepare.py {said}\n"
     )

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 from providers import SETTINGS, Numbered, Pair
 
-from penstock import DataProviderBase, DatasetConsumer, QueueError, SampleError, SpecError, WorkerError
-from penstock.queue.folder import QueueFolder
-from penstock.queue.members import read_deaths
+from batchwright import DataProviderBase, DatasetConsumer, QueueError, SampleError, SpecError, WorkerError
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import read_deaths
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -150,7 +150,7 @@ def test_a_queue_of_another_meta_is_refused_with_the_difference_and_the_command(
     with pytest.raises(QueueError, match="made by something else") as caught:
         provider(tmp_path, Changed).run(max_files=1)
     assert "vocab_size" in caught.value.where["difference"]
-    assert f"penstock queue purge {tmp_path}" in caught.value.remedy
+    assert f"batchwright queue purge {tmp_path}" in caught.value.remedy
     assert (files(tmp_path), (tmp_path / "queue/meta.json").read_bytes()) == before
 
 
@@ -344,7 +344,7 @@ def test_it_waits_without_work_and_wakes_when_a_file_is_taken(tmp_path, running)
 
 
 def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, capsys):
-    from penstock.queue import batch_file
+    from batchwright.queue import batch_file
 
     full, pwrite = [True], os.pwrite
 

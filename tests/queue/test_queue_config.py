@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
-from penstock.queue.config import SharedConfig
-from penstock.queue.names import base_members
+import batchwright as bw
+from batchwright.queue.config import SharedConfig
+from batchwright.queue.names import base_members
 
 CONFIG = "config/train.py"
 PROVIDER = "data/toy/prepare_streaming.py"
 GOOD = "dataset = 'toy'\nbatch_size = 8\nblock_size = 16\n"
 GOOD_PROVIDER = """
-from penstock import DataProviderBase
+from batchwright import DataProviderBase
 
 class Toy(DataProviderBase):
     def build_meta(self):
@@ -49,11 +49,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(text: str = GOOD, overrides: Sequence[str] = ()) -> SharedConfig:
     Path(CONFIG).write_text(text)
-    return ps.load_config(CONFIG, overrides)
+    return bw.load_config(CONFIG, overrides)
 
 
 def problems_of(text: str = GOOD, overrides: Sequence[str] = ()) -> list[str]:
-    with pytest.raises(ps.SpecError) as caught:
+    with pytest.raises(bw.SpecError) as caught:
         load(text, overrides)
     return str(caught.value.where["problems"]).splitlines()
 
@@ -127,7 +127,7 @@ def test_a_config_may_write_dataclasses():
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     text += "@dataclass\nclass Stage:\n    ratio: float\n"
     assert load(text + GOOD + "stages = [Stage(0.5)]\n").stages[0].ratio == 0.5
-    assert "penstock_config" not in sys.modules
+    assert "batchwright_config" not in sys.modules
 
 
 def test_annotations_of_a_config_are_evaluated_as_in_any_file():
@@ -163,7 +163,7 @@ def test_an_override_of_the_dataset_loads_the_files_of_that_one():
 
 def test_a_shared_config_that_lies_in_the_dataset_folder_runs_once():
     write(data__toy__config__train=GOOD + "runs = globals().get('runs', 0) + 1\n")
-    assert ps.load_config("data/toy/config/train.py").runs == 1
+    assert bw.load_config("data/toy/config/train.py").runs == 1
 
 
 def test_a_validator_in_the_dataset_folder_is_no_config_of_the_dataset():
@@ -174,7 +174,7 @@ def test_a_validator_in_the_dataset_folder_is_no_config_of_the_dataset():
 def test_data_may_lie_elsewhere(tmp_path):
     write_all({"elsewhere/toy/prepare_streaming.py": GOOD_PROVIDER})
     Path(PROVIDER).unlink()
-    assert ps.load_config(CONFIG, data=tmp_path / "elsewhere").data_dir == tmp_path / "elsewhere" / "toy"
+    assert bw.load_config(CONFIG, data=tmp_path / "elsewhere").data_dir == tmp_path / "elsewhere" / "toy"
 
 
 # --- Overrides --------------------------------------------------------------------------------------------------------
@@ -359,7 +359,9 @@ BAD = {
         "vocab_size is a setting (config/train.py:4) and a method or property of the provider",
         "rename one of them",
         GOOD + "vocab_size = 3\n",
-        files={PROVIDER: "from penstock import DataProviderBase as B\nclass P(B):\n    def vocab_size(self): pass\n"},
+        files={
+            PROVIDER: "from batchwright import DataProviderBase as B\nclass P(B):\n    def vocab_size(self): pass\n"
+        },
     ),
     "a name that nobody sets": Bad(
         f"{PROVIDER}:8",
@@ -383,7 +385,7 @@ BAD = {
     "a provider without its import": Bad(
         f"{PROVIDER}:1",
         "the provider reads DataProviderBase, which nobody sets",
-        "from penstock import DataProviderBase",
+        "from batchwright import DataProviderBase",
         files={PROVIDER: "class P(DataProviderBase):\n    pass\n"},
     ),
     # files that do not run
@@ -530,7 +532,7 @@ def everything_around() -> dict[str, Any]:
 
 @pytest.mark.parametrize("bad", [pytest.param(bad, id=name) for name, bad in BAD.items()])
 def test_bad_input_is_one_problem_with_its_place_and_remedy_and_changes_nothing(bad: Bad):
-    ps.load_config(CONFIG)
+    bw.load_config(CONFIG)
     for name, text in bad.files.items():
         if text is None:
             Path(name).unlink()
@@ -538,8 +540,8 @@ def test_bad_input_is_one_problem_with_its_place_and_remedy_and_changes_nothing(
             write_all({name: text})
     Path(CONFIG).write_text(bad.text)
     before = everything_around()
-    with pytest.raises(ps.SpecError) as caught:
-        ps.load_config(CONFIG, bad.overrides)
+    with pytest.raises(bw.SpecError) as caught:
+        bw.load_config(CONFIG, bad.overrides)
     assert everything_around() == before
     error = caught.value
     assert error.headline == "1 problem in the config config/train.py"
@@ -556,7 +558,7 @@ def test_all_problems_are_said_at_once():
             "config/validator.py": "def validate(config):\n    return ['lr is above 1']\n",
         }
     )
-    with pytest.raises(ps.SpecError) as caught:
+    with pytest.raises(bw.SpecError) as caught:
         load("dataset = 'toy'\nbatch_size = -1\nseed = 0.5\nstop = 3\n", ["--batches_per_file=0", "--tempo=3", "x"])
     assert str(caught.value).splitlines() == [
         "10 problems in the config config/train.py",
@@ -652,15 +654,15 @@ def test_a_missing_data_folder_is_told_with_where_we_are(project):
 )
 def test_a_missing_config_file_is_told_with_files_nearby(path, headline, remedy):
     write(config__other="")
-    with pytest.raises(ps.SpecError, match=headline) as caught:
-        ps.load_config(path)
+    with pytest.raises(bw.SpecError, match=headline) as caught:
+        bw.load_config(path)
     assert remedy in str(caught.value.remedy)
 
 
 def test_a_config_that_works_changes_nothing_around_it():
-    ps.load_config(CONFIG)
+    bw.load_config(CONFIG)
     before = everything_around()
-    ps.load_config(CONFIG, ["--batch_size=3"])
+    bw.load_config(CONFIG, ["--batch_size=3"])
     assert everything_around() == before
 
 
@@ -671,5 +673,5 @@ def test_an_interrupt_while_a_config_runs_is_not_swallowed():
 
 def test_what_a_setting_may_not_be_named_is_what_a_provider_would_refuse(tmp_path):
     for name in sorted(base_members() - {"data_dir", "config"}):
-        with pytest.raises(ps.SpecError, match=f"{name} is a part of every provider"):
-            ps.DataProviderBase(tmp_path, 8, **{name: 1})
+        with pytest.raises(bw.SpecError, match=f"{name} is a part of every provider"):
+            bw.DataProviderBase(tmp_path, 8, **{name: 1})

@@ -29,14 +29,14 @@ from queue_jobs import (
     rows_provider,
 )
 
-from penstock.errors import QueueError
-from penstock.queue.consumer import DatasetConsumer
-from penstock.queue.folder import QueueFolder
-from penstock.queue.members import Census, Member
+from batchwright.errors import QueueError
+from batchwright.queue.consumer import DatasetConsumer
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import Census, Member
 
 few_or_many = pytest.mark.parametrize("times", [8, pytest.param(50, marks=pytest.mark.slow)])
 KILL_OR_TERM = (signal.SIGKILL, signal.SIGTERM)
-SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", "1"))
+SEED = int(os.environ.get("BATCHWRIGHT_FAULT_SEED", "1"))
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_queue_that_is_deleted_under_both_is_one_clear_error_and_its_state_goe
         for line in run.errors():
             assert line["kind"] == "QueueError", run.told()
             assert "the queue folder was deleted while it was in use" in line["text"], run.told()
-            assert "penstock prepare CONFIG" in line["text"]
+            assert "batchwright prepare CONFIG" in line["text"]
         assert {line["who"] for line in run.errors()} == {"p", "c"}, run.told()
         for line in run.errors():
             run.log().remove(line)
@@ -336,7 +336,7 @@ def test_damaged_files_are_put_aside_with_a_report_and_made_again(run: Run, time
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_processes_that_lose_their_permissions_say_so_and_go_on_when_they_have_them_again(times: int) -> None:
     uid = 65534 if os.geteuid() == 0 else os.geteuid()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # the folders of pytest are for their owner alone
+    folder = Path(tempfile.mkdtemp(prefix="batchwright-"))  # the folders of pytest are for their owner alone
     run = Run(folder, SEED, uid=uid) if uid != os.geteuid() else Run(folder, SEED)
     try:
         folder.chmod(0o755)

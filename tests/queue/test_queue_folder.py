@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import BusyError, QueueError
-from penstock.queue.claim import Claim
-from penstock.queue.entries import file_name
-from penstock.queue.folder import QueueFolder, SplitFolder
-from penstock.queue.members import Census, Member, read_deaths
+from batchwright.errors import BusyError, QueueError
+from batchwright.queue.claim import Claim
+from batchwright.queue.entries import file_name
+from batchwright.queue.folder import QueueFolder, SplitFolder
+from batchwright.queue.members import Census, Member, read_deaths
 
 ROWS = 4
 """Of every file here; what is in them does not matter."""
@@ -381,7 +381,7 @@ def test_a_member_is_alive_until_it_leaves_and_dead_when_its_lock_is_gone(queue)
 def test_one_that_holds_its_lock_and_does_not_move_is_dead_after_its_lease_on_the_observers_clock(queue, monkeypatch):
     member = Member(queue.who, "consumer", lease_seconds=1000)
     census, now = Census(queue.who), [50.0]
-    monkeypatch.setattr("penstock.queue.members.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchwright.queue.members.time.monotonic", lambda: now[0])
     assert census.is_alive(member.id)
     now[0] += 999
     assert census.is_alive(member.id)
@@ -405,7 +405,7 @@ def test_one_of_another_machine_is_judged_by_its_counter_alone(queue, monkeypatc
     kill(member)
     as_if(queue, member, boot="another", host="elsewhere")
     census, now = Census(queue.who), [50.0]
-    monkeypatch.setattr("penstock.queue.members.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("batchwright.queue.members.time.monotonic", lambda: now[0])
     assert census.is_alive(member.id)
     now[0] += 1001
     assert not census.is_alive(member.id)
@@ -429,7 +429,7 @@ def test_one_that_holds_its_lock_is_alive_whatever_its_machine_was_called(queue,
 
 def test_a_wrong_clock_decides_nothing(queue, monkeypatch):
     for wrong in (0.0, 4e9):
-        monkeypatch.setattr("penstock.queue.members.time.time", lambda wrong=wrong: wrong)
+        monkeypatch.setattr("batchwright.queue.members.time.time", lambda wrong=wrong: wrong)
         member = join(queue, "consumer")
         assert Census(queue.who).is_alive(member.id)
         os.utime(queue.who / member.id, (0, 0))

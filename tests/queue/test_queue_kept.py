@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from providers import SETTINGS, Counting, Numbered
 
-from penstock import DatasetConsumer, NotReadyError, QueueError, WorkerError
-from penstock.queue.batch_file import read_facts
-from penstock.queue.members import Member
+from batchwright import DatasetConsumer, NotReadyError, QueueError, WorkerError
+from batchwright.queue.batch_file import read_facts
+from batchwright.queue.members import Member
 
 
 def prepare(folder: Path, num_files: int, kind=Numbered, splits=("train", "val"), **settings) -> None:

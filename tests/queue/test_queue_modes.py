@@ -10,12 +10,12 @@ import pytest
 from providers import SETTINGS, Numbered
 from test_queue_folder import Kill, Killed, kill
 
-from penstock import BusyError, DatasetConsumer, NotReadyError
-from penstock.queue.claim import Claim
-from penstock.queue.folder import QueueFolder
-from penstock.queue.members import Census, Member
-from penstock.queue.ranks import Progress, RankRecords
-from penstock.queue.reading import Position
+from batchwright import BusyError, DatasetConsumer, NotReadyError
+from batchwright.queue.claim import Claim
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import Census, Member
+from batchwright.queue.ranks import Progress, RankRecords
+from batchwright.queue.reading import Position
 
 FILE_ROWS = SETTINGS["batch_size"] * SETTINGS["batches_per_file"]  # 4 * 5
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock import queue
-from penstock.queue.names import NameRead, base_names, base_parameters, methods_written, names_read
+from batchwright import queue
+from batchwright.queue.names import NameRead, base_names, base_parameters, methods_written, names_read
 
-HEAD = "from penstock import DataProviderBase\nimport numpy as np\n"
+HEAD = "from batchwright import DataProviderBase\nimport numpy as np\n"
 
 
 def reads_of(source: str) -> list[tuple[str, int, str]]:
@@ -29,7 +29,7 @@ def in_module(body: str) -> list[str]:
 
 def test_each_way_of_reading_a_setting_is_found_with_its_line():
     source = """\
-    from penstock import DataProviderBase
+    from batchwright import DataProviderBase
     class P(DataProviderBase):
         def sample_batch(self, split, rng):
             a = self.one
@@ -162,8 +162,10 @@ MODULES = {
     "class A(DataProviderBase):\n    def f(self): return self.mask\nclass B(A):\n    mask = 1": [],
     "class A(DataProviderBase):\n    pass\nclass B(A):\n    def f(self): return self.mask": ["self.mask"],
     "class M:\n    def f(self): return self.mask\nclass B(M, DataProviderBase): pass": ["self.mask"],
-    "import penstock as ps\nclass A(ps.DataProviderBase):\n    def f(self): return self.mask": ["self.mask"],
-    "from penstock import DataProviderBase as Base\nclass A(Base):\n    def f(self): return self.mask": ["self.mask"],
+    "import batchwright as bw\nclass A(bw.DataProviderBase):\n    def f(self): return self.mask": ["self.mask"],
+    "from batchwright import DataProviderBase as Base\nclass A(Base):\n    def f(self): return self.mask": [
+        "self.mask"
+    ],
     "from abc import ABC\nclass A(DataProviderBase, ABC):\n    def f(self): return self.mask": ["self.mask"],
     "from mine import Mixin\nclass A(Mixin, DataProviderBase):\n    def f(self): return self.mask": [],
     "from mine import X\nclass M(X): pass\nclass A(M, DataProviderBase):\n    def f(self): return self.mask": [],
@@ -237,7 +239,7 @@ def test_modules_that_work_raise_no_false_alarm():
 def test_methods_and_fixed_properties_of_providers_are_listed_with_their_lines():
     source = """\
     from functools import cached_property
-    from penstock import DataProviderBase
+    from batchwright import DataProviderBase
     class P(DataProviderBase):
         def a(self): pass
         @property

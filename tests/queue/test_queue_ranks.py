@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide
 
-SEED = int(os.environ.get("PENSTOCK_FAULT_SEED", "1"))
+SEED = int(os.environ.get("BATCHWRIGHT_FAULT_SEED", "1"))
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from penstock.errors import SampleError, SpecError
-from penstock.queue.schema import Field, checked, fields_of, is_pair
+from batchwright.errors import SampleError, SpecError
+from batchwright.queue.schema import Field, checked, fields_of, is_pair
 
 WHERE = "train file 118, batch 3"
 DTYPES = (
@@ -235,7 +235,7 @@ def test_checking_a_batch_loads_neither_torch_nor_arrow():
     code = """if True:
         import sys
         import numpy as np
-        from penstock.queue.schema import checked, fields_of
+        from batchwright.queue.schema import checked, fields_of
         fields = fields_of({"batch_schema": [{"name": "x", "dtype": "int64", "shape": []}]})
         checked({"x": np.zeros(4, np.int64)}, fields, 4, where="here")
         try:

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.errors import BusyError, MissingQueueError, QueueError, SpecError
-from penstock.queue.consumer import DatasetConsumer
-from penstock.queue.folder import QueueFolder
-from penstock.queue.members import Census, Member
-from penstock.queue.provider import DataProviderBase
-from penstock.queue.purge import purge
-from penstock.queue.status import find_queue, production_rate, queue_status
-from penstock.queue.verify import verify_queue
+import batchwright as bw
+from batchwright.errors import BusyError, MissingQueueError, QueueError, SpecError
+from batchwright.queue.consumer import DatasetConsumer
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import Census, Member
+from batchwright.queue.provider import DataProviderBase
+from batchwright.queue.purge import purge
+from batchwright.queue.status import find_queue, production_rate, queue_status
+from batchwright.queue.verify import verify_queue
 
 BATCH_SIZE, BATCHES = 4, 3
 
@@ -70,13 +70,13 @@ def consumer(data: Path) -> Iterator[DatasetConsumer]:
 @contextmanager
 def member_in_a_process(data: Path, role: str, lease_seconds: float) -> Iterator[subprocess.Popen[str]]:
     code = (
-        "import sys; from pathlib import Path; from penstock.queue.members import Member\n"
+        "import sys; from pathlib import Path; from batchwright.queue.members import Member\n"
         f"member = Member(Path({str(data / 'queue' / 'who')!r}), {role!r}, {lease_seconds})\n"
         "member.say('makes', 'train', 3)\n"
         f"Path({str(data / 'queue' / 'train')!r}, f'.00000003.{{member.id}}.part').touch()\n"
         "print('here', flush=True); sys.stdin.read()"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -116,9 +116,9 @@ def test_a_claimed_file_is_told_with_its_reader_and_how_far_that_is(data, consum
 
 
 def test_how_fast_rows_are_read_is_seen_by_looking_twice(data, consumer, monkeypatch):
-    monkeypatch.setattr("penstock.queue.status.time.sleep", lambda seconds: consumer.get_batch("train"))
+    monkeypatch.setattr("batchwright.queue.status.time.sleep", lambda seconds: consumer.get_batch("train"))
     assert look(data)["splits"]["train"]["reading_rows_per_second"] > 0
-    monkeypatch.setattr("penstock.queue.status.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("batchwright.queue.status.time.sleep", lambda seconds: None)
     assert look(data)["splits"]["train"]["reading_rows_per_second"] == 0
 
 
@@ -226,7 +226,7 @@ def test_a_clock_that_is_wrong_makes_nobody_hang(data, monkeypatch):
     member = Member(data / "queue/who", "consumer", 0.3)
     try:
         right = time.time
-        monkeypatch.setattr("penstock.queue.status.time.time", lambda: right() + 1e6)
+        monkeypatch.setattr("batchwright.queue.status.time.time", lambda: right() + 1e6)
         assert [one["state"] for one in look(data)["consumers"]] == ["alive"]
     finally:
         member.leave()
@@ -234,7 +234,7 @@ def test_a_clock_that_is_wrong_makes_nobody_hang(data, monkeypatch):
 
 def test_the_error_of_a_provider_that_died_is_told(data):
     purge(data)
-    with pytest.raises(ps.WorkerError, match="no more luck"):
+    with pytest.raises(bw.WorkerError, match="no more luck"):
         make_files(data, 3, fails=True)
     (died,) = look(data)["died"]
     assert (died["pid"], died["split"], died["number"]) == (os.getpid(), "train", 0)
@@ -372,7 +372,7 @@ def test_a_damaged_kept_file_is_made_again(tmp_path):
     [
         ("meta.json", None, "it is not there"),
         ("meta.json", "{", "not the meta of a queue"),
-        ("meta.json", '{"penstock": {"format": 99}}', "format 99"),
+        ("meta.json", '{"batchwright": {"format": 99}}', "format 99"),
         ("train/next", "three", "does not hold a number"),
         ("control/train/taken", "", "does not hold a number"),
     ],
@@ -388,7 +388,7 @@ def test_what_a_queue_remembers_is_checked_too(data, name, content, said):
 
 
 def test_files_that_are_used_up_meanwhile_are_no_damage(data, monkeypatch):
-    from penstock.queue import verify
+    from batchwright.queue import verify
 
     def read(path, memory):
         (data / "queue/train/00000001.batches").unlink(missing_ok=True)
@@ -433,7 +433,7 @@ def test_a_purge_of_ranks_and_kept_batches_leaves_nothing(tmp_path):
     with DatasetConsumer(tmp_path, framework="numpy", rank=0, world_size=1) as consumer:
         consumer.get_batch("train")
         consumer.get_batch("val")
-    with pytest.raises(ps.QueueError, match="made by something else"):
+    with pytest.raises(bw.QueueError, match="made by something else"):
         make_files(tmp_path, 1, seed=2)  # leaves word of its death
     assert purge(tmp_path).left == []
     assert list(tmp_path.iterdir()) == []

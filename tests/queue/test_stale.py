@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock
-from penstock.errors import QueueError, SpecError
-from penstock.queue.meta import check_meta
-from penstock.queue.stale import Stamp, _plain, differences, normalised, stamp_of
+import batchwright
+from batchwright.errors import QueueError, SpecError
+from batchwright.queue.meta import check_meta
+from batchwright.queue.stale import Stamp, _plain, differences, normalised, stamp_of
 
 META = {"vocab_size": 65, "batch_schema": [{"name": "x", "dtype": "int64", "shape": [8]}]}
 
@@ -210,7 +210,7 @@ def test_what_is_no_stamp_is_refused(value):
 def test_values_that_are_not_json_have_a_text_that_every_process_finds():
     script = textwrap.dedent("""
         import functools, math, pathlib, numpy as np
-        from penstock.queue.stale import _plain
+        from batchwright.queue.stale import _plain
         class Thing: pass
         values = [{"b", "a", "c"}, Thing(), math.nan, pathlib.Path("a"), np.arange(3000), np.float32(0.5), math.sin,
                   functools.partial(Thing), {1: 2}, b"x", len]
@@ -245,7 +245,7 @@ def test_the_code_of_a_class_in_the_config_counts_and_what_an_object_of_it_holds
         head = "from functools import partial\ndataset, batch_size, block_size = 'toy', 1, 1\n"
         Path("config.py").write_text(f"{head}{code}\ncurve = {setting}\n")
         linecache.clearcache()
-        return _plain(penstock.load_config("config.py")["curve"])
+        return _plain(batchwright.load_config("config.py")["curve"])
 
     code = (
         "class Curve:\n    z = 3\n    def __init__(self, top=1):\n        self.top = top\n"
@@ -275,7 +275,7 @@ def test_of_a_script_only_the_class_and_its_bases_count(tmp_path):
             class P(Half):
                 k = 2
             learning_rate = 3
-            from penstock.queue.stale import stamp_of
+            from batchwright.queue.stale import stamp_of
             p = P()
             p.data_dir, p.config, p.seed = ".", {"learning_rate": 3}, 0
             stamp = stamp_of(p, {})
@@ -287,7 +287,7 @@ def test_of_a_script_only_the_class_and_its_bases_count(tmp_path):
 
 
 def printed_by(*command: object, **environment: str) -> str:
-    path = os.pathsep.join([str(Path(penstock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(batchwright.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         env={**os.environ, "PYTHONPATH": path, **environment},
@@ -339,7 +339,7 @@ def looped() -> dict[str, Any]:
     [
         (None, "build_meta() returned nothing; it has to return a dict", "batch_schema"),
         ([1], "build_meta() returned a list; it has to return a dict", "batch_schema"),
-        ({"penstock": 1}, "meta['penstock'] is a name that penstock needs for itself", "another name"),
+        ({"batchwright": 1}, "meta['batchwright'] is a name that batchwright needs for itself", "another name"),
         ({"itos": {0: "a"}}, "meta['itos'] has keys that are not strings (0); use a list", "use a list"),
         ({"a": {(1, 2): 3}}, "meta['a'] has keys that are not strings ((1, 2)); use strings as keys", "strings"),
         ({"a": [1, float("nan")]}, "meta['a'][1] is nan, which JSON does not have", "leave it out"),

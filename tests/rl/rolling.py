@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import penstock.journal
-from penstock.files import write_whole
-from penstock.rollout_log import RolloutLog
+import batchwright.journal
+from batchwright.files import write_whole
+from batchwright.rollout_log import RolloutLog
 
 NUM_PROMPTS = 100
 EPOCHS = 2
@@ -29,7 +29,7 @@ STEP_GROUPS = 4
 CHECKPOINT_STEPS = 3
 MAX_STALENESS = 4
 
-penstock.journal._sync = lambda descriptor: None  # a killed process loses nothing that it wrote; a power cut would
+batchwright.journal._sync = lambda descriptor: None  # a killed process loses nothing that it wrote; a power cut would
 
 
 def settings(seed: int) -> dict[str, Any]:

@@ -16,12 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock
-from penstock.errors import SampleError, SpecError
-from penstock.kernels import numba_or_none
-from penstock.rl import advantage
-from penstock.rl.advantage import discounted, gae, group_relative, leave_one_out, reinforce, whiten, whitening_divisor
-from penstock.rl.dialects import DIALECTS, Dialect, dialect
+import batchwright
+from batchwright.errors import SampleError, SpecError
+from batchwright.kernels import numba_or_none
+from batchwright.rl import advantage
+from batchwright.rl.advantage import (
+    discounted,
+    gae,
+    group_relative,
+    leave_one_out,
+    reinforce,
+    whiten,
+    whitening_divisor,
+)
+from batchwright.rl.dialects import DIALECTS, Dialect, dialect
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 needs_numba = pytest.mark.skipif(numba_or_none() is None, reason="numba is not installed, or turned off")
@@ -34,7 +42,7 @@ def _on_path(request, monkeypatch):
     monkeypatch.setattr(advantage, "_WORTH_COMPILING", 0)
     monkeypatch.setattr(advantage, "_BLOCK_STEPS", 3)
     if request.param == "numpy":
-        monkeypatch.setenv("PENSTOCK_NUMBA", "0")
+        monkeypatch.setenv("BATCHWRIGHT_NUMBA", "0")
 
 
 on_both_paths = pytest.mark.parametrize("_on_path", PATHS, indirect=True)
@@ -94,7 +102,7 @@ def test_gae_is_its_definition_with_masks_ends_and_bootstraps(path):
         patch.setattr(advantage, "_WORTH_COMPILING", 0)
         patch.setattr(advantage, "_BLOCK_STEPS", 3)
         if path == "numpy":
-            patch.setenv("PENSTOCK_NUMBA", "0")
+            patch.setenv("BATCHWRIGHT_NUMBA", "0")
 
         @settings(max_examples=60)
         @given(rollouts())
@@ -120,7 +128,7 @@ def test_numba_gives_the_same_bits_as_numpy(monkeypatch, dtype, gaps, has_mask, 
     options["mask"] = draw.random(shape) < 0.7 if has_mask else None
     options["dones"] = draw.random(shape) < 0.05 if has_dones else None
     compiled = gae(rewards, values, **options)
-    monkeypatch.setenv("PENSTOCK_NUMBA", "0")
+    monkeypatch.setenv("BATCHWRIGHT_NUMBA", "0")
     for one, other in zip(compiled, gae(rewards, values, **options), strict=True):
         assert np.array_equal(one, other)
 
@@ -131,7 +139,7 @@ def test_large_arrays_take_the_compiled_loop_and_small_ones_do_not(monkeypatch):
     monkeypatch.setattr(advantage, "_step_all_rows", lambda *arguments: taken.append("numpy"))
     gae(np.ones((2, 3)), np.ones((2, 3)))
     gae(np.ones((64, 64)), np.ones((64, 64)))
-    monkeypatch.setenv("PENSTOCK_NUMBA", "0")
+    monkeypatch.setenv("BATCHWRIGHT_NUMBA", "0")
     gae(np.ones((64, 64)), np.ones((64, 64)))
     assert taken == ["numpy", "numpy"]
 
@@ -421,7 +429,7 @@ def std_of(numbers):
 
 
 GRPO = {
-    "penstock": lambda r, all, others: (r - statistics.fmean(all)) / (std_of(all) + 1e-6) if others else 0.0,
+    "batchwright": lambda r, all, others: (r - statistics.fmean(all)) / (std_of(all) + 1e-6) if others else 0.0,
     "verl": lambda r, all, others: (r - statistics.fmean(all)) / (std_of(all) + 1e-6) if others else r / (1 + 1e-6),
     "trl": lambda r, all, others: (r - statistics.fmean(all)) / (std_of(all) + 1e-4) if others else 0.0,
     "openrlhf": lambda r, all, others: (r - statistics.fmean(all)) / (std_of(all) + 1e-9) if others else 0.0,
@@ -451,7 +459,7 @@ def test_a_dialect_leaves_one_out_as_its_page_says(name):
 @pytest.mark.parametrize(
     ("name", "gamma", "lam", "gaps"),
     [
-        ("penstock", 1.0, 0.95, "carry"),
+        ("batchwright", 1.0, 0.95, "carry"),
         ("verl", 1.0, 1.0, "carry"),
         ("trl", 1.0, 0.95, "zero"),
         ("openrlhf", 1.0, 1.0, "zero"),
@@ -470,7 +478,7 @@ def test_a_dialect_walks_over_time_as_its_page_says(name, gamma, lam, gaps):
 @pytest.mark.parametrize(
     ("name", "divisor"),
     [
-        ("penstock", math.sqrt(2e-8 / 3 + 1e-8)),
+        ("batchwright", math.sqrt(2e-8 / 3 + 1e-8)),
         ("verl", math.sqrt(1e-8 + 1e-8)),
         ("trl", math.sqrt(1e-8 + 1e-8)),
         ("openrlhf", math.sqrt(1e-8)),  # of 3 numbers the variance is 2e-8 / 3, below the floor
@@ -492,7 +500,7 @@ def test_a_dialect_can_be_given_other_numbers():
 
 def test_no_dialect_is_what_the_functions_do_by_themselves():
     ours = dialect(None)
-    assert ours is dialect("penstock")
+    assert ours is dialect("batchwright")
     assert dialect(ours) is ours
     assert np.array_equal(ours.group_relative(REWARDS, GROUP), group_relative(REWARDS, GROUP))
     assert np.array_equal(ours.whiten(REWARDS), whiten(REWARDS))
@@ -581,8 +589,8 @@ def test_a_dialect_in_capitals_is_recognised_in_the_remedy():
 
 
 def test_numba_is_not_imported_before_it_is_needed():
-    code = "import numpy as np, sys; from penstock.rl.advantage import gae; gae(np.ones((2, 3)), np.ones((2, 3)))"
+    code = "import numpy as np, sys; from batchwright.rl.advantage import gae; gae(np.ones((2, 3)), np.ones((2, 3)))"
     script = f"{code}; print('numba' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(batchwright.__file__).parent.parent)}
     ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"

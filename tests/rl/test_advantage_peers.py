@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.kernels import numba_or_none
-from penstock.rl.advantage import gae, group_relative, leave_one_out, whiten
-from penstock.rl.dialects import dialect
+from batchwright.kernels import numba_or_none
+from batchwright.rl.advantage import gae, group_relative, leave_one_out, whiten
+from batchwright.rl.dialects import dialect
 
 pytestmark = pytest.mark.peers
 
@@ -75,12 +75,12 @@ np.savez(sys.argv[2], **out)
 def answer_of(peer: str, module: str, folder: Path, **given: object) -> dict[str, np.ndarray]:
     """What a script makes of arrays, in a process of its own, which may live in another environment."""
     beside = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"  # what `make bench-peers` builds
-    python = os.environ.get("PENSTOCK_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
+    python = os.environ.get("BATCHWRIGHT_PEERS_PYTHON") or (str(beside) if beside.exists() else sys.executable)
     probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     if subprocess.run([python, "-c", probe]).returncode:
         pytest.skip(
             f"NOT COMPARED WITH {module}: `make bench-peers` builds an environment that has it; "
-            "$PENSTOCK_PEERS_PYTHON can name another one"
+            "$BATCHWRIGHT_PEERS_PYTHON can name another one"
         )
     np.savez(folder / "given.npz", **given)
     done = subprocess.run(
@@ -122,7 +122,7 @@ def torchrl(tmp_path_factory, episodes) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("path", ["numpy", "numba"])
 def test_gae_is_that_of_torchrl_to_1e_5_over_the_ends_of_episodes(torchrl, episodes, monkeypatch, path):
     if path == "numpy":
-        monkeypatch.setenv("PENSTOCK_NUMBA", "0")
+        monkeypatch.setenv("BATCHWRIGHT_NUMBA", "0")
     elif numba_or_none() is None:
         pytest.skip("numba is not installed, or turned off")
     advantages, returns = gae(**episodes, gamma=0.99, lam=0.95)

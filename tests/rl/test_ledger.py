@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SampleError
-from penstock.rl.audit import audit
-from penstock.rl.ledger import (
+from batchwright.errors import SampleError
+from batchwright.rl.audit import audit
+from batchwright.rl.ledger import (
     Add,
     Begin,
     Contradiction,

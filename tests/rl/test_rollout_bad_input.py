@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.rollouts import read_rollouts
+import batchwright as bw
+from batchwright.rollouts import read_rollouts
 
 ROW = {"prompt": [1, 2], "response": [3, 4, 5], "reward": 1.0, "group": "g"}
 NAN = math.nan
@@ -47,7 +47,7 @@ class Case:
     """What `where` must hold."""
     says: str
     advises: str
-    error: type[Exception] = ps.SampleError
+    error: type[Exception] = bw.SampleError
     settings: dict[str, Any] = field(default_factory=dict)
     only_rows: bool = False
     """Whether a table of Arrow cannot hold it."""
@@ -188,7 +188,7 @@ CASES = {
         {"parameter": "tokenizer", "row": 1, "column": "response"},
         "a response is text, and text needs a tokenizer",
         "'bytes'",
-        ps.SpecError,
+        bw.SpecError,
         only_rows=True,
     ),
     "text in all rows, and no tokenizer": Case(
@@ -196,7 +196,7 @@ CASES = {
         {"parameter": "tokenizer", "row": 0, "column": "question"},
         "a prompt is text, and text needs a tokenizer",
         "token ids in place of text",
-        ps.SpecError,
+        bw.SpecError,
         {"columns": {"prompt": "question"}},
     ),
     "messages without a tokenizer": Case(
@@ -204,7 +204,7 @@ CASES = {
         {"parameter": "tokenizer", "row": 1, "column": "prompt"},
         "a prompt is messages, and they need a tokenizer",
         "token ids in place of messages",
-        ps.SpecError,
+        bw.SpecError,
         only_rows=True,
     ),
     "turns of text without a tokenizer": Case(
@@ -215,7 +215,7 @@ CASES = {
         {"parameter": "tokenizer", "row": 1, "column": "response"},
         "a response is text",
         "token ids in place of text",
-        ps.SpecError,
+        bw.SpecError,
     ),
     "text of several kinds, and no tokenizer": Case(
         [
@@ -226,7 +226,7 @@ CASES = {
         {"parameter": "tokenizer", "row": 1, "column": "response"},
         "a response is text",
         "token ids",
-        ps.SpecError,
+        bw.SpecError,
         only_rows=True,
     ),
     "half a character": Case(
@@ -269,7 +269,7 @@ CASES = {
         {"parameter": "chat_template"},
         "has no chat template",
         "chatml",
-        ps.TokenizerError,
+        bw.TokenizerError,
         {"tokenizer": "bytes"},
     ),
     "a message of an unknown role": Case(
@@ -284,7 +284,7 @@ CASES = {
         {"parameter": "chat_template"},
         "none is",
         "no chat_template",
-        ps.SpecError,
+        bw.SpecError,
         {"tokenizer": "bytes", "chat_template": "chatml"},
     ),
     "a group that never completes": Case(
@@ -302,7 +302,7 @@ CASES = {
         {"parameter": "group_size"},
         "no row has a 'group'",
         "columns={'group': 'group_id'}",
-        ps.SpecError,
+        bw.SpecError,
         {"group_size": 2},
     ),
     "a group that is NaN": Case(
@@ -338,7 +338,7 @@ CASES = {
         {"parameter": "columns"},
         "no key 'respones'",
         "'response'",
-        ps.SpecError,
+        bw.SpecError,
         {"columns": {"respones": "x"}},
     ),
     "a column to rename that is not there": Case(
@@ -346,10 +346,10 @@ CASES = {
         {"parameter": "columns"},
         "which no row has",
         "'reward'",
-        ps.SpecError,
+        bw.SpecError,
         {"columns": {"reward": "rewards"}},
     ),
-    "no rows": Case([], {"parameter": "rollout_data"}, "no rollouts|without rows", "row", ps.SpecError),
+    "no rows": Case([], {"parameter": "rollout_data"}, "no rollouts|without rows", "row", bw.SpecError),
 }
 
 
@@ -374,7 +374,7 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(name: str, held: Calla
     with pytest.raises(case.error, match=case.says) as caught:
         read_rollouts(data, **case.settings)
 
-    assert isinstance(caught.value, ps.PenstockError)
+    assert isinstance(caught.value, bw.BatchwrightError)
     assert {key: caught.value.where.get(key) for key in case.names} == case.names
     assert caught.value.remedy is not None
     assert case.advises in caught.value.remedy
@@ -384,7 +384,7 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(name: str, held: Calla
 def test_a_bad_row_of_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text((json.dumps(ROW) + "\n") * 5)
     (tmp_path / "b.jsonl").write_text("\n".join(["", json.dumps(ROW), json.dumps(ROW | {"response": [-1]}), ""]))
-    with pytest.raises(ps.SampleError, match="is -1") as caught:
+    with pytest.raises(bw.SampleError, match="is -1") as caught:
         read_rollouts(tmp_path / "*.jsonl")
 
     where = caught.value.where
@@ -393,7 +393,7 @@ def test_a_bad_row_of_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
 
 def test_a_bad_row_of_a_table_in_pieces_is_named_by_its_number_among_all() -> None:
     table = pa.concat_tables([as_table([ROW, ROW]), as_table([ROW, ROW | {"response": [1, None]}])])
-    with pytest.raises(ps.SampleError, match="number 1 of it is null") as caught:
+    with pytest.raises(bw.SampleError, match="number 1 of it is null") as caught:
         read_rollouts(table)
 
     assert caught.value.where["row"] == 3
@@ -401,7 +401,7 @@ def test_a_bad_row_of_a_table_in_pieces_is_named_by_its_number_among_all() -> No
 
 def test_a_line_that_is_not_json_is_named_and_cannot_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps(ROW) + "\n{\n")
-    with pytest.raises(ps.SourceError, match="malformed row") as caught:
+    with pytest.raises(bw.SourceError, match="malformed row") as caught:
         read_rollouts(tmp_path / "r.jsonl")
 
     assert caught.value.where["line"] == 2
@@ -415,7 +415,7 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
         writer.write_table(table)
     whole = (tmp_path / "r.arrow").read_bytes()
     (tmp_path / "r.arrow").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ps.SourceError, match="Arrow") as caught:
+    with pytest.raises(bw.SourceError, match="Arrow") as caught:
         read_rollouts(tmp_path / "r.arrow")
 
     assert caught.value.where["file"] == str(tmp_path / "r.arrow")
@@ -432,7 +432,7 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
     ids=["one rollout", "a number", "text among rows", "classes"],
 )
 def test_what_is_no_rollout_at_all_is_a_type_error(data: Any, says: str, where: dict[str, Any]) -> None:
-    with pytest.raises(ps.SampleTypeError, match=says) as caught:
+    with pytest.raises(bw.SampleTypeError, match=says) as caught:
         read_rollouts(data)
 
     assert isinstance(caught.value, TypeError)

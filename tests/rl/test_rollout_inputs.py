@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import penstock as ps
-from penstock.rl.columns import Rollouts
-from penstock.rollouts import read_rollouts
+import batchwright as bw
+from batchwright.rl.columns import Rollouts
+from batchwright.rollouts import read_rollouts
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -150,7 +150,7 @@ def as_two_files(rows: list[dict[str, Any]], folder: Path) -> Any:
 
 
 def as_buffer_in_batches(rows: list[dict[str, Any]], folder: Path) -> Any:
-    buffer = ps.DatasetBuffer(rows[:2])
+    buffer = bw.DatasetBuffer(rows[:2])
     buffer.append(rows[2:])
     return buffer
 
@@ -262,7 +262,7 @@ def test_columns_of_other_names_are_renamed_and_unknown_ones_ignored() -> None:
 def test_rows_of_equal_length_in_a_buffer_are_tensors_there_and_read_the_same() -> None:
     rows = [{"prompt": np.array([n, n]), "response": np.array([n, 9, 9]), "reward": float(n)} for n in range(3)]
 
-    assert read_rollouts(ps.DatasetBuffer(rows)).fingerprint() == read_rollouts(rows).fingerprint()
+    assert read_rollouts(bw.DatasetBuffer(rows)).fingerprint() == read_rollouts(rows).fingerprint()
 
 
 def test_a_part_of_a_table_of_equal_lengths_has_its_own_rows() -> None:
@@ -276,7 +276,7 @@ def test_a_part_of_a_table_of_equal_lengths_has_its_own_rows() -> None:
 def test_files_of_columns_are_never_made_into_rows(
     write: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.rollouts.table.read_documents", None)
+    monkeypatch.setattr("batchwright.rollouts.table.read_documents", None)
 
     assert len(read_rollouts(write(ROWS, tmp_path))) == 3
 

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock import journal as journal_module
-from penstock.errors import (
+import batchwright as bw
+from batchwright import journal as journal_module
+from batchwright.errors import (
     BusyError,
     PlanError,
     RowIndexError,
@@ -30,10 +30,10 @@ from penstock.errors import (
     SpecError,
     StoreError,
 )
-from penstock.rl.groups import decode_content
-from penstock.rollout_log import folder as folder_module
-from penstock.rollout_log.log import RolloutLog
-from penstock.rollout_log.status import status
+from batchwright.rl.groups import decode_content
+from batchwright.rollout_log import folder as folder_module
+from batchwright.rollout_log.log import RolloutLog
+from batchwright.rollout_log.status import status
 
 PROMPTS = [{"prompt": f"{n} + 1 = ", "answer": str(n + 1)} for n in range(6)]
 
@@ -292,8 +292,8 @@ def test_a_file_system_without_locks_is_refused(path, monkeypatch):
 
 def test_processes_that_begin_one_log_at_the_same_time_share_it(path):
     script = (
-        "import sys, penstock as ps\n"
-        "log = ps.RolloutLog(sys.argv[1], [str(n) for n in range(100)], group_size=1)\n"
+        "import sys, batchwright as bw\n"
+        "log = bw.RolloutLog(sys.argv[1], [str(n) for n in range(100)], group_size=1)\n"
         "sys.stdin.read(1)\n"
         "print(*(job.ordinal for _ in range(10) for job in log.next_prompts(3)))\n"
         "sys.stdout.flush(); sys.stdin.read(1)\n"
@@ -366,8 +366,8 @@ def test_prompts_of_a_log_that_was_closed_are_issued_again_at_once(log, path):
 
 def test_prompts_of_a_process_that_was_killed_are_issued_again_at_once(log, path):
     script = (
-        "import sys, os, penstock as ps\n"
-        "log = ps.RolloutLog(sys.argv[1], [{'prompt': f'{n} + 1 = ', 'answer': str(n + 1)} for n in range(6)])\n"
+        "import sys, os, batchwright as bw\n"
+        "log = bw.RolloutLog(sys.argv[1], [{'prompt': f'{n} + 1 = ', 'answer': str(n + 1)} for n in range(6)])\n"
         "log.next_prompts(2); print('leased'); sys.stdout.flush(); sys.stdin.read()\n"
     )
     process = subprocess.Popen(
@@ -1111,10 +1111,10 @@ def test_a_group_that_is_no_group_is_refused(payload):
 
 def test_a_full_disk_leaves_the_log_as_it_was_and_it_goes_on_later(tmp_path):
     script = """
-import resource, signal, sys, penstock as ps
-from penstock.errors import OutOfSpaceError
+import resource, signal, sys, batchwright as bw
+from batchwright.errors import OutOfSpaceError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-log = ps.RolloutLog(sys.argv[1], [str(n) for n in range(4)], group_size=1, shuffle=False)
+log = bw.RolloutLog(sys.argv[1], [str(n) for n in range(4)], group_size=1, shuffle=False)
 first, second = log.next_prompts(2)
 log.add(first, ["small"], [1.0])
 state = log.state()
@@ -1164,7 +1164,7 @@ def test_an_interrupt_in_the_middle_of_a_write_leaves_a_log_that_agrees_with_its
 
 
 def test_the_public_name_is_the_class():
-    assert ps.RolloutLog is RolloutLog
+    assert bw.RolloutLog is RolloutLog
 
 
 def test_an_engine_that_writes_into_the_messages_it_was_given_does_not_change_what_was_asked(path):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import RolloutLog
-from penstock import journal as journal_module
-from penstock.rollout_log.status import history, status
+from batchwright import RolloutLog
+from batchwright import journal as journal_module
+from batchwright.rollout_log.status import history, status
 
 ROLLING = Path(__file__).with_name("rolling.py")
 NUM_ORDINALS = 200

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock
-from penstock.errors import BusyError, OutOfSpaceError, SourceError, SpecError
-from penstock.files import exclusive
-from penstock.shards import convert as module
-from penstock.shards.convert import FORMATS, convert
-from penstock.shards.shard import content_mark, open_shard
+import batchwright
+from batchwright.errors import BusyError, OutOfSpaceError, SourceError, SpecError
+from batchwright.files import exclusive
+from batchwright.shards import convert as module
+from batchwright.shards.convert import FORMATS, convert
+from batchwright.shards.shard import content_mark, open_shard
 
 
 def columns_of(number: int, rows: int = 5) -> dict[str, np.ndarray]:
@@ -230,7 +230,7 @@ def test_an_input_that_is_damaged_ends_it_and_keeps_what_was_done(games, tmp_pat
 
 
 def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(penstock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(batchwright.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path},
@@ -243,7 +243,7 @@ def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[s
 def test_a_killed_conversion_leaves_whole_shards_and_continues(where, games, tmp_path):
     script = f"""
 import os, signal, sys
-from penstock.shards import convert as module
+from batchwright.shards import convert as module
 original, calls = module.{where}, 0
 def killed(path, *more):
     global calls
@@ -269,7 +269,7 @@ def test_a_kill_while_an_old_shard_is_replaced_is_made_good(where, games, tmp_pa
     write(games / "run2_shard-002.npz", columns_of(9))
     script = f"""
 import os, signal, sys
-from penstock.shards import convert as module
+from batchwright.shards import convert as module
 module.{where} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 module.convert(sys.argv[1], sys.argv[2], show_progress=False)
 """
@@ -283,8 +283,8 @@ def test_a_full_disk_leaves_nothing_half_written(games, tmp_path):
     write(games / "run2_shard-002.npz", {**columns_of(2, rows=2000)})
     script = """
 import resource, sys
-from penstock.errors import OutOfSpaceError
-from penstock.shards.convert import convert
+from batchwright.errors import OutOfSpaceError
+from batchwright.shards.convert import convert
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
     convert(sys.argv[1], sys.argv[2], show_progress=False)
@@ -370,7 +370,7 @@ def test_pickles_are_refused_before_anything_is_written(games, tmp_path):
     with pytest.raises(SourceError) as caught:
         convert_quietly(games, tmp_path / "out")
     assert caught.value.headline.startswith("shard_4.pkl.gz is a pickle, which can run code when read. If you made it")
-    assert f"penstock shards convert {games} {games}-npz --allow-pickle" in caught.value.remedy
+    assert f"batchwright shards convert {games} {games}-npz --allow-pickle" in caught.value.remedy
     assert not (tmp_path / "out").exists()
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError, SourceError, SpecError
-from penstock.shards import find
-from penstock.shards.find import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
+from batchwright.errors import BatchwrightError, SourceError, SpecError
+from batchwright.shards import find
+from batchwright.shards.find import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
 
 
 def touch(directory: Path, *names: str) -> str:
@@ -57,14 +57,14 @@ def test_hidden_files_folders_and_other_kinds_do_not_count(tmp_path, caplog):
     a = numbered(tmp_path / "a", range(3))
     touch(tmp_path / "a", "README.md", "metadata.json", ".shard_3.npz", ".shard_1.npz.77.0.part", "shard_2.npz.tmp")
     (tmp_path / "a" / "shard_7.npz").mkdir()
-    with caplog.at_level(logging.DEBUG, "penstock"):
+    with caplog.at_level(logging.DEBUG, "batchwright"):
         assert numbers_of(find_shards([a], ["all"])) == [[0, 1, 2]]
     assert f"{a}: 3 shards; 6 other entries are ignored" in caplog.text
 
 
 def test_ids_are_taken_and_said_to_be_ids(tmp_path, caplog):
     a = touch(tmp_path / "a", "game_17.npz", "game_4011.npz", "game_90210.npz")
-    with caplog.at_level(logging.INFO, "penstock"):
+    with caplog.at_level(logging.INFO, "batchwright"):
         assert numbers_of(find_shards([a], ["all"])) == [[17, 4011, 90210]]
     assert "taken as ids" in caplog.text
 
@@ -467,6 +467,6 @@ def test_where_no_directory_has_two_shards_none_can_be_kept(tmp_path):
 def test_errors_of_discovery_survive_a_process_border(tmp_path):
     import pickle
 
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(BatchwrightError) as caught:
         find_shards([str(tmp_path / "x")], ["all"])
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

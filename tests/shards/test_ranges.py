@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SpecError
-from penstock.shards.ranges import choose, extension_of, number_of, parse_range, range_text
+from batchwright.errors import SpecError
+from batchwright.shards.ranges import choose, extension_of, number_of, parse_range, range_text
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import SourceError, SpecError
-from penstock.machine import is_alive, is_linux
-from penstock.shards import EXTENSIONS, Column, content_mark, open_shard, peek
-from penstock.shards.decode import BLOCK_ROWS, decode
+from batchwright.errors import SourceError, SpecError
+from batchwright.machine import is_alive, is_linux
+from batchwright.shards import EXTENSIONS, Column, content_mark, open_shard, peek
+from batchwright.shards.decode import BLOCK_ROWS, decode
 
 ROWS = 11
 
@@ -620,10 +620,10 @@ def test_a_pickle_is_not_opened_unless_told_to(tmp_path: Path) -> None:
             opened(path)
         assert caught.value.headline == (
             "shard_0000.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, or once: "
-            "penstock shards convert DIR OUT --allow-pickle"
+            "batchwright shards convert DIR OUT --allow-pickle"
         )
         assert caught.value.remedy == (
-            f"allow_pickle=True, or once: penstock shards convert {tmp_path} {tmp_path}-npz --allow-pickle"
+            f"allow_pickle=True, or once: batchwright shards convert {tmp_path} {tmp_path}-npz --allow-pickle"
         )
 
 
@@ -755,7 +755,7 @@ def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_bytes(as_lines([{"a": 1}]))
     script = """
         import sys, time
-        from penstock.shards import open_shard
+        from batchwright.shards import open_shard
         shard = open_shard(sys.argv[1])
         print(shard._worker.process.pid, flush=True)
         time.sleep(60)

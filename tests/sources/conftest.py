@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
-from penstock.sources import memory, units
+import batchwright as bw
+from batchwright.sources import memory, units
 
 ROWS = [
     {
@@ -44,11 +44,11 @@ def documents_of(tmp_path: Path) -> Callable[..., Documents]:
     """(row, text) of every document of a source, in its order, by baking it."""
 
     def bake(source: Any, text: str = "text", *, where: Any = None, **settings: Any) -> Documents:
-        recipe = ps.DatasetRecipe().add_ingredient(source, text, name="x", where=where)
-        recipe.prepare_step(ps.tokenize("bytes"))
+        recipe = bw.DatasetRecipe().add_ingredient(source, text, name="x", where=where)
+        recipe.prepare_step(bw.tokenize("bytes"))
         number = len(list(tmp_path.glob("*.store")))
         settings = {"workers": 0, "show_progress": False, "shuffle": False, **settings}
-        store = ps.bake(recipe, tmp_path / f"{number}.store", **settings)
+        store = bw.bake(recipe, tmp_path / f"{number}.store", **settings)
         return [(store[n].row, store.decode(store[n].tokens)) for n in range(store.num_rows)]
 
     return bake

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.sources import list_files
-from penstock.sources.arrow import read_arrow
-from penstock.sources.formats import Malformed
+import batchwright as bw
+from batchwright.sources import list_files
+from batchwright.sources.arrow import read_arrow
+from batchwright.sources.formats import Malformed
 
 
 def write(path: Path, table: pa.Table, kind: str = "file", rows: int = 7, **options: object) -> Path:
@@ -71,7 +71,7 @@ def test_a_feather_file_is_read(tmp_path):
 def test_a_truncated_stream_gives_the_rows_before_and_is_located(tmp_path, rows, documents_of):
     path = write(tmp_path / "rows.arrow", pa.Table.from_pylist(rows), "stream")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ps.SourceError, match=r"truncated or damaged Arrow stream: record batch 4, at byte ") as caught:
+    with pytest.raises(bw.SourceError, match=r"truncated or damaged Arrow stream: record batch 4, at byte ") as caught:
         documents_of(path)
     assert caught.value.where == {"file": str(path), "row": 28}
     assert "mend or leave out the file, or on_error='skip'" in caught.value.remedy
@@ -148,7 +148,7 @@ def test_only_the_files_that_the_dataset_lists_are_read_and_in_its_order(saved):
 
 def test_a_dataset_with_several_splits_names_them(tmp_path, saved):
     (saved.parent / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(ps.SourceError, match="this dataset has several splits") as caught:
+    with pytest.raises(bw.SourceError, match="this dataset has several splits") as caught:
         list_files(saved.parent)
     assert caught.value.where == {"file": str(saved.parent), "splits": "'train', 'test'"}
     assert caught.value.remedy == f"{saved}, or one ingredient for each"
@@ -171,7 +171,7 @@ def test_a_dataset_with_several_splits_names_them(tmp_path, saved):
 )
 def test_a_dataset_that_cannot_be_read_says_why(saved, state, error, remedy):
     (saved / "state.json").write_text(state if isinstance(state, str) else json.dumps(state))
-    with pytest.raises(ps.SourceError, match=error) as caught:
+    with pytest.raises(bw.SourceError, match=error) as caught:
         list_files(saved)
     assert remedy in caught.value.remedy
     assert str(saved) in str(caught.value.where["file"])

@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.sources import compression, cut_files
-from penstock.sources.compression import compression_of, compression_of_bytes, open_raw, uncompressed_name
+import batchwright as bw
+from batchwright.sources import compression, cut_files
+from batchwright.sources.compression import compression_of, compression_of_bytes, open_raw, uncompressed_name
 
 TEXT = "".join(json.dumps({"text": f"row {n} " + str(n * 7919)}) + "\n" for n in range(20_000)).encode()
 KINDS = ["gz", "zst", "lz4", "bz2", "xz"]
@@ -99,7 +99,7 @@ def test_zeros_between_xz_streams_are_skipped(tmp_path):
 def test_a_cut_off_archive_is_an_error_that_names_it(tmp_path, kind, left):
     data = compressed(kind)
     path = written(tmp_path, f"a.{kind}", data[: int(len(data) * left) if isinstance(left, float) else left])
-    with pytest.raises(ps.SourceError, match="is truncated or damaged") as caught:
+    with pytest.raises(bw.SourceError, match="is truncated or damaged") as caught:
         read(path)
     assert str(caught.value.where["file"]) == str(path)
 
@@ -110,19 +110,19 @@ def test_what_follows_an_archive_and_is_none_is_an_error(tmp_path, kind, garbage
     if kind == "xz" and garbage == bytes(512):
         pytest.skip("xz allows zeros there")
     path = written(tmp_path, f"a.{kind}", compressed(kind) + garbage)
-    with pytest.raises(ps.SourceError, match="is truncated or damaged"):
+    with pytest.raises(bw.SourceError, match="is truncated or damaged"):
         read(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_not_what_its_extension_says_is_an_error_that_says_so(tmp_path, kind):
     said = compression_of(f"a.{kind}")
-    with pytest.raises(ps.SourceError, match=f"this file is named as {said}, and its bytes are not {said}") as caught:
+    with pytest.raises(bw.SourceError, match=f"this file is named as {said}, and its bytes are not {said}") as caught:
         open_raw(written(tmp_path, f"a.jsonl.{kind}", TEXT))
     assert str(caught.value.where["file"]) == str(tmp_path / f"a.jsonl.{kind}")
     other = "gz" if kind != "gz" else "xz"
     found = compression_of(f"a.{other}")
-    with pytest.raises(ps.SourceError, match=f"this file is named as {said}, and its bytes are {found}"):
+    with pytest.raises(bw.SourceError, match=f"this file is named as {said}, and its bytes are {found}"):
         open_raw(written(tmp_path, f"b.jsonl.{kind}", compressed(other)))
 
 
@@ -134,7 +134,7 @@ def test_an_empty_file_holds_nothing_whatever_its_name(tmp_path, kind):
 def test_an_xz_file_that_asks_for_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "_XZ_MEMORY_BYTES", 4 << 20)
     path = written(tmp_path, "a.xz", lzma.compress(b"x", preset=6))  # asks for 9 MiB
-    with pytest.raises(ps.SourceError, match="is truncated or damaged") as caught:
+    with pytest.raises(bw.SourceError, match="is truncated or damaged") as caught:
         read(path)
     assert caught.value.where["reason"] == "Memory usage limit exceeded"
 
@@ -206,9 +206,9 @@ def test_a_small_archive_may_grow_as_it_likes_and_a_large_one_as_text_does(tmp_p
     assert len(read(written(tmp_path, "b.gz", compressed("gz", repeated)))) == len(repeated)
 
 
-def bake(path: Path, to: Path, **settings) -> ps.Store:
-    recipe = ps.DatasetRecipe().add_ingredient(path, name="a").prepare_step(ps.tokenize("bytes"))
-    return ps.bake(recipe, to, workers=0, show_progress=False, **settings)
+def bake(path: Path, to: Path, **settings) -> bw.Store:
+    recipe = bw.DatasetRecipe().add_ingredient(path, name="a").prepare_step(bw.tokenize("bytes"))
+    return bw.bake(recipe, to, workers=0, show_progress=False, **settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)

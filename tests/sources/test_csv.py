@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.sources import format_for, read_unit
-from penstock.sources.units import EndOfSpan, Malformed, Span, Unit
+import batchwright as bw
+from batchwright.sources import format_for, read_unit
+from batchwright.sources.units import EndOfSpan, Malformed, Span, Unit
 
 
 def read(folder: Path, data: str | bytes, name: str = "a.csv", columns=None, **options) -> list:
@@ -192,6 +192,6 @@ def test_rows_with_another_delimiter_than_a_header_that_was_given_are_told_which
     ],
 )
 def test_an_option_that_cannot_be_is_refused_and_never_skipped(tmp_path, options, message):
-    with pytest.raises(ps.SpecError, match=message) as caught:
+    with pytest.raises(bw.SpecError, match=message) as caught:
         read(tmp_path, "text\nx\n", **options)
     assert caught.value.remedy

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sources import cut_files, format_for, read_unit
-from penstock.sources.formats import encoding_fault
-from penstock.sources.units import EndOfSpan, Malformed
+from batchwright.sources import cut_files, format_for, read_unit
+from batchwright.sources.formats import encoding_fault
+from batchwright.sources.units import EndOfSpan, Malformed
 
 CONTENT = {
     "jsonl": '{"text": "one"}\n{"text": "two"}\n',

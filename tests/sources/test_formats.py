@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.sources import Malformed, Unit, format_for, read_unit
-from penstock.sources import formats as formats_module
-from penstock.sources.units import Span
+import batchwright as bw
+from batchwright.sources import Malformed, Unit, format_for, read_unit
+from batchwright.sources import formats as formats_module
+from batchwright.sources.units import Span
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +18,9 @@ def _own_registry(monkeypatch):
     monkeypatch.setattr(formats_module._formats, "_known", dict(formats_module._formats._known))
 
 
-def bake(source, tmp_path: Path, **settings) -> ps.Store:
-    recipe = ps.DatasetRecipe().add_ingredient(source, name="a").prepare_step(ps.tokenize("bytes"))
-    return ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False, **settings)
+def bake(source, tmp_path: Path, **settings) -> bw.Store:
+    recipe = bw.DatasetRecipe().add_ingredient(source, name="a").prepare_step(bw.tokenize("bytes"))
+    return bw.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False, **settings)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_extension_says_the_format(path, name):
 
 @pytest.mark.parametrize("path", ["a.docx", "a", "a.gz", "a.txt.bak"])
 def test_an_unknown_extension_asks_for_a_format(path):
-    with pytest.raises(ps.SourceError, match="cannot tell the format of a file") as caught:
+    with pytest.raises(bw.SourceError, match="cannot tell the format of a file") as caught:
         format_for(path)
     assert caught.value.where["file"] == path
     assert "format='text'" in caught.value.remedy
@@ -57,19 +57,19 @@ def test_a_file_is_a_document_or_a_line_is(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     whole = bake(tmp_path / "a.txt", tmp_path)
     assert [whole.decode(row.tokens) for row in whole.rows()] == ["one\ntwo\n"]
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "a.txt", format="lines").prepare_step(ps.tokenize("bytes"))
-    lines = ps.bake(recipe, tmp_path / "b.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.txt", format="lines").prepare_step(bw.tokenize("bytes"))
+    lines = bw.bake(recipe, tmp_path / "b.store", workers=0, show_progress=False)
     assert sorted((row.row, lines.decode(row.tokens)) for row in lines.rows()) == [(0, "one"), (1, "two")]
 
 
 def test_a_format_of_a_stream_gives_rows_and_says_which_are_bad(tmp_path):
-    @ps.register_format("para", extensions=(".para",))
+    @bw.register_format("para", extensions=(".para",))
     def read_paragraphs(stream):
         for paragraph in stream.read().decode().split("\n\n"):
             yield {"text": paragraph} if paragraph else Malformed("empty paragraph")
 
     (tmp_path / "a.para").write_text("one\ntwo\n\n\n\nthree")
-    with pytest.raises(ps.SourceError, match="empty paragraph") as caught:
+    with pytest.raises(bw.SourceError, match="empty paragraph") as caught:
         bake(tmp_path / "a.para", tmp_path)
     assert caught.value.where == {"file": str(tmp_path / "a.para"), "row": 1}
     store = bake(tmp_path / "a.para", tmp_path, on_error="skip")
@@ -77,7 +77,7 @@ def test_a_format_of_a_stream_gives_rows_and_says_which_are_bad(tmp_path):
 
 
 def test_a_format_is_given_the_columns_it_asks_for_and_the_options_it_names(tmp_path):
-    @ps.register_format("own", extensions=(".own",))
+    @bw.register_format("own", extensions=(".own",))
     def read_own(stream, *, columns=None, suffix="!"):
         yield {"text": f"{columns} {stream.read().decode()}{suffix}"}
 
@@ -91,34 +91,34 @@ def test_a_format_is_given_the_columns_it_asks_for_and_the_options_it_names(tmp_
 
 
 def test_an_option_that_a_format_does_not_have_is_refused_with_the_nearest():
-    with pytest.raises(ps.SpecError, match="format 'csv' has no option 'delimter'") as caught:
+    with pytest.raises(bw.SpecError, match="format 'csv' has no option 'delimter'") as caught:
         format_for("", "csv").with_options({"delimter": ";"})
     assert caught.value.remedy == "'delimiter'"
     assert caught.value.where["known"] == "delimiter, header, max_row_bytes, quotechar"
     for name in ("columns", "start"):
-        with pytest.raises(ps.SpecError, match=f"has no option '{name}'"):
+        with pytest.raises(bw.SpecError, match=f"has no option '{name}'"):
             format_for("", "csv").with_options({name: []})
 
 
 def test_a_format_can_take_one_extension_as_a_string_and_in_capitals():
-    ps.register_format("own", extensions=".Own", by_line=True)(lambda line: {"text": "x"})
+    bw.register_format("own", extensions=".Own", by_line=True)(lambda line: {"text": "x"})
     assert format_for("a.own").name == "own"
     assert format_for("a.OWN.gz").name == "own"
 
 
 def test_a_later_format_wins_an_extension_and_a_name():
-    ps.register_format("mine", extensions=(".txt",))(lambda stream: [])
+    bw.register_format("mine", extensions=(".txt",))(lambda stream: [])
     assert format_for("a.txt").name == "mine"
     assert format_for("a.txt", "text").name == "text"
 
 
 def test_a_value_error_in_a_format_is_a_malformed_row(tmp_path):
-    @ps.register_format("number", extensions=(".number",), by_line=True)
+    @bw.register_format("number", extensions=(".number",), by_line=True)
     def read_number(line):
         return {"text": str(int(line))}
 
     (tmp_path / "a.number").write_text("1\ntwo\n3\n")
-    with pytest.raises(ps.SourceError, match="malformed row: invalid literal for int") as caught:
+    with pytest.raises(bw.SourceError, match="malformed row: invalid literal for int") as caught:
         bake(tmp_path / "a.number", tmp_path)
     assert caught.value.where == {"file": str(tmp_path / "a.number"), "line": 2}
     assert bake(tmp_path / "a.number", tmp_path, on_error="skip").num_rows == 2
@@ -131,9 +131,9 @@ def test_any_other_error_in_a_format_is_located_and_never_skipped(tmp_path, by_l
             return {"text": "a"} if line_or_stream == b"good" else {}["key"]
         return iter([{"text": "a"}, {}["key"]])
 
-    ps.register_format("wrong", extensions=(".wrong",), by_line=by_line)(read)
+    bw.register_format("wrong", extensions=(".wrong",), by_line=by_line)(read)
     (tmp_path / "a.wrong").write_text("good\nbad\n")
-    with pytest.raises(ps.WorkerError, match="format 'wrong' failed: KeyError: 'key'") as caught:
+    with pytest.raises(bw.WorkerError, match="format 'wrong' failed: KeyError: 'key'") as caught:
         bake(tmp_path / "a.wrong", tmp_path, on_error="skip")
     assert caught.value.where["file"] == str(tmp_path / "a.wrong")
     assert caught.value.where.get("line", 2) == 2
@@ -141,9 +141,9 @@ def test_any_other_error_in_a_format_is_located_and_never_skipped(tmp_path, by_l
 
 
 def test_a_format_that_gives_no_rows_is_told_so(tmp_path):
-    ps.register_format("none", extensions=(".none",), by_line=True)(lambda line: None)
+    bw.register_format("none", extensions=(".none",), by_line=True)(lambda line: None)
     (tmp_path / "a.none").write_text("x\n")
-    with pytest.raises(ps.SourceError, match="malformed row: the format gave a NoneType, not a row"):
+    with pytest.raises(bw.SourceError, match="malformed row: the format gave a NoneType, not a row"):
         bake(tmp_path / "a.none", tmp_path)
 
 
@@ -152,11 +152,11 @@ def test_the_limit_of_a_row_is_an_option_of_every_format(tmp_path):
     (tmp_path / "a.txt").write_text("twenty bytes and more")
     for name, kind in (("a.jsonl", "line too long"), ("a.txt", "document too long")):
 
-        def recipe(name: str, limit: int) -> ps.DatasetRecipe:
-            made = ps.DatasetRecipe().add_ingredient(tmp_path / name, options={"max_row_bytes": limit})
-            return made.prepare_step(ps.tokenize("bytes"))
+        def recipe(name: str, limit: int) -> bw.DatasetRecipe:
+            made = bw.DatasetRecipe().add_ingredient(tmp_path / name, options={"max_row_bytes": limit})
+            return made.prepare_step(bw.tokenize("bytes"))
 
-        with pytest.raises(ps.SourceError, match=f"{kind}: over 20 bytes") as caught:
-            ps.bake(recipe(name, 20), tmp_path / f"{name}.store", workers=0, show_progress=False)
+        with pytest.raises(bw.SourceError, match=f"{kind}: over 20 bytes") as caught:
+            bw.bake(recipe(name, 20), tmp_path / f"{name}.store", workers=0, show_progress=False)
         assert caught.value.remedy.startswith('options={"max_row_bytes": 40} or more')
-        assert ps.bake(recipe(name, 40), tmp_path / f"{name}.store", workers=0, show_progress=False).num_rows == 1
+        assert bw.bake(recipe(name, 40), tmp_path / f"{name}.store", workers=0, show_progress=False).num_rows == 1

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources import format_for, read_unit
-from penstock.sources import json as json_module
-from penstock.sources.units import EndOfSpan, Malformed, Span, Unit
+from batchwright.sources import format_for, read_unit
+from batchwright.sources import json as json_module
+from batchwright.sources.units import EndOfSpan, Malformed, Span, Unit
 
 A, B = {"text": "a"}, {"text": "b"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.sources import list_files, looks_like_paths
+import batchwright as bw
+from batchwright.sources import list_files, looks_like_paths
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_link_back_to_a_folder_above_is_not_followed_for_ever(folder):
 
 def test_a_link_that_leads_nowhere_is_named(folder):
     (folder / "sub" / "gone.txt").symlink_to("nowhere")
-    with pytest.raises(ps.SourceError, match="this link leads nowhere") as caught:
+    with pytest.raises(bw.SourceError, match="this link leads nowhere") as caught:
         list_files(folder)
     assert caught.value.where["file"] == str(folder / "sub" / "gone.txt")
 
@@ -102,10 +102,10 @@ def test_a_pipe_in_a_folder_is_left_out(folder):
 
 def test_a_store_in_a_folder_is_left_out_and_alone_it_is_refused(folder):
     (folder / "my.store").mkdir()
-    (folder / "my.store" / "penstock.json").write_text("{}")
+    (folder / "my.store" / "batchwright.json").write_text("{}")
     (folder / "my.store" / "x.txt").write_text("")
     assert names(folder) == ["a.txt", "b.txt", "sub/c.txt", "sub/deep/d.txt"]
-    with pytest.raises(ps.SourceError, match=r"my\.store is a store, not raw files"):
+    with pytest.raises(bw.SourceError, match=r"my\.store is a store, not raw files"):
         list_files(folder / "my.store")
 
 
@@ -115,7 +115,7 @@ def test_a_file_name_that_is_not_utf8_is_refused(tmp_path):
             pass
     except OSError:
         pytest.skip("this file system has no such names")
-    with pytest.raises(ps.SourceError, match="the name of this file is not UTF-8") as caught:
+    with pytest.raises(bw.SourceError, match="the name of this file is not UTF-8") as caught:
         list_files(tmp_path)
     assert "caf" in caught.value.where["file"]
 
@@ -131,14 +131,14 @@ def test_a_file_name_that_is_not_utf8_is_refused(tmp_path):
 )
 def test_a_source_without_files_is_named(folder, name, message):
     (folder / "empty").mkdir()
-    with pytest.raises(ps.SourceError, match=f"no input: {message}") as caught:
+    with pytest.raises(bw.SourceError, match=f"no input: {message}") as caught:
         list_files(folder / name)
     assert caught.value.where["file"] == str(folder / name)
     assert caught.value.remedy == "a file, a folder, or a glob such as 'data/**/*.jsonl'"
 
 
 def test_what_of_a_list_is_missing_is_named_even_if_the_rest_is_there(folder):
-    with pytest.raises(ps.SourceError, match="this file does not exist"):
+    with pytest.raises(bw.SourceError, match="this file does not exist"):
         list_files([folder / "a.txt", folder / "nowhere.txt"])
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
-from penstock.prepare.columns import TextColumn
-from penstock.sources import memory, units
-from penstock.sources.memory import TableRows, table_rows
+import batchwright as bw
+from batchwright.prepare.columns import TextColumn
+from batchwright.sources import memory, units
+from batchwright.sources.memory import TableRows, table_rows
 
 datasets = pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -59,10 +59,10 @@ def test_the_documents_are_those_of_the_same_rows_as_dicts(rows, documents_of, s
 
 def test_workers_read_tables_and_files_of_tables_into_the_same_bytes(rows, tmp_path, small_units):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=7)
-    recipe = ps.DatasetRecipe().add_ingredient(pl.DataFrame(rows), name="frame")
-    recipe.add_ingredient(tmp_path / "rows.parquet", "turns.text", name="file").prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(pl.DataFrame(rows), name="frame")
+    recipe.add_ingredient(tmp_path / "rows.parquet", "turns.text", name="file").prepare_step(bw.tokenize("bytes"))
     one, two = (
-        ps.bake(recipe, tmp_path / f"{workers}.store", workers=workers, show_progress=False) for workers in (0, 2)
+        bw.bake(recipe, tmp_path / f"{workers}.store", workers=workers, show_progress=False) for workers in (0, 2)
     )
     shards = [path.name for path in one.folder.glob("*-train-*.arrow")]
     assert len(shards) == 2
@@ -72,7 +72,7 @@ def test_workers_read_tables_and_files_of_tables_into_the_same_bytes(rows, tmp_p
 
 @pytest.mark.parametrize("kind", ["pyarrow", "polars", "pandas", "datasets"])
 def test_a_table_is_not_turned_into_python_rows_when_it_is_added(rows, kind):
-    ingredient = ps.DatasetRecipe().add_ingredient(KINDS[kind](rows)).ingredients[0]
+    ingredient = bw.DatasetRecipe().add_ingredient(KINDS[kind](rows)).ingredients[0]
     assert isinstance(ingredient.source, TableRows)
     assert len(ingredient.source) == 60
 
@@ -124,12 +124,12 @@ def test_a_dictionary_and_what_it_stands_for_have_one_fingerprint():
 
 def test_a_recipe_over_an_equal_table_is_up_to_date(rows, tmp_path):
     def recipe(table):
-        return ps.DatasetRecipe().add_ingredient(table, name="x").prepare_step(ps.tokenize("bytes"))
+        return bw.DatasetRecipe().add_ingredient(table, name="x").prepare_step(bw.tokenize("bytes"))
 
     table = pa.Table.from_pylist(rows)
-    first = ps.bake(recipe(table), tmp_path / "x.store", workers=0, show_progress=False)
-    assert ps.bake(recipe(chunked(table, 9)), tmp_path / "x.store", show_progress=False).version == first.version
-    again = ps.bake(recipe(table.slice(0, 59)), tmp_path / "x.store", workers=0, show_progress=False)
+    first = bw.bake(recipe(table), tmp_path / "x.store", workers=0, show_progress=False)
+    assert bw.bake(recipe(chunked(table, 9)), tmp_path / "x.store", show_progress=False).version == first.version
+    again = bw.bake(recipe(table.slice(0, 59)), tmp_path / "x.store", workers=0, show_progress=False)
     assert again.version != first.version
 
 
@@ -156,7 +156,7 @@ def test_a_dataset_without_a_table_is_read_once_like_any_iterable(documents_of):
 def test_a_fault_in_a_table_is_located_by_row(documents_of, small_units):
     texts = [f"document {n}" for n in range(30)]
     texts[21] = None
-    with pytest.raises(ps.SourceError, match="column 'text' is null") as caught:
+    with pytest.raises(bw.SourceError, match="column 'text' is null") as caught:
         documents_of(pa.table({"text": texts}))
     assert caught.value.where == {"file": "<memory>", "row": 21}
     assert [row for row, _ in documents_of(pa.table({"text": texts}), on_error="skip")] == [*range(21), *range(22, 30)]
@@ -173,24 +173,24 @@ def generate():
 @pytest.mark.parametrize(
     ("source", "error", "message", "remedy"),
     [
-        (lambda: pl.LazyFrame({"text": ["a"]}), ps.SpecError, "a LazyFrame is not a source", r"frame.collect()"),
+        (lambda: pl.LazyFrame({"text": ["a"]}), bw.SpecError, "a LazyFrame is not a source", r"frame.collect()"),
         (
             lambda: datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": "a"}])),
-            ps.SpecError,
+            bw.SpecError,
             "this is 1 splits, not one table",
             "dataset['train'], or one ingredient for each",
         ),
-        (lambda: generate, ps.SpecError, "a function is not a source", "call it: its rows are the source"),
-        (lambda: pa.table({"text": pa.array([], pa.string())}), ps.SpecError, "a table without rows", "with rows"),
+        (lambda: generate, bw.SpecError, "a function is not a source", "call it: its rows are the source"),
+        (lambda: pa.table({"text": pa.array([], pa.string())}), bw.SpecError, "a table without rows", "with rows"),
         (
             lambda: pa.table([["a"], ["b"]], names=["text", "text"]),
-            ps.SpecError,
+            bw.SpecError,
             "two columns have one name: 'text'",
             "rename one of them",
         ),
         (
             lambda: pd.DataFrame({"n": [1, 2, 3], "text": pd.Series(["a", None, 3], dtype=object)}),
-            ps.SourceError,
+            bw.SourceError,
             "mixed types in a column: 'text' holds str and int",
             "frame['text'].astype(str), or leave such rows out",
         ),
@@ -198,7 +198,7 @@ def generate():
     ids=["LazyFrame", "DatasetDict", "function", "empty", "twice", "mixed"],
 )
 def test_what_is_not_one_table_says_what_to_do(source, error, message, remedy):
-    recipe = ps.DatasetRecipe()
+    recipe = bw.DatasetRecipe()
     with pytest.raises(error, match=message) as caught:
         recipe.add_ingredient(source())
     assert remedy in caught.value.remedy
@@ -207,11 +207,11 @@ def test_what_is_not_one_table_says_what_to_do(source, error, message, remedy):
 
 def test_mixed_types_in_a_frame_are_located():
     frame = pd.DataFrame({"text": pd.Series(["a", None, 3, "b"], dtype=object)})
-    with pytest.raises(ps.SourceError) as caught:
-        ps.DatasetRecipe().add_ingredient(frame)
+    with pytest.raises(bw.SourceError) as caught:
+        bw.DatasetRecipe().add_ingredient(frame)
     assert caught.value.where == {"file": "<memory>", "row": 2, "column": "text"}
 
 
 def test_options_are_for_files():
-    with pytest.raises(ps.SpecError, match="options= are for files"):
-        ps.DatasetRecipe().add_ingredient(["a"], options={"delimiter": ";"})
+    with pytest.raises(bw.SpecError, match="options= are for files"):
+        bw.DatasetRecipe().add_ingredient(["a"], options={"delimiter": ";"})

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
-from penstock.sources import parquet
-from penstock.sources.formats import Malformed
-from penstock.sources.parquet import read_parquet
+import batchwright as bw
+from batchwright.sources import parquet
+from batchwright.sources.formats import Malformed
+from batchwright.sources.parquet import read_parquet
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_ranges_that_tile_a_file_give_every_row_once_in_order(file, unit_bytes):
 
 
 def test_a_large_file_is_cut_into_several_units(file, documents_of, small_units):
-    from penstock.sources import units
+    from batchwright.sources import units
 
     cut = units.cut_files([(0, str(file), file.stat().st_size)], None)
     assert len(cut) > 3
@@ -77,15 +77,15 @@ def test_damage_in_a_column_that_is_not_needed_is_not_met(file, documents_of):
 
 
 def test_a_path_into_what_is_no_struct_is_located(file, documents_of):
-    with pytest.raises(ps.SourceError, match=r"no column 'text\.inner': 'text' is str, which has no columns") as caught:
+    with pytest.raises(bw.SourceError, match=r"no column 'text\.inner': 'text' is str, which has no columns") as caught:
         documents_of(file, "text.inner")
     assert caught.value.where == {"file": str(file), "row": 0}
 
 
 def test_a_column_that_is_missing_names_the_nearest_one_also_inside_a_struct(file, documents_of):
-    with pytest.raises(ps.SourceError, match=r"this row has 'text', 'number', .*; perhaps text='text'"):
+    with pytest.raises(bw.SourceError, match=r"this row has 'text', 'number', .*; perhaps text='text'"):
         documents_of(file, "txet")
-    with pytest.raises(ps.SourceError, match=r"'message' has 'role', 'content'; perhaps text='message\.content'"):
+    with pytest.raises(bw.SourceError, match=r"'message' has 'role', 'content'; perhaps text='message\.content'"):
         documents_of(file, "message.contnet")
 
 
@@ -97,14 +97,14 @@ def test_where_gets_the_whole_row(file, documents_of):
 
 
 def test_a_tokenizer_step_of_another_column_has_that_column(file, tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(str(file)).prepare_step(ps.tokenize("bytes", text="other"))
-    with pytest.raises(ps.SourceError, match="no text to tokenise in column 'other': the row has 'text'"):
-        ps.bake(recipe, tmp_path / "x.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(str(file)).prepare_step(bw.tokenize("bytes", text="other"))
+    with pytest.raises(bw.SourceError, match="no text to tokenise in column 'other': the row has 'text'"):
+        bw.bake(recipe, tmp_path / "x.store", workers=0, show_progress=False)
 
 
 def test_a_corrupt_row_group_is_named_with_its_rows(file, documents_of, small_units):
     damage(file, 2)
-    with pytest.raises(ps.SourceError, match="corrupt row group: row group 2: ") as caught:
+    with pytest.raises(bw.SourceError, match="corrupt row group: row group 2: ") as caught:
         documents_of(file)
     assert caught.value.where == {"file": str(file), "rows": "14 to 20"}
     assert caught.value.remedy.startswith("write the file again, or on_error='skip'")
@@ -115,7 +115,7 @@ def test_only_the_rows_of_a_corrupt_row_group_are_lost(file, tmp_path, documents
     kept = documents_of(file, on_error="skip")
     assert [row for row, _ in kept] == [*range(14), *range(21, 60)]
     assert [text for row, text in kept if row == 21] == ["document 21, and more"]
-    report = ps.open_store(tmp_path / "0.store").report
+    report = bw.open_store(tmp_path / "0.store").report
     assert report["ingredients"]["x"]["dropped"] == {"corrupt row group": 7}
     assert report["ingredients"]["x"]["rows_read"] == 60
     assert report["errors"] == 7

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sources import format_for, read_unit
-from penstock.sources.units import EndOfSpan, Malformed, Span, Unit
+from batchwright.sources import format_for, read_unit
+from batchwright.sources.units import EndOfSpan, Malformed, Span, Unit
 
 
 def tar(*members: tuple, kind: int = tarfile.PAX_FORMAT) -> bytes:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.sources import cut_files, cut_rows, format_for, read_unit
-from penstock.sources import units as units_module
-from penstock.sources.units import EndOfSpan, Malformed, Span, Unit
+import batchwright as bw
+from batchwright.sources import cut_files, cut_rows, format_for, read_unit
+from batchwright.sources import units as units_module
+from batchwright.sources.units import EndOfSpan, Malformed, Span, Unit
 
 
 def read_file(path: Path, unit_bytes: int, kind: str = "lines") -> list[tuple[int, object]]:
@@ -173,8 +173,8 @@ def test_row_numbers_in_a_store_are_line_numbers_of_the_file(tmp_path, newline):
     (tmp_path / "a.jsonl").write_bytes(newline.join(lines).encode())
     compressed = pa.compress(newline.join(lines).encode(), "zstd", asbytes=True)
     (tmp_path / "b.jsonl.zst").write_bytes(compressed)
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path).prepare_step(ps.tokenize("bytes"))
-    store = ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path).prepare_step(bw.tokenize("bytes"))
+    store = bw.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
     assert store.num_rows == 2 * 48
     for row in store.rows():
         assert store.decode(row.tokens) == f"row {row.row}"
@@ -188,9 +188,9 @@ def test_the_line_of_an_error_is_right_behind_a_cut_in_the_middle_of_a_line(tmp_
         lines = [json.dumps({"text": "x" * n}) for n in range(30)]
         lines[bad] = "{broken"
         path.write_text("\n".join(lines))
-        recipe = ps.DatasetRecipe().add_ingredient(path).prepare_step(ps.tokenize("bytes"))
-        with pytest.raises(ps.SourceError, match="malformed row") as caught:
-            ps.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
+        recipe = bw.DatasetRecipe().add_ingredient(path).prepare_step(bw.tokenize("bytes"))
+        with pytest.raises(bw.SourceError, match="malformed row") as caught:
+            bw.bake(recipe, tmp_path / "a.store", workers=0, show_progress=False)
         assert caught.value.where == {"file": str(path), "line": bad + 1}
 
 

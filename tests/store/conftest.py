@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.baking import run
+import batchwright as bw
+from batchwright.baking import run
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def path(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("zero\none\n\nthree\n")
     (tmp_path / "in" / "b.txt").write_text("four\nfive and more")
-    recipe = ps.DatasetRecipe().add_ingredient(tmp_path / "in" / "*.txt", format="lines", name="web")
-    recipe.add_ingredient(["x", "yy", "zzz"], name="notes").prepare_step(ps.tokenize("bytes", append_eos=True))
+    recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "in" / "*.txt", format="lines", name="web")
+    recipe.add_ingredient(["x", "yy", "zzz"], name="notes").prepare_step(bw.tokenize("bytes", append_eos=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sources.units.UNIT_BYTES", 16)
+        patch.setattr("batchwright.sources.units.UNIT_BYTES", 16)
         patch.setattr(run, "_SHARD_BYTES", 40)
-        store = ps.bake(recipe, tmp_path / "a.store", workers=0, shuffle=False, show_progress=False)
+        store = bw.bake(recipe, tmp_path / "a.store", workers=0, shuffle=False, show_progress=False)
     assert sorted(p.name for p in store.folder.glob("*-*.arrow")) == [
         "notes-train-00000.arrow",
         "web-train-00000.arrow",

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.store.layout import Manifest
-from penstock.store.stream import MappedShard
-from penstock.store.writer import write_table
+import batchwright as bw
+from batchwright.store.layout import Manifest
+from batchwright.store.stream import MappedShard
+from batchwright.store.writer import write_table
 
 
 def test_a_store_says_what_it_holds(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     assert store.names == ["web", "notes"]
     assert store.splits == ["train"]
     assert (store.num_rows, len(store)) == (8, 8)
@@ -36,7 +36,7 @@ def test_a_store_says_what_it_holds(path):
 
 
 def test_rows_are_found_by_number_with_where_they_came_from(path, tmp_path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     rows = [(row.source, Path(row.file).name, row.row, store.decode(row.tokens)) for row in store.rows()]
     assert rows == [
         ("web", "a.txt", 0, "zero"),
@@ -57,7 +57,7 @@ def test_rows_are_found_by_number_with_where_they_came_from(path, tmp_path):
 
 
 def test_tokens_are_read_only_views_of_the_mapped_file(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     tokens = store.tokens(0)
     assert tokens.dtype == np.uint16
     assert not tokens.flags.writeable
@@ -72,7 +72,7 @@ def test_tokens_are_read_only_views_of_the_mapped_file(path):
 
 
 def test_a_shard_is_plain_arrow(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     with pa.memory_map(str(store.folder / "notes-train-00000.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table.schema.names == ["tokens", "file", "row"]
@@ -81,7 +81,7 @@ def test_a_shard_is_plain_arrow(path):
 
 
 def test_a_stream_reads_over_the_borders_of_shards(path):
-    stream = ps.open_store(path).stream("web")
+    stream = bw.open_store(path).stream("web")
     assert len(stream.shard_tokens) == 2
     whole = [*b"zero", 256, *b"one", 256, *b"three", 256, *b"four", 256, *b"five and more", 256]
     assert stream.read(0, stream.num_tokens).tolist() == whole
@@ -91,7 +91,7 @@ def test_a_stream_reads_over_the_borders_of_shards(path):
 
 
 def test_a_stream_says_which_documents_a_span_touches(path):
-    stream = ps.open_store(path).stream("web")
+    stream = bw.open_store(path).stream("web")
     assert stream.documents_in(0, 34) == [(0, 0, 5), (1, 5, 9), (2, 9, 15), (3, 15, 20), (4, 20, 34)]
     assert stream.documents_in(8, 16) == [(1, 5, 9), (2, 9, 15), (3, 15, 20)]
     assert stream.document_span(3) == (15, 20)
@@ -99,9 +99,9 @@ def test_a_stream_says_which_documents_a_span_touches(path):
 
 
 def test_the_fingerprint_names_the_content_and_not_the_place(path, tmp_path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     shutil.copytree(path, tmp_path / "elsewhere" / "other.store")
-    copy = ps.open_store(tmp_path / "elsewhere" / "other.store", verify=True)
+    copy = bw.open_store(tmp_path / "elsewhere" / "other.store", verify=True)
     assert copy.fingerprint == store.fingerprint
     assert [row.tokens.tolist() for row in copy.rows()] == [row.tokens.tolist() for row in store.rows()]
 
@@ -112,15 +112,15 @@ def test_raw_files_that_lie_elsewhere_give_the_same_fingerprint(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "a.txt").write_text("hello")
         (tmp_path / folder / "b.txt").write_text("world")
-        recipe = ps.DatasetRecipe().add_ingredient(tmp_path / folder, name="a").prepare_step(ps.tokenize("bytes"))
-        stores.append(ps.bake(recipe, tmp_path / f"{len(stores)}.store", workers=0, show_progress=False))
+        recipe = bw.DatasetRecipe().add_ingredient(tmp_path / folder, name="a").prepare_step(bw.tokenize("bytes"))
+        stores.append(bw.bake(recipe, tmp_path / f"{len(stores)}.store", workers=0, show_progress=False))
     assert stores[0].fingerprint == stores[1].fingerprint
 
 
 def test_other_content_or_another_tokenizer_has_another_fingerprint(tmp_path):
     def bake(texts, **tokenizer):
-        recipe = ps.DatasetRecipe().add_ingredient(texts, name="a").prepare_step(ps.tokenize(**tokenizer))
-        return ps.bake(recipe, tmp_path / f"{len(made)}.store", workers=0, shuffle=False, show_progress=False)
+        recipe = bw.DatasetRecipe().add_ingredient(texts, name="a").prepare_step(bw.tokenize(**tokenizer))
+        return bw.bake(recipe, tmp_path / f"{len(made)}.store", workers=0, shuffle=False, show_progress=False)
 
     made: list[str] = []
     for texts, tokenizer in (
@@ -136,8 +136,8 @@ def test_other_content_or_another_tokenizer_has_another_fingerprint(tmp_path):
 
 def test_a_store_stays_open_when_the_process_changes_folder(path, tmp_path, monkeypatch):
     monkeypatch.chdir(path.parent)
-    store = ps.open_store("a.store")
-    lazy = ps.Store("a.store")
+    store = bw.open_store("a.store")
+    lazy = bw.Store("a.store")
     monkeypatch.chdir("/")
     assert store.decode(store.tokens(4)) == "five and more"
     assert lazy.decode(lazy.tokens(4)) == "five and more"
@@ -145,28 +145,28 @@ def test_a_store_stays_open_when_the_process_changes_folder(path, tmp_path, monk
 
 
 def test_a_store_travels_to_another_process_without_its_maps(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     _ = store.tokens(0)
     packed = pickle.dumps(store)
     assert len(packed) < 1000
     assert pickle.loads(pickle.dumps(store.stream("web"))).read(0, 4).tobytes().decode("utf-16-le") == "zero"
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).tokens(1).tolist())"
-    environment = {**os.environ, "PYTHONPATH": str(Path(ps.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], input=packed, env=environment, capture_output=True, timeout=60)
     assert done.stdout.decode() == "[111, 110, 101, 256]\n"
 
 
 def test_a_pickled_store_is_the_version_it_was(path, tmp_path):
-    packed = pickle.dumps(ps.open_store(path))
-    version = ps.open_store(path).version
-    ps.bake(ps.DatasetRecipe().add_ingredient(["new"]).prepare_step(ps.tokenize("bytes")), path, show_progress=False)
-    assert ps.open_store(path).version != version
+    packed = pickle.dumps(bw.open_store(path))
+    version = bw.open_store(path).version
+    bw.bake(bw.DatasetRecipe().add_ingredient(["new"]).prepare_step(bw.tokenize("bytes")), path, show_progress=False)
+    assert bw.open_store(path).version != version
     assert pickle.loads(packed).version == version
 
 
 def test_an_unknown_source_is_answered_with_the_known_ones(path):
-    with pytest.raises(ps.SpecError, match="has no source 'wbe'") as caught:
-        ps.open_store(path).stream("wbe")
+    with pytest.raises(bw.SpecError, match="has no source 'wbe'") as caught:
+        bw.open_store(path).stream("wbe")
     assert caught.value.where == {"there": "web (train), notes (train)"}
     assert "web" in caught.value.remedy
 
@@ -174,15 +174,15 @@ def test_an_unknown_source_is_answered_with_the_known_ones(path):
 @pytest.mark.parametrize("version", ["nothing", "../versions", "", "a/../../.."])
 def test_a_version_that_is_not_there_is_refused(path, version):
     if version == "":
-        assert ps.open_store(path, version=version).num_rows == 8  # nothing asked for: the current one
+        assert bw.open_store(path, version=version).num_rows == 8  # nothing asked for: the current one
         return
-    with pytest.raises(ps.StoreError, match=r"no complete store version|leaves its folder"):
-        ps.open_store(path, version=version)
+    with pytest.raises(bw.StoreError, match=r"no complete store version|leaves its folder"):
+        bw.open_store(path, version=version)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../../raw.arrow", "web/../../../x.arrow", "a\0b", ""])
 def test_a_shard_name_that_leaves_the_store_is_refused(path, name):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     columns = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in store.shards.items()}
     columns = {
         key: pa.array(value).to_pylist() if isinstance(value, pa.Array) else value for key, value in columns.items()
@@ -191,64 +191,64 @@ def test_a_shard_name_that_leaves_the_store_is_refused(path, name):
     columns["file"] = [name, *columns["file"][1:]]
     hashed = write_table(store.folder / "shards.arrow", columns)
     replace(store.manifest, shards_hash=hashed).save(store.folder)
-    with pytest.raises(ps.StoreError, match="a name in this store leaves its folder") as caught:
-        ps.open_store(path)
+    with pytest.raises(bw.StoreError, match="a name in this store leaves its folder") as caught:
+        bw.open_store(path)
     assert caught.value.where["name"] == repr(name)
     assert "do not use this store" in caught.value.remedy
 
 
 def test_a_shard_whose_lengths_lead_outside_of_the_file_is_refused(path):
     """As a hostile store could have it: manifest and shard agree, and both claim more tokens than there are bytes."""
-    shard = ps.open_store(path).folder / "notes-train-00000.arrow"
+    shard = bw.open_store(path).folder / "notes-train-00000.arrow"
     claimed, data = 10**9, shard.read_bytes()
     length_and_nulls = struct.pack("<qq", 9, 0)  # of the nine tokens, as Arrow's metadata has them
     assert data.count(length_and_nulls) == 1
     shard.write_bytes(data.replace(length_and_nulls, struct.pack("<qq", claimed, 0)))
-    with pytest.raises(ps.StoreError, match="this shard is not readable") as caught:
+    with pytest.raises(bw.StoreError, match="this shard is not readable") as caught:
         MappedShard(shard, 3, claimed, shard.stat().st_size, "uint16")
     assert caught.value.where["file"] == shard
 
 
 @pytest.mark.parametrize("version", ["../../elsewhere", "/etc", "a/../.."])
 def test_a_pointer_that_leaves_the_store_is_refused(path, version):
-    (path / "penstock.json").write_text(f'{{"penstock_store": 1, "current": "{version}"}}')
-    with pytest.raises(ps.StoreError, match="a name in this store leaves its folder"):
-        ps.open_store(path)
+    (path / "batchwright.json").write_text(f'{{"batchwright_store": 1, "current": "{version}"}}')
+    with pytest.raises(bw.StoreError, match="a name in this store leaves its folder"):
+        bw.open_store(path)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"current": "x"}', '{"penstock_store": 1, "current": 5}', "\udcff"]
+    "content", ["", "{", "[]", '{"current": "x"}', '{"batchwright_store": 1, "current": 5}', "\udcff"]
 )
 def test_a_damaged_pointer_is_named_and_never_written_over(path, content):
     data = content.encode("utf-8", "surrogateescape")
-    (path / "penstock.json").write_bytes(data)
-    for act in (lambda: ps.open_store(path), lambda: _bake_one(path)):
-        with pytest.raises(ps.StoreError, match="the store's pointer is damaged") as caught:
+    (path / "batchwright.json").write_bytes(data)
+    for act in (lambda: bw.open_store(path), lambda: _bake_one(path)):
+        with pytest.raises(bw.StoreError, match="the store's pointer is damaged") as caught:
             act()
-        assert caught.value.where["file"] == path / "penstock.json"
-    assert (path / "penstock.json").read_bytes() == data
+        assert caught.value.where["file"] == path / "batchwright.json"
+    assert (path / "batchwright.json").read_bytes() == data
 
 
 def _bake_one(path):
-    recipe = ps.DatasetRecipe().add_ingredient(["a"]).prepare_step(ps.tokenize("bytes"))
-    return ps.bake(recipe, path, workers=0, show_progress=False)
+    recipe = bw.DatasetRecipe().add_ingredient(["a"]).prepare_step(bw.tokenize("bytes"))
+    return bw.bake(recipe, path, workers=0, show_progress=False)
 
 
 def test_a_store_of_a_later_format_is_refused_by_name(path):
-    (path / "penstock.json").write_text('{"penstock_store": 2, "current": "x"}')
-    with pytest.raises(ps.StoreError, match="this store has format 2; this penstock reads format 1"):
-        ps.open_store(path)
+    (path / "batchwright.json").write_text('{"batchwright_store": 2, "current": "x"}')
+    with pytest.raises(bw.StoreError, match="this store has format 2; this batchwright reads format 1"):
+        bw.open_store(path)
 
 
 def test_a_manifest_of_a_later_format_is_refused_by_name(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     replace(store.manifest, format=7).save(store.folder)
-    with pytest.raises(ps.StoreError, match="this store has format 7"):
-        ps.open_store(path)
+    with pytest.raises(bw.StoreError, match="this store has format 7"):
+        bw.open_store(path)
 
 
 def test_a_million_shards_open_without_looking_at_each(path):
-    store = ps.open_store(path)
+    store = bw.open_store(path)
     count = 10**6
     info = store.stream("notes").info
     columns = {
@@ -263,7 +263,7 @@ def test_a_million_shards_open_without_looking_at_each(path):
     hashed = write_table(store.folder / "shards.arrow", columns)
     large = replace(info, num_documents=3 * count, num_tokens=9 * count, num_shards=count)
     replace(store.manifest, streams=[large], shards_hash=hashed).save(store.folder)
-    opened = ps.open_store(path)
+    opened = bw.open_store(path)
     stream = opened.stream("notes")
     assert opened.num_tokens == 9 * count
     assert stream.read(9 * count - 4, 9 * count).tolist() == [*b"zzz", 256]
@@ -272,7 +272,7 @@ def test_a_million_shards_open_without_looking_at_each(path):
 
 
 def test_the_manifest_holds_what_a_reader_needs_and_no_more(path):
-    manifest = Manifest.load(ps.open_store(path).folder)
+    manifest = Manifest.load(bw.open_store(path).folder)
     assert (manifest.format, manifest.token_dtype) == (1, "uint16")
     assert manifest.tokenizer["kind"] == "bytes"
-    assert (ps.open_store(path).folder / "manifest.json").stat().st_size < 10_000
+    assert (bw.open_store(path).folder / "manifest.json").stat().st_size < 10_000

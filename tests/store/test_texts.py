@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from penstock.store import texts
-from penstock.store.texts import TextsWriter, find_texts, hash_texts, texts_by_document
+from batchwright.store import texts
+from batchwright.store.texts import TextsWriter, find_texts, hash_texts, texts_by_document
 
 
 def table_of(path):

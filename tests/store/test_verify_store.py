@@ -7,30 +7,30 @@ from dataclasses import replace
 
 import pytest
 
-import penstock as ps
-from penstock.store import verify_store
+import batchwright as bw
+from batchwright.store import verify_store
 
 SHARDS = ["web-train-00000.arrow", "web-train-00001.arrow", "notes-train-00000.arrow"]
 
 
 def damaged(path) -> list[tuple[str, str]]:
-    return [(damage.file.name, damage.what) for damage in verify_store(ps.Store(path))]
+    return [(damage.file.name, damage.what) for damage in verify_store(bw.Store(path))]
 
 
 def test_a_whole_store_has_no_damage(path):
     assert damaged(path) == []
-    assert ps.open_store(path, verify=True).num_rows == 8
+    assert bw.open_store(path, verify=True).num_rows == 8
 
 
 @pytest.mark.parametrize("name", [*SHARDS, "shards.arrow", "files.arrow", "units.arrow", "tokenizer.json"])
 def test_one_flipped_bit_anywhere_is_found(path, name):
-    file = ps.Store(path).folder / name
+    file = bw.Store(path).folder / name
     data = file.read_bytes()
     for at in range(0, len(data), max(1, len(data) // 40)):
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert [found for found, _ in damaged(path)] == [name]
-        with pytest.raises(ps.StoreError) as caught:
-            ps.open_store(path, verify=True)
+        with pytest.raises(bw.StoreError) as caught:
+            bw.open_store(path, verify=True)
         assert caught.value.where["file"] == file
         assert "bake again" in caught.value.remedy
     file.write_bytes(data)
@@ -38,7 +38,7 @@ def test_one_flipped_bit_anywhere_is_found(path, name):
 
 
 def test_every_damaged_file_is_named(path):
-    folder = ps.Store(path).folder
+    folder = bw.Store(path).folder
     (folder / SHARDS[0]).unlink()
     os.truncate(folder / SHARDS[1], 100)
     data = (folder / SHARDS[2]).read_bytes()
@@ -55,7 +55,7 @@ def test_every_damaged_file_is_named(path):
 
 
 def test_shards_that_were_swapped_are_found(path):
-    folder = ps.Store(path).folder
+    folder = bw.Store(path).folder
     one, two = (folder / name for name in SHARDS[:2])
     data = one.read_bytes(), two.read_bytes()
     one.write_bytes(data[1])
@@ -65,23 +65,23 @@ def test_shards_that_were_swapped_are_found(path):
 
 @pytest.mark.parametrize("change", [{"num_tokens": 9}, {"num_documents": 9}, {"fingerprint": "0" * 16}])
 def test_a_manifest_that_says_other_things_than_its_shards_is_found(path, change):
-    store = ps.Store(path)
+    store = bw.Store(path)
     streams = [replace(store.manifest.streams[0], **change), *store.manifest.streams[1:]]
     replace(store.manifest, streams=streams).save(store.folder)
     assert damaged(path) == [("manifest.json", "the manifest was altered: stream 'web' differs")]
 
 
 def test_ids_outside_the_vocabulary_are_found(path):
-    store = ps.Store(path)
+    store = bw.Store(path)
     replace(store.manifest, tokenizer=store.manifest.tokenizer | {"vocab_size": 200}).save(store.folder)
     assert damaged(path) == [(name, "token id 256 is outside the vocabulary of 200") for name in SHARDS]
 
 
 def test_what_only_verification_finds_does_not_stop_an_open(path):
-    folder = ps.Store(path).folder
+    folder = bw.Store(path).folder
     data = (folder / SHARDS[2]).read_bytes()
     (folder / SHARDS[2]).write_bytes(data.replace(b"z\0z\0", b"z\0y\0"))
-    store = ps.open_store(path)  # size and footer are right: hashes are not read when a store opens
+    store = bw.open_store(path)  # size and footer are right: hashes are not read when a store opens
     assert store.decode(store.tokens(7)) == "zyz"
-    with pytest.raises(ps.StoreError, match="a shard of this store was altered: its hash differs"):
-        ps.open_store(path, verify=True)
+    with pytest.raises(bw.StoreError, match="a shard of this store was altered: its hash differs"):
+        bw.open_store(path, verify=True)

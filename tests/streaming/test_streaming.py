@@ -15,10 +15,10 @@ from itertools import islice
 
 import pytest
 
-import penstock as ps
-from penstock.errors import EndOfRun, PlanError, SourceError, SpecError, StoreError, TokenizerError
-from penstock.prepare.tokenizers import CallableTokenizer
-from penstock.streaming import rows as raw_rows
+import batchwright as bw
+from batchwright.errors import EndOfRun, PlanError, SourceError, SpecError, StoreError, TokenizerError
+from batchwright.prepare.tokenizers import CallableTokenizer
+from batchwright.streaming import rows as raw_rows
 
 
 def texts(file: int) -> list[str]:
@@ -46,15 +46,15 @@ def stream(corpus):
 
     def opened(source=corpus, tokenizer="bytes", **settings):
         settings = {"chunk_size": 32, "batch_size": 4, "framework": "numpy"} | settings
-        return ps.PretrainDataLoader(source, tokenizer, streaming=True, **settings)
+        return bw.PretrainDataLoader(source, tokenizer, streaming=True, **settings)
 
     return opened
 
 
 @pytest.fixture(scope="module")
 def store(corpus):
-    recipe = ps.DatasetRecipe().add_ingredient(corpus).prepare_step(ps.tokenize("bytes", append_eos=True))
-    return ps.bake(recipe, corpus.with_suffix(".store"), shuffle=False, show_progress=False, workers=0).path
+    recipe = bw.DatasetRecipe().add_ingredient(corpus).prepare_step(bw.tokenize("bytes", append_eos=True))
+    return bw.bake(recipe, corpus.with_suffix(".store"), shuffle=False, show_progress=False, workers=0).path
 
 
 def values(batch):
@@ -79,7 +79,7 @@ BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
     "settings", [{}, BORDERS, {"epochs": 3}, {"epochs": 3, "epoch_end": "pad"}, {"epochs": 2, "recut": False}]
 )
 def test_rows_are_those_of_the_baked_form(stream, store, settings):
-    baked = ps.PretrainDataLoader(store, chunk_size=32, batch_size=4, shuffle="none", framework="numpy", **settings)
+    baked = bw.PretrainDataLoader(store, chunk_size=32, batch_size=4, shuffle="none", framework="numpy", **settings)
     streamed = stream(**settings)
     for _ in range(settings.get("epochs", 1)):
         expected = [values(batch) for batch in baked.get_iterator()]
@@ -90,7 +90,7 @@ def test_rows_are_those_of_the_baked_form(stream, store, settings):
 
 def test_files_cut_into_ranges_give_the_same_rows(stream, monkeypatch):
     whole = rest_of(stream(epochs=2))
-    monkeypatch.setattr("penstock.sources.units.UNIT_BYTES", 300)
+    monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 300)
     in_ranges = stream(epochs=2)
     assert len(in_ranges.documents.parts) > 10
     assert rest_of(in_ranges) == whole
@@ -278,10 +278,10 @@ def test_the_loader_pickles_and_goes_on_where_it_was(stream):
 
 
 def test_a_recipe_with_steps_is_streamed_as_it_is_baked(stream, corpus, tmp_path):
-    recipe = ps.DatasetRecipe().add_ingredient(corpus, where=lambda row: "record 1" in row["text"])
-    recipe.prepare_step(lambda row: {"text": row["text"].upper()}).prepare_step(ps.tokenize("bytes", append_eos=True))
-    ps.bake(recipe, tmp_path / "s", shuffle=False, show_progress=False, workers=0)
-    baked = ps.PretrainDataLoader(tmp_path / "s", chunk_size=32, batch_size=4, shuffle="none", framework="numpy")
+    recipe = bw.DatasetRecipe().add_ingredient(corpus, where=lambda row: "record 1" in row["text"])
+    recipe.prepare_step(lambda row: {"text": row["text"].upper()}).prepare_step(bw.tokenize("bytes", append_eos=True))
+    bw.bake(recipe, tmp_path / "s", shuffle=False, show_progress=False, workers=0)
+    baked = bw.PretrainDataLoader(tmp_path / "s", chunk_size=32, batch_size=4, shuffle="none", framework="numpy")
     assert rest_of(stream(recipe, None)) == [values(batch) for batch in baked]
 
 
@@ -313,9 +313,9 @@ def test_memory_stays_bounded(tmp_path):
         for _ in range(100):
             file.write(line.encode() * 1000)
     code = f"""
-import resource, penstock as ps
+import resource, batchwright as bw
 settings = dict(streaming=True, batch_size=8, framework="numpy", shuffle_rows=256)
-loader = ps.PretrainDataLoader({str(tmp_path)!r}, "bytes", 512, **settings)
+loader = bw.PretrainDataLoader({str(tmp_path)!r}, "bytes", 512, **settings)
 loader.get_batch()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for _ in range(10_000):
@@ -478,34 +478,34 @@ def test_a_state_of_other_settings_is_refused(stream, settings):
 
 
 def test_raw_files_are_baked_once_into_a_cache(corpus, store, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
-    first = ps.PretrainDataLoader(corpus, "bytes", 32, framework="numpy")
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path))
+    first = bw.PretrainDataLoader(corpus, "bytes", 32, framework="numpy")
     assert tmp_path in first.store.path.parents
-    again = ps.PretrainDataLoader(corpus, "bytes", 32, framework="numpy")
+    again = bw.PretrainDataLoader(corpus, "bytes", 32, framework="numpy")
     assert again.store.version == first.store.version
     assert values(again.get_batch()) == values(first.get_batch())
-    other = ps.PretrainDataLoader(corpus, "bytes", 32, framework="numpy", append_eos=False)
+    other = bw.PretrainDataLoader(corpus, "bytes", 32, framework="numpy", append_eos=False)
     assert other.store.path != first.store.path
 
 
 def test_changed_files_are_baked_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("abc" * 50)
-    first = ps.PretrainDataLoader(folder, "bytes", 8, framework="numpy")
+    first = bw.PretrainDataLoader(folder, "bytes", 8, framework="numpy")
     (folder / "b.txt").write_text("def" * 50)
-    second = ps.PretrainDataLoader(folder, "bytes", 8, framework="numpy")
+    second = bw.PretrainDataLoader(folder, "bytes", 8, framework="numpy")
     assert (first.store.num_rows, second.store.num_rows) == (1, 2)
 
 
 def test_ranks_that_open_a_cache_at_once_get_the_same_store(corpus, tmp_path):
     code = f"""
-import os, penstock as ps
-loader = ps.PretrainDataLoader({str(corpus)!r}, "bytes", 32, framework="numpy", batch_size=2)
+import os, batchwright as bw
+loader = bw.PretrainDataLoader({str(corpus)!r}, "bytes", 32, framework="numpy", batch_size=2)
 print(loader.store.version, loader.get_batch().input_ids.sum())
 """
-    env = {**os.environ, "PENSTOCK_HOME": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    env = {**os.environ, "BATCHWRIGHT_HOME": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
     ranks = [
         subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -517,7 +517,7 @@ print(loader.store.version, loader.get_batch().input_ids.sum())
 def test_settings_of_raw_files_are_refused_for_a_store(store, settings):
     ((name, _),) = settings.items()
     with pytest.raises(SpecError, match=f"{name}=.* is for raw files") as caught:
-        ps.PretrainDataLoader(store, chunk_size=32, **settings)
+        bw.PretrainDataLoader(store, chunk_size=32, **settings)
     assert caught.value.where["parameter"] == name
 
 
@@ -527,26 +527,26 @@ def test_settings_of_raw_files_are_refused_for_a_store(store, settings):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_settings_of_raw_files_are_refused_for_a_recipe(corpus, settings, streaming):
     ((name, _),) = settings.items()
-    recipe = ps.DatasetRecipe().add_ingredient(corpus).prepare_step(ps.tokenize("bytes"))
+    recipe = bw.DatasetRecipe().add_ingredient(corpus).prepare_step(bw.tokenize("bytes"))
     with pytest.raises(SpecError, match=f"a recipe says itself what {name} is") as caught:
-        ps.PretrainDataLoader(recipe, chunk_size=32, streaming=streaming, **settings)
+        bw.PretrainDataLoader(recipe, chunk_size=32, streaming=streaming, **settings)
     assert caught.value.where["parameter"] == name
 
 
 def test_a_home_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
     (tmp_path / "home").write_text("")
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     with pytest.raises(StoreError, match="there is no place for a cache") as caught:
-        ps.PretrainDataLoader(corpus, "bytes", 32)
+        bw.PretrainDataLoader(corpus, "bytes", 32)
     assert caught.value.where["folder"] == tmp_path / "home" / "stores"
-    assert "PENSTOCK_HOME" in caught.value.remedy
+    assert "BATCHWRIGHT_HOME" in caught.value.remedy
 
 
 def test_two_globs_of_one_folder_have_caches_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path / "home"))
     for name in ("a1", "a2", "b1", "b2"):
         (tmp_path / f"{name}.txt").write_text(name * 50)
-    a, b = (ps.PretrainDataLoader(tmp_path / f"{x}*.txt", "bytes", 8, framework="numpy") for x in "ab")
+    a, b = (bw.PretrainDataLoader(tmp_path / f"{x}*.txt", "bytes", 8, framework="numpy") for x in "ab")
     assert a.store.path != b.store.path
 
 

@@ -1,4 +1,4 @@
-"""What a config of this project must satisfy. penstock says all of it at once, together with what it finds itself."""
+"""What a config of this project must satisfy. batchwright reports all of it at once, beside its own findings."""
 
 WHOLE_NUMBERS = (
     *("max_iters", "eval_interval", "val_batches", "warmup_iters"),

@@ -4,13 +4,13 @@ from functools import cached_property
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 
 MASKED, REPLACED = 0.8, 0.1
 """Of the positions chosen: these shares become the mask token and another character; the rest stays as it is."""
 
 
-class CharDiffusionProvider(ps.DataProviderBase):
+class CharDiffusionProvider(bw.DataProviderBase):
     def build_meta(self):
         return {
             "training_type": "MLM",
@@ -56,7 +56,7 @@ class CharDiffusionProvider(ps.DataProviderBase):
         splits = {"train": ids[:num_train], "val": ids[num_train:]}
         for name, part in splits.items():
             if len(part) < self.block_size:
-                raise ps.SpecError(
+                raise bw.SpecError(
                     f"the {name} split has {len(part):,} characters, and a row needs block_size={self.block_size}",
                     parameter="block_size",
                     file=", ".join(map(str, self.input_files())),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import penstock as ps
+import batchwright as bw
 
 NUMBERS = [
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -14,7 +14,7 @@ NOT_A_TARGET = -100
 """What loss functions leave out by default."""
 
 
-class MaskedWordsProvider(ps.DataProviderBase):
+class MaskedWordsProvider(bw.DataProviderBase):
     def build_meta(self):
         names = ("input_ids", "attention_mask", "labels")
         return {

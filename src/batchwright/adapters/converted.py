@@ -1,0 +1,76 @@
+"""Batches that are converted one by one, when they are handed over, on the thread that asked for them.
+
+Until then they are NumPy arrays over memory that will be used again: a framework must get copies, never that memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.assemble.batch import Block
+from batchwright.loaders.stream import Batches, NumpyBlocks
+from batchwright.types import TrainingBatch
+
+__all__ = ["ConvertedBlocks"]
+
+_MOST_MASKS = 64
+
+
+class ConvertedBlocks(NumpyBlocks, ABC):
+    """Blocks stay NumPy arrays; what a batch takes of them is copied into a framework's arrays."""
+
+    def __init__(self) -> None:
+        self._constant: dict[int, NDArray[Any]] = {}
+        self._ones: dict[tuple[Any, ...], Any] = {}
+
+    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
+        if len(self._constant) >= _MOST_MASKS:
+            self._constant.clear()
+            self._ones.clear()
+        masks = super().masks(rows, tokens)
+        self._constant |= {id(mask): mask for mask in masks}
+        return masks
+
+    def hand_over(self, batches: Batches) -> Batches:
+        """(batch, position after it), with the batch's fields as the framework's arrays."""
+        with closing(batches):
+            for batch, position in batches:
+                yield self._converted(batch), position
+
+    @abstractmethod
+    def copies(self, arrays: list[NDArray[Any]]) -> list[Any]:
+        """The framework's arrays with the content of these, and none of their memory."""
+
+    @abstractmethod
+    def ones(self, mask: NDArray[Any]) -> Any:
+        """The framework's array for a constant mask. Its memory may be shared by batches, if no batch can change it."""
+
+    def _converted(self, batch: TrainingBatch) -> TrainingBatch:
+        fields = {name: value for name, value in vars(batch).items() if not name.startswith("_")}
+        own = {
+            id(value): value  # each array once, though two fields may have it
+            for value in fields.values()
+            if isinstance(value, np.ndarray) and id(value) not in self._constant
+        }
+        made = dict(zip(own, self.copies(list(own.values())), strict=True))
+        for name, value in fields.items():
+            mask = self._constant.get(id(value))
+            fields[name] = made.get(id(value), value) if mask is None else self.ones(mask)
+        return TrainingBatch(metadata=_without_tokens(batch._metadata), **fields)
+
+
+def _without_tokens(metadata: Any) -> Any:
+    """What metadata will be made of, less the block's tokens: their memory is free as soon as they are copied."""
+    if not isinstance(metadata, tuple):
+        return metadata
+    return tuple(
+        Block(None, part.source, part.position, part.weight, widths=part.widths, shown=part.shown)
+        if isinstance(part, Block)
+        else part
+        for part in metadata
+    )

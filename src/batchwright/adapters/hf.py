@@ -1,0 +1,182 @@
+"""Hugging Face's Trainer at the edge: its batches come from a loader, its checkpoints hold the loader's place.
+
+    trainer = Trainer(model=model, args=TrainingArguments("run", max_steps=10_000, save_steps=500))
+    feed(trainer, loader)
+    trainer.train(resume_from_checkpoint=True)
+
+The Trainer left alone shards an IterableDataset once more, and resumes by reading and dropping what it had seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from batchwright.assemble.samples import SampleRows
+from batchwright.errors import MissingExtraError, PlanError, SpecError
+
+try:
+    import torch
+    import transformers
+    from transformers import TrainerCallback
+except ImportError:
+    raise MissingExtraError(
+        "batchwright.adapters.hf needs transformers and torch, which are not installed",
+        remedy="pip install 'batchwright[trainers]'",
+    ) from None
+
+try:
+    from transformers import masking_utils
+except ImportError:
+    masking_utils = None
+
+if TYPE_CHECKING:
+    from batchwright.loaders.base import DataLoader
+    from batchwright.types import TrainingBatch
+
+__all__ = ["LoaderState", "WholeRun", "feed", "model_inputs"]
+
+log = logging.getLogger("batchwright")
+
+_KEY = "batchwright.loader"
+_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
+
+
+def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
+    """Let a Trainer train on a loader's batches, and keep the loader's state in its checkpoints.
+
+    Works for any subclass of Trainer. The loader's rank, its global batch size and its epochs are what counts; workers
+    and pinned memory are those of TrainingArguments, or torch's DataLoader options given here. Sets
+    alignment="same", because models of transformers shift labels themselves.
+
+    The run is one pass that is counted in steps: max_steps must be set. A resumed run reads nothing twice, seeks in
+    O(1), and accumulates gradients over the edge of an epoch as the uninterrupted one did.
+
+    Rows of several samples are passed as `model_inputs` says, so that no sample attends to another.
+    """
+    arguments = trainer.args
+    if arguments.max_steps <= 0:
+        raise SpecError(
+            "the Trainer must count steps: max_steps is not set",
+            parameter="max_steps",
+            remedy=f"TrainingArguments(max_steps=...); {_steps_of_run(loader, arguments.gradient_accumulation_steps)}",
+        )
+    if arguments.world_size % loader.world_size:
+        raise SpecError(
+            f"the loader shares its batches among {loader.world_size} ranks, and the Trainer runs on "
+            f"{arguments.world_size}",
+            parameter="world_size",
+            remedy="launch with torchrun (on CPUs with use_cpu=True, ddp_backend='gloo' in TrainingArguments), "
+            "or open the loader with the Trainer's rank= and world_size=",
+        )
+    if "collate_fn" not in options:
+        _check_samples(loader)
+    if loader.alignment != "same":
+        loader._close_stream()  # nothing that was made ahead in the other alignment
+        loader.alignment = "same"
+    options = {
+        "num_workers": arguments.dataloader_num_workers,
+        "pin_memory": arguments.dataloader_pin_memory and torch.cuda.is_available(),
+        "persistent_workers": arguments.dataloader_persistent_workers,
+        "prefetch_factor": arguments.dataloader_prefetch_factor,
+        "collate_fn": model_inputs,
+    } | options
+    batches = WholeRun(loader.torch().loader(**options))
+    arguments.ignore_data_skip = True  # the state says where to go on
+    trainer.get_train_dataloader = lambda: batches  # not prepared by accelerate: that would cut a share of our share
+    trainer.add_callback(LoaderState(loader))
+
+
+def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
+    """What a model of transformers takes. The loss mask is in the labels already, as -100.
+
+    Of rows whose samples are kept apart, no attention mask and no cache: only without both does transformers tell
+    samples apart, by positions that begin again. Flash attention does not look at those if there is more than one
+    row, so it gets the borders themselves. (What fills a row up comes last, and nothing attends to it.)
+    """
+    inputs = {name: batch[name] for name in _INPUTS if name in batch}
+    if "position_ids" in inputs and ("segment_ids" in batch or "cu_seqlens" in batch):
+        del inputs["attention_mask"]
+        inputs["use_cache"] = False
+        if "cu_seqlens" in batch:
+            inputs |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+            inputs |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
+    return inputs
+
+
+def _check_samples(loader: DataLoader) -> None:
+    """Refuse rows of samples that a Trainer would learn otherwise than they say."""
+    rows = [rows for rows in loader._flow.rows if isinstance(rows, SampleRows)]
+    if loader._flow.sequences > 1:
+        raise SpecError(
+            "these are preference pairs: the Trainer would learn the rejected answers too",
+            parameter="loader",
+            remedy="a trainer for pairs, with feed(..., collate_fn=...) that gives it what it takes",
+        )
+    if any(r.spec.packing for r in rows):
+        if not loader._flow.fields.position_ids:
+            raise SpecError(
+                "several samples are in a row, and only position_ids would tell transformers where each begins",
+                parameter="position_ids",
+                remedy="leave out position_ids=, or packing=",
+            )
+        if not hasattr(masking_utils, "find_packed_sequence_indices"):
+            raise SpecError(
+                f"transformers {transformers.__version__} lets samples of a row attend to each other",
+                parameter="packing",
+                remedy="pip install -U transformers, or no packing=",
+            )
+    if any(r.trained is not None and ((r.trained.weight > 0) & (r.trained.weight != 1)).any() for r in rows):
+        log.warning("models of transformers know no weights: what has a weight above 0 is learned with weight 1")
+
+
+class WholeRun:
+    """Every batch from the cursor to the end of the run, over all epochs, as one pass without a length.
+
+    A Trainer that knows the length of an epoch ends its last accumulation early there, and after a resume inside the
+    epoch it no longer knows where that is.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+        self.dataset = batches.dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        while not self.dataset.source._next_start()[1]:
+            yield from self.batches
+
+
+class LoaderState(TrainerCallback):  # type: ignore[misc]
+    """Keeps the loader's state in the Trainer's own: it is written to trainer_state.json with every checkpoint."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        saved = state.stateful_callbacks.get(_KEY)
+        if saved is not None:
+            self.loader.load_state_dict(saved)
+        elif state.global_step:
+            batches = state.global_step * args.gradient_accumulation_steps
+            raise PlanError(
+                "this checkpoint holds no loader's state: it was saved by a Trainer without batchwright's feed()",
+                step=state.global_step,
+                remedy="train() without resume_from_checkpoint, after "
+                f"loader.seek(step={batches}) if that run read the same stream",
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Runs before a checkpoint of this step is written, and after the batches of this step were read."""
+        state.stateful_callbacks[_KEY] = self.loader.state_dict()
+        epoch_rows = self.loader.plan.epoch_rows
+        if epoch_rows:
+            state.epoch = self.loader.position / epoch_rows  # the Trainer would count from the resume
+
+
+def _steps_of_run(loader: DataLoader, batches_per_step: int) -> str:
+    try:
+        batches = loader.get_num_batches()
+    except SpecError:
+        return "this mixture has no end"
+    return f"{batches // batches_per_step:,} are one epoch of this loader"

@@ -1,0 +1,455 @@
+"""torch at the edge: blocks as tensors, and a loader as a dataset for torch's DataLoader and torchdata's."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.deliver.ranks import Ranks
+from batchwright.errors import MissingExtraError, SpecError
+from batchwright.order.epochs import Epochs
+from batchwright.order.split import Cut
+
+try:
+    import torch
+    from torch.utils.data import DataLoader as TorchDataLoader
+    from torch.utils.data import IterableDataset, get_worker_info
+except ImportError:
+    raise MissingExtraError(
+        "batchwright.adapters.torch needs torch, which is not installed", remedy="pip install 'batchwright[torch]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from batchwright.assemble.batch import Block
+    from batchwright.loaders.cursor import CursorLoader
+    from batchwright.types import TrainingBatch
+
+__all__ = [
+    "FollowingDataLoader",
+    "TorchBatches",
+    "TorchBlocks",
+    "copied",
+    "generator",
+    "handed",
+    "is_shared",
+    "memory_for",
+    "numbers",
+    "picked",
+    "pinned",
+    "shared_ones",
+]
+
+K = TypeVar("K")
+
+
+# Tensors
+
+
+class TorchBlocks:
+    """Blocks as tensors that share their memory."""
+
+    masks_are_writable = True
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def __call__(self, block: Block) -> None:
+        """Turn the block's arrays into tensors."""
+        if torch.is_inference_mode_enabled():  # the block's next batches may be for training
+            with torch.inference_mode(False):
+                self(block)
+            return
+        block.tokens = torch.from_numpy(block.tokens)
+        block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
+
+    def small(self, array: Any) -> Any:
+        """An array that is of one batch alone."""
+        return torch.from_numpy(array)
+
+    def hand_over(self, batches: Any) -> Any:
+        """Batches are of tensors already."""
+        return batches
+
+    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
+        """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
+        masks = self._masks.get((rows, tokens))
+        if masks is None or masks[0]._version or masks[1]._version:
+            masks = _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
+            self._masks[rows, tokens] = masks
+        return masks
+
+    def same_alignment(self, inputs: Any, loss: Any, attention: Any = None) -> tuple[Any, Any]:
+        """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
+        shifted = torch.ones(inputs.shape, dtype=torch.float32, device=inputs.device)
+        if loss is not None:
+            shifted[:, 1:] = loss[:, :-1]
+        if attention is not None:
+            shifted *= attention  # what fills a row up is not learned, also right after its last token
+        shifted[:, 0] = 0  # the first token is never predicted
+        return torch.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
+
+
+_CPU = torch.device("cpu")
+_MASK_TYPES = {"attention_mask": torch.int64, "loss_mask": torch.float32}
+_MOST_MASKS = 64
+_masks: dict[tuple[str, int, int, torch.device, bool], Any] = {}
+_mask_versions: dict[int, tuple[Any, int]] = {}
+
+
+def shared_ones(field: str, like: Any) -> Any:
+    """A mask of ones with the shape of `like`, where and as it lies: one for all batches.
+
+    It is handed out until somebody writes into it, which torch counts, and then never again.
+    """
+    rows, tokens = like.shape
+    return _ones(field, rows, tokens, like.device, like.device.type == "cpu" and like.is_pinned())
+
+
+def is_shared(mask: Any) -> bool:
+    """Whether a mask is one of the shared ones, as it was made."""
+    known, version = _mask_versions.get(id(mask), (None, 0))
+    return known is not None and known is mask and mask._version == version
+
+
+def _ones(field: str, rows: int, tokens: int, device: torch.device, pinned: bool = False) -> Any:
+    key = (field, rows, tokens, device, pinned)
+    mask = _masks.get(key)
+    if mask is None or not is_shared(mask):
+        if len(_masks) >= _MOST_MASKS:
+            _masks.clear()
+            _mask_versions.clear()
+        # Made with everything said: a program may have set another default device, dtype or mode. And made whole
+        # before it is used: `to` waits here, so that any stream may read it.
+        with torch.inference_mode(False):
+            mask = torch.ones(rows, tokens, dtype=_MASK_TYPES[field], device=_CPU)
+            mask = mask.pin_memory() if pinned else mask.to(device)
+        _masks[key] = mask
+        _mask_versions[id(mask)] = (mask, mask._version)
+    return mask
+
+
+def numbers(arrays: Mapping[K, NDArray[Any]], *, share: bool = False) -> dict[K, Any]:
+    """Tensors of the same types over the arrays' memory; over a copy, where an array may only be read.
+
+    `share`: over that memory too, unless it is a file's. torch knows no tensors that may only be read: nobody must
+    write into these.
+    """
+    return {name: torch.from_numpy(_writable(array, share)) for name, array in arrays.items()}
+
+
+def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
+    if array.flags.writeable:
+        return array
+    is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file kills
+    return np.asarray(_SameMemory(array)) if share and is_memory else array.copy()
+
+
+def picked(tensor: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of a tensor."""
+    return tensor[torch.from_numpy(rows).to(tensor.device)]
+
+
+class _SameMemory:
+    """An array's memory without the mark that it may only be read, of which torch would warn at every call."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # held as long as the memory is used
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def pinned(tensor: Any) -> Any:
+    """A tensor in page-locked memory. Copied by this thread alone.
+
+    torch's own copy wakes its thread pool, and on a busy host a thread that wakes late stalls the step: waits of 7 ms
+    were seen in one batch of five on a machine with 16 cores, against 0.4 ms at most for one thread.
+    """
+    if tensor.is_cuda or not torch.cuda.is_available():
+        return tensor.pin_memory()  # says what is wrong
+    locked = torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU, pin_memory=True)
+    np.copyto(locked.numpy(), tensor.detach().numpy())
+    return locked
+
+
+def copied(tensor: Any, device: Any, non_blocking: bool) -> Any:
+    """A tensor on a device. The memory that it is copied from stays as it is until the copy is done."""
+    if not non_blocking or tensor.device.type != "cpu":
+        return tensor.to(device, non_blocking=non_blocking)
+    target = torch.device(device)
+    if target.type == "cpu" or tensor.is_pinned():  # torch itself waits before it uses pinned memory again
+        return tensor.to(target, non_blocking=True)
+    if target.type != "cuda":  # some devices (MPS) read ordinary memory after the call has returned
+        return tensor.to(target)
+    on_device = tensor.to(target, non_blocking=True)
+    _hold_until_copied(tensor, on_device.device)
+    return on_device
+
+
+_in_flight: deque[tuple[Any, Any]] = deque()
+_in_flight_lock = threading.Lock()
+
+
+def _hold_until_copied(tensor: Any, device: torch.device) -> None:
+    """Refer to a tensor, or several, until the copies queued so far are done: no block returns to its pool before.
+
+    CUDA takes what it needs of ordinary memory before a copy call returns, on most machines; it does not promise to.
+    """
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(device))
+    with _in_flight_lock:
+        while _in_flight and _in_flight[0][0].query():
+            _in_flight.popleft()
+        _in_flight.append((done, tensor))
+
+
+# Batches of a queue
+
+
+def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any]:
+    """A batch's arrays as tensors on a device: on a CPU, over the same memory.
+
+    On CUDA they are copied from page-locked memory, and this does not wait for the copies. The arrays' memory stays
+    referred to until they are done: torch itself watches only over what it has pinned as whole tensors, and these are
+    parts of a file.
+    """
+    target = _target(device)
+    tensors: dict[str, Any] = numbers(arrays)
+    if target.type == "cpu":
+        return tensors
+    if target.type != "cuda":
+        return {name: copied(tensor, target, False) for name, tensor in tensors.items()}
+    locked = {name: tensor if tensor.is_pinned() else pinned(tensor) for name, tensor in tensors.items()}
+    there = {name: tensor.to(target, non_blocking=True) for name, tensor in locked.items()}
+    _hold_until_copied(tuple(locked.values()), target)
+    return there
+
+
+def memory_for(device: Any | None) -> Callable[[int], NDArray[np.uint8]] | None:
+    """What files are to be read into, for `handed`: page-locked memory for CUDA; None where any memory will do."""
+    return _page_locked if _target(device).type == "cuda" else None
+
+
+def _page_locked(num_bytes: int) -> NDArray[np.uint8]:
+    locked: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device=_CPU, pin_memory=True).numpy()
+    return locked  # torch keeps it for the next file when nothing refers to it any more
+
+
+@lru_cache(maxsize=64)  # asked for at every batch
+def _target(device: Any | None) -> torch.device:
+    if device is None:
+        return _CPU
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SpecError(
+            f"torch knows no device {device!r}: {str(error).splitlines()[0]}",
+            parameter="device",
+            remedy='device="cpu", device="cuda" or device="cuda:0"',
+        ) from None
+    if target.type == "cuda" and (target.index or 0) >= (num_devices := torch.cuda.device_count()):
+        raise SpecError(
+            f"device={str(target)!r} is not here: torch sees {num_devices} CUDA devices",
+            parameter="device",
+            remedy='device="cpu", or a torch that is built for CUDA, on a machine with a GPU',
+        )
+    return target
+
+
+_NUM_STATE_WORDS = 624
+_STATE_WORDS_AT = 24
+
+
+def generator(seed: int) -> Any:
+    """torch's random generator for CPUs, from all 64 bits of a key.
+
+    torch's own `manual_seed` uses the lower 32 alone: among 100,000 keys two would then be the same more often than
+    not. So the state is filled from the whole key, as NumPy does it for the same generator.
+    """
+    made = torch.Generator(device="cpu").manual_seed(seed)
+    state = made.get_state()
+    words = state.numpy()[_STATE_WORDS_AT:][: 8 * _NUM_STATE_WORDS].view(np.uint64)
+    assert words[0] == seed % (1 << 32), "this torch keeps the state of its generator otherwise"
+    words[:] = np.random.SeedSequence(seed).generate_state(_NUM_STATE_WORDS, np.uint32)
+    words[0] = 0x80000000  # never all zeros, from which the generator would not get away
+    return made.set_state(state)
+
+
+# Datasets
+
+
+class TorchBatches(IterableDataset):  # type: ignore[misc]
+    """A loader's batches as a dataset: `torch.utils.data.DataLoader(ds, batch_size=None, num_workers=k)`.
+
+    Worker w of k computes whole steps w, w + k, ..., and torch asks the workers in turn, so the stream is the loader's
+    own whatever k is. One pass goes from the loader's cursor to the end of its epoch.
+
+    ds.loader(num_workers=k)                 a DataLoader that moves the cursor and has its state: use this one
+    DataLoader(ds, batch_size=None)          moves the cursor too
+    DataLoader(ds, ..., num_workers=k)       cannot: the checkpoint is the last batch's metadata["state"], and
+                                             ds.set_epoch(n) before each pass says which epoch it is for
+    StatefulDataLoader(ds, ...)              likewise, with its own state_dict()
+    """
+
+    def __init__(self, loader: CursorLoader[Any]) -> None:
+        self.source = loader
+        self._taken = 0
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        info = get_worker_info()
+        if info is None:
+            _check_ranks(self.source)
+            if self.source.framework == "torch":
+                return self.source.get_iterator()
+            return self.source._follow(lambda: _with_tensors(self.source).get_iterator())
+        if not self._passes:
+            self.source = _with_tensors(self.source, alone=True)
+        else:  # a worker that is kept for the next pass
+            self.source._go_to(_after_pass(self.source), self.source._steps)
+            self._taken = 0
+        self._passes += 1
+        return self._turns(info.id, info.num_workers)
+
+    def _turns(self, worker: int, workers: int) -> Iterator[TrainingBatch]:
+        for batch in self.source._turns(worker, workers, self._taken):
+            self._taken += 1
+            yield batch
+
+    def __len__(self) -> int:
+        """Batches of an epoch, at most."""
+        try:
+            self.source.get_num_batches()
+        except SpecError as error:
+            raise TypeError(str(error)) from None  # what len() of an endless dataset raises in torch
+        cut = self.source._cut(self.source.batch_size)
+        return cut.most_steps_of_epoch(self.source.position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
+        source = self.source
+        steps = source._steps
+        epochs: Epochs = source.plan.epoch_spec["epochs"]
+        here = source._cut(source.batch_size).settle(source.position)
+        begin = epochs.begin_of(epoch)
+        if begin is None or epochs.number(here) == epoch:
+            return
+        step = source._step_of(steps, begin)
+        step += source._position_of(steps, step) < begin  # begun in the epoch before, with `wrap`
+        source.seek(step=step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For torchdata's StatefulDataLoader, which keeps one such state per worker."""
+        return {"loader": self.source.state_dict(), "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.source.load_state_dict(state["loader"])
+        self._taken, self._passes = int(state["taken"]), 0
+
+    def loader(self, num_workers: int = 0, **options: Any) -> FollowingDataLoader:
+        """A torch DataLoader over this dataset whose `state_dict()` follows what was handed over.
+
+        `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
+        """
+        if not options.get("in_order", True):
+            raise SpecError(
+                "in_order=False would hand over steps in another order, which no state can describe",
+                parameter="in_order",
+                remedy="leave in_order= out",
+            )
+        # torch draws a seed for workers whenever a pass begins. Drawn from the program's own random numbers, a run that
+        # resumes inside an epoch would have drawn once more than one that was not interrupted: other dropout.
+        own = torch.Generator(torch.get_default_device()).manual_seed(torch.initial_seed())
+        options.setdefault("generator", own)
+        return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+
+class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
+    """A torch DataLoader that moves the loader's cursor as batches come out of it, with any number of workers."""
+
+    dataset: TorchBatches
+    _iterator: Any
+    _kept_workers_at: dict[str, Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self.dataset.source
+        if not self.num_workers:
+            return super().__iter__()  # type: ignore[no-any-return]  # the loader's own iterator, and its cursor
+        _check_ranks(source)
+        if source._next_start()[1]:
+            return source.get_iterator()  # nothing, or the error that says so
+        # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
+        return source._follow(self._begin)
+
+    def _begin(self) -> Iterator[Any]:
+        """A pass of the workers from the cursor on."""
+        source = self.dataset.source
+        if self._iterator is not None and self._kept_workers_at != _place_of(source):
+            self._iterator = None
+        batches = super().__iter__()
+        self._kept_workers_at = {**_place_of(source), "position": _after_pass(source)}
+        return batches  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: after the last batch that this handed over, whatever the workers have made since."""
+        return self.dataset.source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.dataset.source.load_state_dict(state)
+
+
+def _check_ranks(loader: CursorLoader[Any]) -> None:
+    """Refuse a loader that was opened before its process knew of other ranks: each would get every row.
+
+    Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
+    """
+    is_alone = loader._ranks == Ranks(0, 1, "nothing says otherwise")
+    distributed = torch.distributed
+    if not is_alone or not distributed.is_available() or not distributed.is_initialized():
+        return
+    ranks = distributed.get_world_size()
+    if ranks > 1:
+        raise SpecError(
+            f"this loader was opened before torch.distributed was initialised, as rank 0 of 1; now there are {ranks} "
+            "ranks, and each would get every row",
+            parameter="rank",
+            remedy="open it where the process group exists (Lightning: in train_dataloader()), start with torchrun, or "
+            "pass rank= and world_size= (0 and 1 if all ranks shall read the same)",
+        )
+
+
+def _with_tensors(loader: CursorLoader[Any], alone: bool = False) -> CursorLoader[Any]:
+    """A loader at the same place that gives tensors. `alone`: without helpers, in a process that is one itself."""
+    own = copy(loader)  # without the stream and the memory of the other
+    own.framework = "torch"
+    if alone:
+        own.workers = own.prefetch = 0
+    own.__setstate__(own.__getstate__())
+    return own
+
+
+def _place_of(loader: CursorLoader[Any]) -> dict[str, Any]:
+    """A loader's state, without what follows from the position."""
+    return {name: value for name, value in loader.state_dict().items() if name != "batch_in_block"}
+
+
+def _after_pass(loader: CursorLoader[Any]) -> int:
+    """Where the pass after the one that begins at the cursor begins. (A pass without an end is begun again.)"""
+    cut = loader._cut(loader.batch_size)
+    start, is_over = loader._next_start()
+    stop = loader._epoch_end(start)
+    if stop is None or is_over:
+        return start
+    if not isinstance(cut, Cut) or not cut.is_linear:
+        return stop
+    live = cut.epochs.skips.live
+    steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
+    if loader._end is not None:
+        steps = min(steps, (live(loader._end) - live(start)) // cut.rows_per_step)
+    return cut.after(start, steps)

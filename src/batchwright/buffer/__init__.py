@@ -1,0 +1,9 @@
+"""A dataset that changes while you train: rows in blocks, versions, retention, replay, a journal."""
+
+from batchwright.buffer.batch import RowBatch
+from batchwright.buffer.buffer import DatasetBuffer
+from batchwright.buffer.normalize import register_normalizer
+from batchwright.buffer.reads import BufferVersion
+from batchwright.buffer.versions import BufferDiff, VersionInfo
+
+__all__ = ["BufferDiff", "BufferVersion", "DatasetBuffer", "RowBatch", "VersionInfo", "register_normalizer"]

@@ -1,0 +1,202 @@
+"""Some rows of a buffer, by column: what sampling and loading give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.buffer.convert import pylist, to_arrow
+from batchwright.buffer.schema import Columns, Numbers, Schema, Values
+
+__all__ = ["RowBatch", "converted", "filled"]
+
+Metadata = dict[str, Any] | Callable[[], dict[str, Any]]
+
+
+class RowBatch:
+    """Rows by column: `batch["obs"]` is float32 [rows, 84], `batch["text"]` a list. Like a dict, but `len` is its rows.
+
+    A column of numbers is an array of its dtype and shape, also where rows lack a value: floats are NaN there, other
+    numbers 0 or False. `missing[name]` says which rows those are. Other columns are lists of Python values, made
+    when first asked for, with None for null.
+
+    `ids` are the rows' ids, `index` their places in the version that was read, `weights` what replay by priority
+    weighs their loss with (else None). Of a loader's batch, `metadata["state"]` is the state *after* this batch and
+    `metadata["position"]` each row's position.
+
+    batch.torch(), batch.jax(), batch.mlx()   the same rows, with number columns as that framework's arrays
+    batch.torch().to("cuda")                  on a device
+    batch.to_table()                          an Arrow table, with nulls
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        columns: Columns,
+        ids: ArrayLike,
+        index: ArrayLike,
+        weights: Any = None,
+        metadata: Metadata | None = None,
+    ) -> None:
+        """`metadata` may be a function that makes it. The batch owns its columns: nobody else may write into them."""
+        self.schema = schema
+        self.ids: NDArray[np.int64] = np.asarray(ids, np.int64)
+        self.index: NDArray[np.int64] = np.asarray(index, np.int64)
+        self.weights = weights
+        self._columns = columns
+        self._metadata = metadata
+        self._made: dict[str, Any] = {}
+        """Columns as they are given out, once they were asked for."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Made when first asked for: most steps never look."""
+        if callable(self._metadata):
+            self._metadata = self._metadata()
+        elif self._metadata is None:
+            self._metadata = {}
+        return self._metadata
+
+    @property
+    def missing(self) -> dict[str, NDArray[np.bool_]]:
+        """For each column of numbers, which rows have no value."""
+        return {
+            name: np.zeros(len(self), bool) if column.valid is None else ~column.valid
+            for name, column in self._columns.items()
+            if isinstance(column, Numbers)
+        }
+
+    def keys(self) -> list[str]:
+        return list(self._columns)
+
+    def __getitem__(self, name: str) -> Any:
+        made = self._made.get(name)
+        if made is None:
+            column = self._columns[name]
+            made = filled(column) if isinstance(column, Numbers) else pylist(column)
+            self._made[name] = made
+        return made
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._columns else default
+
+    def values(self) -> list[Any]:
+        return [self[name] for name in self.keys()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, self[name]) for name in self.keys()]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.ids)
+
+    def to_table(self) -> pa.Table:
+        """These rows as an Arrow table, with nulls where they have no value."""
+        arrays = [to_arrow(field, _in_numpy(self._columns[field.name])) for field in self.schema]
+        return pa.Table.from_arrays(arrays, schema=self.schema.arrow)
+
+    def torch(self) -> Self:
+        """These rows with tensors for the columns of numbers. They share memory with this batch's arrays."""
+        return self._as("torch")
+
+    def jax(self) -> Self:
+        """These rows with JAX arrays for the columns of numbers: 64-bit ones have 32 bits, unless x64 is on."""
+        return self._as("jax")
+
+    def mlx(self) -> Self:
+        """These rows with MLX arrays for the columns of numbers."""
+        return self._as("mlx")
+
+    def _as(self, framework: str) -> Self:
+        arrays = {name: np.asarray(array) for name, array in self._arrays().items()}
+        return self._with(import_module(f"batchwright.adapters.{framework}").numbers(arrays))
+
+    def to(self, device: Any, non_blocking: bool = False) -> Self:
+        """This batch on another device (torch, JAX), or laid out by a sharding (JAX). Lists stay where they are."""
+        return self._moved(lambda adapter, array: adapter.copied(array, device, non_blocking))
+
+    def pin_memory(self) -> Self:
+        """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
+        return self._moved(lambda adapter, array: adapter.pinned(array))
+
+    def _arrays(self) -> dict[str | None, Any]:
+        """The columns of numbers as they are given out; and weights, under None, which is no column's name."""
+        weights: dict[str | None, Any] = {} if self.weights is None else {None: self.weights}
+        return {name: self[name] for name, column in self._columns.items() if isinstance(column, Numbers)} | weights
+
+    def _moved(self, move: Callable[[Any, Any], Any]) -> Self:
+        arrays = self._arrays()
+        if any(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise TypeError("a batch of NumPy arrays cannot move: batch.torch().to(device), or framework='torch'")
+        return self._with({name: move(_adapter_of(array), array) for name, array in arrays.items()})
+
+    def _with(self, arrays: dict[str | None, Any]) -> Self:
+        """This batch, with other arrays for its columns of numbers and its weights."""
+        columns = {
+            name: Numbers(arrays[name], column.valid) if isinstance(column, Numbers) else column
+            for name, column in self._columns.items()
+        }
+        batch = type(self)(self.schema, columns, self.ids, self.index, arrays.get(None), self._metadata)
+        batch._made = {name: arrays.get(name, made) for name, made in self._made.items()}
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_metadata": self.metadata}  # made: what makes it may not travel
+
+    def __repr__(self) -> str:
+        return f"RowBatch({len(self)} rows: {', '.join(f'{field.name} {field}' for field in self.schema)})"
+
+
+def filled(column: Numbers) -> NDArray[Any]:
+    """A column's values with NaN (of floats), 0 or False in rows that have none.
+
+    >>> filled(Numbers(np.array([1.0, 5.0]), np.array([True, False]))).tolist()
+    [1.0, nan]
+    """
+    values, valid = column
+    if valid is None or valid.all() or not isinstance(values, np.ndarray):  # a framework got them filled
+        return values
+    values = values.copy()
+    values[~valid] = np.nan if _has_nan(column) else 0
+    return values
+
+
+def converted(schema: Schema, columns: Columns, framework: str, **options: Any) -> dict[str, Any]:
+    """Columns as plain values: a framework's arrays for numbers, lists for the others.
+
+    Floats that are missing are NaN. Other numbers have nothing that says so: such a column is a list, with None.
+    `options` are those of the adapter's `numbers`.
+    """
+    arrays = {
+        name: filled(column)
+        for name, column in columns.items()
+        if isinstance(column, Numbers) and (column.valid is None or _has_nan(column) or column.valid.all())
+    }
+    if framework != "numpy":
+        arrays = import_module(f"batchwright.adapters.{framework}").numbers(arrays, **options)
+    return {f.name: arrays[f.name] if f.name in arrays else pylist(columns[f.name]) for f in schema}
+
+
+def _in_numpy(values: Values) -> Values:
+    """A column whose numbers may be a framework's arrays, with NumPy's."""
+    return values._replace(values=np.asarray(values.values)) if isinstance(values, Numbers) else values
+
+
+def _has_nan(column: Numbers) -> bool:
+    return column.values.dtype.kind == "f"
+
+
+def _adapter_of(array: Any) -> Any:
+    top = type(array).__module__.partition(".")[0]
+    return import_module(f"batchwright.adapters.{'jax' if top == 'jaxlib' else top}")

@@ -1,0 +1,597 @@
+"""A dataset that changes while you train: rows are added, thinned out, changed and rolled back, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchwright.buffer import codec
+from batchwright.buffer.contents import Contents
+from batchwright.buffer.durable import Durable
+from batchwright.buffer.folder import POINTER
+from batchwright.buffer.incoming import columns_in
+from batchwright.buffer.locks import new_lock
+from batchwright.buffer.normalize import normalize, takes_dicts
+from batchwright.buffer.reads import BufferVersion, Reads
+from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
+from batchwright.buffer.schema import Columns, Field, Schema, num_rows_of
+from batchwright.buffer.table import Table
+from batchwright.buffer.values import (
+    arrays_to_columns,
+    column_for_set,
+    infer_schema,
+    rows_to_columns,
+    schema_of_arrow,
+)
+from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
+from batchwright.buffer.view import View, refuse_twice
+from batchwright.errors import SampleError, SampleTypeError, SpecError, StoreError
+from batchwright.spec import at_least, whole_number
+
+__all__ = ["DatasetBuffer", "buffer_of"]
+
+T = TypeVar("T")
+
+
+class DatasetBuffer(Reads):
+    """Rows that change between epochs.
+
+    >>> buffer = DatasetBuffer([{"label": 0, "meta": "first"}, {"label": 1, "meta": "second"}])
+    >>> buffer.append({"label": 1, "meta": "third"}, retain_prior=0.5, retain_prior_by="latest")
+    range(2, 3)
+    >>> len(buffer), buffer[0], buffer.ids.tolist()
+    (2, {'label': 1, 'meta': 'second'}, [1, 2])
+    """
+
+    def __init__(
+        self,
+        data: Any = None,
+        max_size: int | None = None,
+        drop_strategy: str = "oldest",
+        seed: int = 0,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        schema: pa.Schema | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """`data`: samples, as for `append`; or columns, as for `extend`, where each value of a dict is an array.
+
+        With `path` every change is kept in that folder, and a folder that has a buffer is opened: settings that are
+        left at their defaults are then the folder's. `read_only` looks at it while another process writes.
+        """
+        most = None if max_size is None else at_least(1, max_size=max_size)
+        settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
+        declared = None if schema is None else _declared(schema)
+        self._contents = Contents(settings)
+        self._lock = new_lock()
+        self._disk: Durable | None = None
+        if read_only and path is None:
+            raise SpecError(
+                "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
+            )
+        if path is not None:
+            self._disk, self._contents = Durable.open(path, settings, read_only=read_only)
+        try:
+            if declared is not None:
+                self._declare(declared)
+            if data is not None:
+                if self._table.next_id:  # only a folder has had any
+                    raise SpecError(
+                        f"{path} holds {len(self):,} rows already: data= would add to them each time it is opened",
+                        parameter="data",
+                        remedy="buffer.append(...) what is new, or another path",
+                    )
+                is_columns = isinstance(data, dict) and bool(data) and all(map(_is_column, data.values()))
+                (self.extend if is_columns else self.append)(data)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SampleTypeError) and isinstance(data, str | os.PathLike):
+                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
+            raise
+
+    def _declare(self, schema: Schema) -> None:
+        """Let rows have these columns; those of a folder have them already."""
+        table = self._table
+        if not table.next_id:
+            table.schema = schema
+        elif table.schema.arrow != schema.arrow:
+            raise SpecError(
+                f"{self.path} has other columns than schema= says",
+                parameter="schema",
+                has=", ".join(f"{field.name} {field}" for field in table.schema),
+                got=", ".join(f"{field.name} {field}" for field in schema),
+                remedy="leave schema= out: the folder has its own",
+            )
+
+    @property
+    def _table(self) -> Table:
+        return self._contents.table
+
+    @property
+    def kind(self) -> str | None:
+        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        return self._contents.kind
+
+    # Settings: those that it was opened with. Changes are chosen by them, so that they are part of a folder's journal.
+
+    @property
+    def max_size(self) -> int | None:
+        """The most rows that there are after an append."""
+        return self._contents.settings.max_size
+
+    @property
+    def drop_strategy(self) -> str:
+        """Which rows go first where there are more."""
+        return self._contents.settings.drop_strategy
+
+    @property
+    def seed(self) -> int:
+        """What random choices and draws follow."""
+        return self._contents.settings.seed
+
+    # Rows in
+
+    def append(
+        self,
+        samples: Any,
+        retain_prior: float = 1.0,
+        retain_prior_by: str = "random",
+        *,
+        origin: str | None = None,
+    ) -> range:
+        """Add a sample, or a list of them, and give their ids. What is kept of the rows before is decided first.
+
+        A dict, object, tensor or image is one sample; a list, a `datasets.Dataset` or a table is many.
+        """
+        if type(samples) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
+            with self._lock:
+                try:
+                    if self._can_put() and not takes_dicts() and self._table.put(samples):
+                        return self._accept(1)
+                except BaseException:
+                    self._table.take_back()
+                    raise
+        found = normalize(samples)
+        with self._lock:
+            self._check_writer()
+            if isinstance(found.rows, list) and not found.rows and self.kind is not None:
+                found = found._replace(kind=self.kind)  # nothing is of any kind
+            known = self._known_schema(found.kind)
+            if isinstance(found.rows, pa.Table):
+                arrays = {name: found.rows.column(name) for name in found.rows.column_names}
+                columns, schema = arrays_to_columns(arrays, known)
+            elif not found.rows:
+                columns, schema = {}, self._table.schema
+            else:
+                columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
+            return self._add(columns, schema, found.kind, retain_prior, retain_prior_by, origin)
+
+    def extend(
+        self,
+        columns: Any,
+        retain_prior: float = 1.0,
+        retain_prior_by: str = "random",
+        *,
+        origin: str | None = None,
+    ) -> range:
+        """Add many rows by column, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...]."""
+        if type(columns) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
+            with self._lock:
+                count = self._table.put_columns(columns) if self._can_put() else 0
+                if count:
+                    return self._accept(count)
+        kind, arrays = columns_in(columns)
+        with self._lock:
+            self._check_writer()
+            prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
+            return self._add(prepared, schema, kind, retain_prior, retain_prior_by, origin)
+
+    def _known_schema(self, kind: str) -> Schema | None:
+        """What new rows must fit; None where they are the first."""
+        if self.kind is not None and kind != self.kind:
+            raise SampleError(
+                f"this buffer holds {_KINDS[self.kind]}, and this is {_KINDS[kind]}",
+                has=self.kind,
+                got=kind,
+                remedy="a buffer of its own for each kind; or dicts that hold both",
+            )
+        return self._table.schema if len(self._table.schema) else None
+
+    def _check_writer(self) -> None:
+        if self._disk is not None:
+            self._disk.check_writer()
+
+    def _can_put(self) -> bool:
+        contents = self._contents
+        by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
+        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.is_writer)
+
+    def _accept(self, count: int) -> range:
+        """The rows that were put are right: write them down and count them."""
+        contents, now = self._contents, time.time_ns() // 1000
+        table, (max_size, strategy, _) = contents.table, contents.settings
+        if max_size is None and self._disk is None:
+            return table.accept(count, now)
+        is_over = max_size is not None and table.num_rows + count > max_size
+        saved = table.save() if is_over and strategy != "oldest" else None
+        try:
+            if self._disk is not None:
+                self._catch_up(self._disk)
+                self._disk.write_rows(contents, table.last_put(count), count, now)
+            ids = table.accept(count, now)
+            if is_over:
+                contents.drop_over()
+        except BaseException:
+            if saved is not None:
+                table.restore(saved)
+            elif contents is self._contents:
+                contents.drop_over()
+            raise
+        if self._disk is not None:
+            self._disk.after_change(contents)
+        return ids
+
+    def _catch_up(self, disk: Durable) -> None:
+        """A change that was written down and then interrupted has happened: the folder says so."""
+        others = disk.caught_up(self._contents)
+        if others is not None:
+            self._contents = others
+            raise StoreError(
+                f"change {others.table.number} was interrupted after it had been written down, and is there",
+                folder=self.path,
+                remedy="look at the buffer, and make this call again",
+            )
+
+    def _add(self, columns: Columns, schema: Schema, kind: str, retain: Any, by: Any, origin: str | None) -> range:
+        table, count = self._table, num_rows_of(columns)
+        kept = kept_count(table.num_rows, retain)
+        if by != "random":
+            check_by(by, schema.numeric, schema.not_numeric, parameter="retain_prior_by")
+        if self.max_size is not None and self.drop_strategy != "oldest" and len(schema):
+            check_by(self.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
+        if origin is not None and not (isinstance(origin, str) and _is_text(origin)):
+            raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
+        if not count and kept == table.num_rows:
+            return range(table.next_id, table.next_id)
+
+        def record(number: int, time_us: int) -> codec.Append:
+            data = codec.encode_columns(schema, columns)
+            known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
+            share = float(retain) if retain > 0 else 0.0
+            return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
+
+        return self._do(
+            record,
+            lambda contents, now: contents.add(
+                schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now
+            ),
+        )
+
+    def _do(
+        self,
+        record: Callable[[int, int], codec.Operation],
+        apply: Callable[[Contents, int], T],
+        *,
+        in_place: bool = False,
+    ) -> T:
+        """One change: write it down, then make it. If either fails, the buffer is as it was.
+
+        `in_place`: rows get new values where they lie. An interrupt (Ctrl-C) comes after it then, not in its middle.
+        """
+        contents, now = self._contents, time.time_ns() // 1000
+        if self._disk is not None:
+            self._catch_up(self._disk)
+            self._disk.write(record(contents.table.number + 1, now))
+        try:
+            with contents.or_nothing():
+                result = apply(contents, now)
+        except BaseException:
+            if in_place:  # some rows have their new values already, and the old ones are gone
+                apply(contents, now)
+            raise
+        if self._disk is not None:
+            self._disk.after_change(contents)
+        return result
+
+    # Changes
+
+    def update(self, index: int, row: Any) -> None:
+        """New values for the columns that `row` names, in one row. Its id stays."""
+        found = normalize(row)
+        if len(found.rows) != 1:
+            raise SpecError(
+                f"update takes one row, got {len(found.rows)}", parameter="row", remedy="buffer.set(ids, ...)"
+            )
+        with self._lock:
+            self._check_writer()
+            view = self._table.view()
+            at = view.checked(whole_number(index=index))
+            known = self._known_schema(found.kind)
+            assert known is not None
+            values = found.rows[0]
+            some = Schema(tuple(field for field in known if field.name in values))
+            columns, changed = rows_to_columns([values], some if len(some) else known)
+            self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
+
+    def set(self, ids: Any, /, **columns: Any) -> None:
+        """New values for many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
+
+        Each id once: a batch that was drawn may have a row twice. A column that is not there yet is added.
+        """
+        with self._lock:
+            self._check_writer()
+            view = self._table.view()
+            index = view.index_of(ids)
+            ids = view.ids_at(index)
+            refuse_twice(ids, "ids", remedy="ids, at = np.unique(ids, return_index=True), and of the values those [at]")
+            if not columns:
+                raise SpecError("set needs a column", parameter="columns", remedy="buffer.set(ids, loss=array)")
+            known = self._table.schema
+            prepared: Columns = {}
+            fields: list[Field] = []
+            for name, values in columns.items():
+                prepared[name], field = column_for_set(name, values, len(ids), known.by_name.get(name))
+                fields.append(field)
+            if len(ids):
+                self._change(ids, prepared, _merged(known, fields))
+
+    def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
+        def record(number: int, time_us: int) -> codec.Change:
+            data = codec.encode_columns(Schema(tuple(f for f in schema if f.name in columns)), columns)
+            known = None if schema == self._table.schema else codec.encode_schema(schema)
+            return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
+
+        self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
+
+    def drop(self, ids: Any) -> None:
+        """Remove the rows with these ids."""
+        with self._lock:
+            self._check_writer()
+            view = self._table.view()
+            index = view.index_of(ids)
+            gone = view.ids_at(index)
+            refuse_twice(gone, "ids")
+            if not len(gone):
+                return
+            self._do(
+                lambda number, now: codec.Drop(number, now, codec.encode_ids(gone)),
+                lambda contents, now: contents.drop(gone),
+            )
+
+    # Versions
+
+    def commit(self, name: str | None = None) -> VersionInfo:
+        """Keep the rows as they are now under a name, for `at`, `diff` and `rollback`.
+
+        A run that repeats itself after a crash may commit again: a version of this name that has the same rows is it,
+        and the rows have its ids from then on.
+        """
+        with self._lock:
+            number = self._table.number
+            name = f"version {number}" if name is None else name
+            contents = self._contents
+            same = [kept for kept in contents.versions if kept.info.name == name and kept.info.rows == len(self)]
+            if same and same[0].view.content_fingerprint() == self.content_fingerprint():
+                if not np.array_equal(same[0].view.ids, self._table.view().ids):
+                    self.rollback(same[0].info)  # what was added again got new ids: the version's are known to others
+                return same[0].info
+            name = _checked_name(name, self.versions())
+            info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
+            view = self._table.view().share()
+            ordinal = contents.versions[-1].ordinal + 1 if contents.versions else 0
+            if self._disk is not None:
+                self._disk.commit(contents, ordinal, info)
+            contents.add_version(ordinal, info, contents.kind, lambda: view)
+            return info
+
+    def forget(self, version: str | int | VersionInfo) -> None:
+        """Let go of a version: rows that only it had are gone."""
+        with self._lock:
+            kept = self._contents.find(version)
+            if self._disk is not None:
+                self._disk.checkpoint(self._contents)  # a rollback to it may stand in the journal
+                self._disk.forget(kept.ordinal)
+            self._contents.versions.remove(kept)
+
+    def versions(self) -> list[VersionInfo]:
+        """What was committed, oldest first."""
+        return [kept.info for kept in self._contents.versions]
+
+    def at(self, version: str | int | VersionInfo) -> BufferVersion:
+        """The rows of a version (by its name, its number, or what `commit` gave), to read."""
+        kept = self._contents.find(version)
+        return BufferVersion(kept.view, self.seed, kept.kind)
+
+    def snapshot(self) -> BufferVersion:
+        """The rows as they are now, to read: they stay so whatever is done to the buffer."""
+        with self._lock:
+            return BufferVersion(self._table.view(), self.seed, self.kind)
+
+    def diff(self, older: str | int | VersionInfo, newer: str | int | VersionInfo | None = None) -> BufferDiff:
+        """What is not the same in two versions; `newer` is the buffer as it is now, if not given."""
+        with self._lock:
+            find = self._contents.find
+            return take_diff(find(older).view, self._table.view() if newer is None else find(newer).view)
+
+    def rollback(self, version: str | int | VersionInfo) -> None:
+        """Let the rows be those of a version again, with its ids and columns.
+
+        This is a change like others: versions that were committed after it stay.
+        """
+        with self._lock:
+            kept = self._contents.find(version)
+            self._do(
+                lambda number, now: codec.Rollback(number, now, kept.ordinal),
+                lambda contents, now: contents.roll_back(kept),
+            )
+
+    # Reading
+
+    def _look(self) -> View:
+        with self._lock:
+            return self._table.view()
+
+    def _hold(self) -> View:
+        with self._lock:
+            return self._table.view().share()
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    # In and out
+
+    @classmethod
+    def from_table(cls, table: Any, **settings: Any) -> Self:
+        """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it."""
+        buffer = cls(**settings)
+        buffer.extend(table)
+        return buffer
+
+    @classmethod
+    def from_hf_dataset(cls, dataset: Any, **settings: Any) -> Self:
+        """A buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
+        buffer = cls(**settings)
+        buffer.append(dataset)
+        return buffer
+
+    # Files
+
+    @property
+    def path(self) -> Path | None:
+        """The folder that the buffer lives in, if it does."""
+        return None if self._disk is None else self._disk.folder.path
+
+    @classmethod
+    def salvage(cls, path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Self:
+        """The rows of a folder with a damaged journal, after every change before the damage, in a new folder.
+
+        Versions are not taken along.
+        """
+        disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
+        disk.close()
+        if (Path(to) / POINTER).exists():
+            raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
+        saved = cls(**found.settings._asdict(), path=to)
+        view, next_id = found.table.view().share(), found.table.next_id
+        saved._contents = Contents.of(view, found.kind, found.settings, next_id=next_id)
+        saved.checkpoint()
+        return saved
+
+    def checkpoint(self) -> None:
+        """Have all rows in files that are mapped when the folder is opened, so that no journal has to be read first.
+
+        This happens by itself when the journal has become long.
+        """
+        if self._disk is not None:
+            with self._lock:
+                self._disk.checkpoint(self._contents)
+
+    def verify(self) -> None:
+        """Read every file of the folder and compare it with its hash: a StoreError names those that were damaged.
+
+        Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
+        """
+        damaged = [] if self._disk is None else self._disk.damaged()
+        if damaged:
+            raise StoreError(
+                f"{len(damaged)} of this buffer's files {'is' if len(damaged) == 1 else 'are'} damaged",
+                files="\n".join(f"{file}: {what}" for file, what in damaged),
+                remedy="restore the folder from a copy",
+            )
+
+    def refresh(self) -> Self:
+        """Let a reader see what was written since."""
+        if self._disk is not None:
+            with self._lock:
+                self._contents = self._disk.refresh(self._contents)
+        return self
+
+    def sync(self) -> None:
+        """Return when everything is on disk, so that a power cut cannot take it."""
+        if self._disk is not None:
+            self._disk.sync()
+
+    def close(self) -> None:
+        """Let go of the folder. What is in memory can still be read."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        contents = self._contents
+        return _from_content, (self._hold(), contents.kind, contents.settings, contents.table.next_id)
+
+
+def _from_content(view: View, kind: str | None, settings: Settings, next_id: int) -> DatasetBuffer:
+    return buffer_of(Contents.of(view, kind, settings, next_id=next_id))
+
+
+def buffer_of(contents: Contents) -> DatasetBuffer:
+    """A buffer in memory that holds this."""
+    buffer = DatasetBuffer()
+    buffer._contents = contents
+    return buffer
+
+
+_KINDS = {"dict": "rows (dicts)", "tensor": "tensors", "image": "images"}
+
+
+def _declared(schema: Any) -> Schema:
+    if not isinstance(schema, pa.Schema):
+        raise SpecError(
+            f"schema= is a pyarrow schema, got {type(schema).__name__}",
+            parameter="schema",
+            remedy="schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])",
+        )
+    return schema_of_arrow(schema)
+
+
+def _merged(schema: Schema, fields: Sequence[Field]) -> Schema:
+    """A schema in which some fields are others, or new."""
+    changed = {field.name: field for field in fields}
+    new = [field for field in fields if field.name not in schema.by_name]
+    merged = Schema((*(changed.get(field.name, field) for field in schema), *new))
+    return schema if merged == schema else merged
+
+
+def _checked_text(strategy: Any) -> str:
+    if not isinstance(strategy, str):
+        check_by(strategy, [], [], parameter="drop_strategy")
+    return str(strategy)
+
+
+def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
+    if name in [info.name for info in known]:
+        raise SpecError(
+            f"there is a version {name!r} already",
+            parameter="name",
+            remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
+        )
+    return name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return True
+
+
+def _is_column(value: Any) -> bool:
+    return hasattr(value, "shape") and len(value.shape) >= 1

@@ -1,0 +1,299 @@
+"""A buffer in a folder: each change is written down before it is made; opening is a checkpoint plus what came after.
+
+Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
+Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.buffer import codec
+from batchwright.buffer.blocks import Counters
+from batchwright.buffer.contents import Contents
+from batchwright.buffer.folder import SALVAGE, BufferFolder
+from batchwright.buffer.parts import Parts
+from batchwright.buffer.retain import Settings, check_by
+from batchwright.buffer.schema import Columns
+from batchwright.buffer.versions import VersionInfo
+from batchwright.buffer.view import View
+from batchwright.errors import SpecError, StoreError
+from batchwright.journal import Record, read_records, salvage_records
+
+__all__ = ["Durable"]
+
+_CHECKPOINT_BYTES = 32 << 20
+"""Journal after which a checkpoint is written, at least."""
+
+_CHECKPOINT_RECORDS = 20_000
+"""Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
+
+Document = dict[str, Any]
+
+log = logging.getLogger("batchwright")
+
+
+class Durable:
+    """The folder behind a buffer: writes changes down, makes checkpoints, opens again."""
+
+    def __init__(self, folder: BufferFolder, *, read_only: bool) -> None:
+        self.folder, self.read_only = folder, read_only
+        self._is_open = True
+        self._process = os.getpid()
+        self._parts = Parts(folder)
+        self._checkpoint_number = self._try_again_at = 0
+        self._seen: tuple[str, int | None] = ("", None)
+        """(journal, offset) up to which a reader has read."""
+
+    # Opening
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], asked: Settings, *, read_only: bool, salvage: bool = False
+    ) -> tuple[Durable, Contents]:
+        """A folder to write to (or to read), and what is in it. Settings that were asked for are taken."""
+        path = Path(path).absolute()  # whoever changes the current folder later means this one still
+        folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
+        disk = cls(folder, read_only=read_only)
+        try:
+            contents = disk._load(salvage=salvage)
+            if not read_only:
+                disk._take_settings(contents, asked)
+        except BaseException:
+            folder.close()
+            raise
+        return disk, contents
+
+    def _load(self, *, salvage: bool = False) -> Contents:
+        """All that the folder has: the checkpoint, and the changes since."""
+
+        def load(checkpoint: Document | None, journal: Path) -> tuple[Contents, Record | None]:
+            contents = Contents()
+            self._parts = Parts(self.folder)
+            self._find_versions(contents)
+            if checkpoint is not None:
+                self._restore(contents, checkpoint)
+            self._checkpoint_number = contents.table.number
+            last = None
+            for record in salvage_records(journal) if salvage else read_records(journal, remedy=SALVAGE):
+                self._replay(contents, codec.decode(record.payload))
+                last = record
+            self._seen = journal.name, None if last is None else last.end_offset
+            return contents, last
+
+        contents, last = self.folder.read(load)
+        if not self.read_only:
+            self.folder.open_journal(after=last)
+        return contents
+
+    def _take_settings(self, contents: Contents, asked: Settings) -> None:
+        """Settings that were asked for replace those that are stored, where they are not the defaults."""
+        stored, defaults = contents.settings, Settings()._asdict()
+        wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
+        if wanted == stored:
+            return
+        schema = contents.table.schema
+        if wanted.max_size is not None and len(schema):
+            check_by(wanted.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
+        if not contents.table.number:  # a new folder: these are what it begins with, and no change
+            contents.settings = wanted
+            self.checkpoint(contents)
+            return
+        self.write(codec.Settings(contents.table.number + 1, time.time_ns() // 1000, *wanted))
+        contents.choose_by(wanted)
+
+    def _replay(self, contents: Contents, change: codec.Operation) -> None:
+        """Make a change that was written down."""
+        table = contents.table
+        if change.number != table.number + 1:
+            raise StoreError(
+                f"change {change.number} cannot follow change {table.number}",
+                folder=self.folder.path,
+                remedy="restore the folder from a copy",
+            )
+        if isinstance(change, codec.Append):
+            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
+            contents.add(
+                schema,
+                codec.decode_columns(schema, change.columns, change.num_rows),
+                kind=change.kind,
+                retain=change.retain,
+                by=change.by,
+                origin=change.origin,
+                time_us=change.time_us,
+            )
+        elif isinstance(change, codec.Change):
+            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
+            ids = codec.decode_ids(change.ids)
+            contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
+        elif isinstance(change, codec.Drop):
+            contents.drop(codec.decode_ids(change.ids))
+        elif isinstance(change, codec.Rollback):
+            kept = contents.version_of(change.version)
+            if kept is None:  # committed since they were listed
+                self._find_versions(contents)
+                kept = contents.version_of(change.version)
+            if kept is None:
+                raise self.folder.missing_version(change.version)
+            contents.roll_back(kept)
+        else:
+            contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
+
+    def refresh(self, contents: Contents) -> Contents:
+        """What the folder has now: the same contents with what was written since, or others."""
+        if not self.read_only:
+            return contents
+        journal, offset = self._seen
+        if self.folder.pointer.journal == journal:
+            try:
+                self._find_versions(contents)
+                for record in read_records(self.folder.path / journal, offset, remedy=SALVAGE):
+                    self._replay(contents, codec.decode(record.payload))
+                    self._seen = journal, record.end_offset
+            except (FileNotFoundError, StoreError):
+                if self.folder.pointer.journal == journal:
+                    raise
+            else:
+                if self.folder.pointer.journal == journal:
+                    return contents
+        return self._load()
+
+    # Writing down
+
+    @property
+    def is_writer(self) -> bool:
+        return not self.read_only and self._is_open and self._process == os.getpid()
+
+    def check_writer(self) -> None:
+        if self.read_only:
+            raise SpecError(
+                "this buffer was opened to read",
+                parameter="read_only",
+                folder=self.folder.path,
+                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
+            )
+        if not self._is_open:
+            raise SpecError(
+                "this buffer was closed", folder=self.folder.path, remedy="DatasetBuffer(path=...) opens it again"
+            )
+
+    def write(self, change: codec.Operation) -> None:
+        """Write a change down. If this raises, nothing happened."""
+        self.check_writer()
+        self.folder.journal.write(change.number, codec.encode(change))
+
+    def write_rows(self, contents: Contents, columns: Columns, count: int, time_us: int) -> None:
+        """More rows, which fit."""
+        table = contents.table
+        data = codec.encode_columns(table.schema, columns)
+        change = codec.Append(table.number + 1, time_us, data, count, 1.0, "random", None, "dict", None)
+        self.folder.journal.write(change.number, codec.encode(change))
+
+    def caught_up(self, contents: Contents) -> Contents | None:
+        """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
+        is_behind = self.is_writer and self.folder.journal.last_number != contents.table.number
+        return self._load() if is_behind else None
+
+    def after_change(self, contents: Contents) -> None:
+        """A checkpoint, where the journal has become long: opening again reads at most so much."""
+        journal, size = self.folder.journal, max(contents.table.num_rows, 1)
+        is_long = journal.num_bytes > max(_CHECKPOINT_BYTES, 16 * size)
+        has_many = journal.last_number - self._checkpoint_number > max(_CHECKPOINT_RECORDS, size // 16)
+        if (is_long or has_many) and journal.last_number >= self._try_again_at:
+            try:
+                self.checkpoint(contents)
+            except OSError as error:  # the change itself is safe: this only makes opening quicker
+                self._try_again_at = journal.last_number + _CHECKPOINT_RECORDS
+                log.warning("%s: no checkpoint could be written (%s); the journal goes on", self.folder.path, error)
+
+    def checkpoint(self, contents: Contents) -> None:
+        """Have everything in files that are read at once, and begin the journal anew."""
+        self.check_writer()
+        number = contents.table.number
+        self.folder.write_checkpoint(number, self._document(contents))
+        self._checkpoint_number = number
+        loaded = (kept.view for kept in contents.versions if kept.is_loaded)
+        self._parts.forget_all_but([contents.table.view(), *loaded])
+        unused = self.folder.unused()
+        self._parts.forget_files(unused)  # before they go: nothing that is written from now on may name them
+        self.folder.remove_blocks(unused)
+
+    def commit(self, contents: Contents, ordinal: int, info: VersionInfo) -> None:
+        self.check_writer()
+        self.folder.journal.sync()
+        document = self._document(contents)
+        document["version"] = {
+            "ordinal": ordinal,
+            "name": info.name,
+            "time_us": int(info.time.timestamp() * 1_000_000),
+            "rows": info.rows,
+        }
+        self.folder.write_version(ordinal, document)
+
+    def forget(self, ordinal: int) -> None:
+        self.check_writer()
+        self.folder.remove_version(ordinal)
+        self.folder.remove_blocks(self.folder.unused() - self._parts.files())
+
+    def damaged(self) -> list[tuple[Path, str]]:
+        """Files whose bytes are not those that were written. Journal, checkpoint and versions were read to get here."""
+        return list(self.folder.damaged_blocks())
+
+    def sync(self) -> None:
+        if not self.read_only:
+            self.check_writer()
+            self.folder.journal.sync()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.folder.close()
+
+    # Documents: all that a checkpoint or a version says
+
+    def _document(self, contents: Contents) -> Document:
+        """Contents as a document. The rows that it names are on disk."""
+        table = contents.table
+        return {
+            "number": table.number,
+            "next_id": table.next_id,
+            "next_serial": table.next_serial,
+            "kind": contents.kind,
+            "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
+            "settings": list(contents.settings),
+            "origins": table.origins,
+            "segments": [self._parts.write(segment, table.schema, table.counters) for segment in table.segments()],
+        }
+
+    def _restore(self, contents: Contents, document: Document) -> None:
+        table, view = contents.table, self._view_of(document)
+        table.replace(view.segments, view.schema)
+        table.number, table.next_id = document["number"], document["next_id"]
+        table.next_serial, table.origins = document["next_serial"], list(document["origins"])
+        contents.kind, contents.settings = document["kind"], Settings(*document["settings"])
+
+    def _find_versions(self, contents: Contents) -> None:
+        """Versions as they are listed now: without those that the writer has let go of."""
+        known = {(kept.ordinal, kept.info): kept for kept in contents.versions}
+        contents.versions = []
+        for document in self.folder.read_versions():
+            said = document["version"]
+            committed = datetime.fromtimestamp(said["time_us"] / 1_000_000, UTC)
+            ordinal, info = said["ordinal"], VersionInfo(document["number"], said["name"], committed, said["rows"])
+            if (ordinal, info) in known:
+                contents.versions.append(known[ordinal, info])
+            else:
+                contents.add_version(ordinal, info, document["kind"], partial(self._view_of, document))
+
+    def _view_of(self, document: Document) -> View:
+        """The rows that a document names, over the memory of their files."""
+        schema = codec.decode_schema(base64.b64decode(document["schema"]))
+        segments = [self._parts.read(entry, schema) for entry in document["segments"]]
+        return View(segments, schema, document["number"], document["origins"], Counters())

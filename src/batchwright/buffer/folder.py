@@ -1,0 +1,531 @@
+"""A buffer's folder: a checkpoint, the journal of what happened since, versions, and the blocks of rows that they name.
+
+    batchwright-buffer.json        which checkpoint and which journal count: written last
+    journal-<number>.log        the changes from that number on
+    checkpoints/<number>.json   all that is not rows, after that change
+    versions/<ordinal>.json     the same, of each version that was committed
+    blocks/<serial>-<n>.arrow   rows; written once, never changed
+    writer.lock                 held by the one process that writes
+
+Files appear whole and are never changed; what the pointer does not lead to was left by a writer that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from batchwright.buffer.block_file import block_from_arrow, block_to_arrow
+from batchwright.buffer.schema import Columns, Schema
+from batchwright.errors import BusyError, SpecError, StoreError
+from batchwright.files import exclusive, inside, is_part, out_of_space_at, part_name, publish, sync_folder, write_whole
+from batchwright.fingerprint import fingerprint_file
+from batchwright.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
+
+__all__ = ["POINTER", "SALVAGE", "BufferFolder", "Pointer"]
+
+POINTER = "batchwright-buffer.json"
+_LOCK = "writer.lock"
+_FOLDERS = ("blocks", "checkpoints", "versions")
+_FORMAT = 1
+_TRIES = 50
+"""How often a reader begins again while a writer replaces what it reads."""
+_RESTORE = "restore the folder from a copy"
+SALVAGE = f"{_RESTORE}, or keep what is before it: DatasetBuffer.salvage(path, to=...)"
+"""What to do about a damaged journal."""
+
+_JOURNAL_NAME = re.compile(r"journal-(\d+)\.log")
+_DOCUMENT_NAME = re.compile(r"(\d+)\.json")
+_BLOCK_NAME = re.compile(r"\d+-[0-9a-f]+\.arrow")
+_HASH_DIGITS = 16
+"""Of a block's hash, at the end of its name."""
+_NAMED_BLOCKS = re.compile(rb'"(\d+-[0-9a-f]+\.arrow)"')
+
+Document = dict[str, Any]
+T = TypeVar("T")
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    format: int
+    id: str
+    """16 bytes, in hexadecimal: the same in the journal's own header."""
+    checkpoint: str | None
+    journal: str
+
+
+class _Sealed(msgspec.Struct):
+    """A document as it lies in a file: with a checksum, so that a damaged number is not believed."""
+
+    format: int
+    xxh3: str
+    document: msgspec.Raw
+
+
+class _Gone(StoreError):
+    """A file that should be there is not. A reader looks whether the writer has replaced it."""
+
+
+class _Hashed:
+    """A file to write to that keeps a hash of what it is given."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, xxhash.xxh3_128()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BufferFolder:
+    """The files of one buffer: `create_or_open` for its one writer, `open_to_read` for any number of readers."""
+
+    def __init__(self, path: Path, pointer: Pointer, lock: contextlib.ExitStack | None) -> None:
+        self.path = path
+        self._pointer = pointer
+        self._lock = lock
+        self._journal: Journal | None = None
+        self._process = os.getpid()
+        if lock is not None:
+            let_go_in_children(self)
+
+    # Opening
+
+    @classmethod
+    def create_or_open(cls, path: Path | str) -> BufferFolder:
+        """For the writer: holds the lock until `close`, and removes what killed writers left behind.
+
+        A folder with other things in it is refused, and nothing is written to it.
+        """
+        path = Path(path)
+        _check_own(path)
+        with contextlib.ExitStack() as stack:
+            with out_of_space_at(path):
+                stack.enter_context(_writing(path))
+                for name in _FOLDERS:
+                    (path / name).mkdir(exist_ok=True)
+                pointer = _read_pointer(path) if (path / POINTER).exists() else _begin(path)
+            folder = cls(path, pointer, stack.pop_all())
+        try:
+            folder._check_journal()
+            folder._remove_leftovers()
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def open_to_read(cls, path: Path | str) -> BufferFolder:
+        """For a reader: nothing is locked and nothing is written."""
+        path = Path(path)
+        if not (path / POINTER).is_file():
+            raise StoreError(
+                "there is no buffer here",
+                folder=path,
+                missing=POINTER,
+                remedy="look for a mistake in the path; DatasetBuffer(path=...) without read_only=True makes a new one",
+            )
+        return cls(path, _read_pointer(path), None)
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        if self._lock is not None:
+            self._lock.close()  # closes the file, which is what holds the lock
+            self._lock = None
+
+    def let_go(self) -> None:
+        """In a child process: the lock belongs to the parent, and ends with it."""
+        self.close()
+
+    def _check_writer(self) -> None:
+        if self._process != os.getpid():
+            raise BusyError(
+                "this buffer can be written by the process that opened it, not by a child of it",
+                folder=self.path,
+                process=f"pid {self._process}",
+                remedy="write in that process; here, open the folder with read_only=True",
+            )
+        if self._lock is None:
+            raise StoreError(
+                "this buffer is open to read only, or closed", folder=self.path, remedy="open it again, to write"
+            )
+
+    # What there is
+
+    @property
+    def pointer(self) -> Pointer:
+        """For the writer, what it wrote last; for a reader, what is there now."""
+        if self._lock is None:
+            self._pointer = _read_pointer(self.path)
+        return self._pointer
+
+    @property
+    def buffer_id(self) -> bytes:
+        return bytes.fromhex(self._pointer.id)
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / self.pointer.journal
+
+    @property
+    def journal(self) -> Journal:
+        """The writer's journal. `write_checkpoint` replaces it: ask each time."""
+        return self._journal if self._journal is not None else self.open_journal()
+
+    def open_journal(self, after: Record | None = None) -> Journal:
+        """Open it to go on; `after` a record that was read already, if there is one."""
+        self._check_writer()
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Journal.open_to_append(self.journal_path, after, remedy=SALVAGE)
+        return self._journal
+
+    def read(self, load: Callable[[Document | None, Path], T]) -> T:
+        """`load(checkpoint, journal file)`, begun again if the writer replaced files while they were read."""
+        for attempt in range(_TRIES):
+            pointer = self.pointer
+            try:
+                self._check_journal()
+                return load(self._checkpoint(pointer), self.path / pointer.journal)
+            except (_Gone, FileNotFoundError):
+                if self._lock is not None or _read_pointer(self.path) == pointer:
+                    raise
+                time.sleep(0.001 * attempt)
+        raise StoreError(
+            "the writer replaces this buffer's files faster than they can be read", folder=self.path, remedy="try again"
+        )
+
+    def read_checkpoint(self) -> Document | None:
+        """What the last `write_checkpoint` was given. None: everything is in the journal."""
+        return self.read(lambda document, journal: document)
+
+    def _checkpoint(self, pointer: Pointer) -> Document | None:
+        if pointer.checkpoint is None:
+            return None
+        return _decoded(_unsealed(self.path / "checkpoints" / pointer.checkpoint))
+
+    def _check_journal(self) -> None:
+        path = self.path / self._pointer.journal
+        try:
+            found = read_head(path)
+        except FileNotFoundError:
+            raise _gone(path) from None
+        if found.owner_id != self.buffer_id:
+            raise StoreError(
+                "this journal belongs to another buffer",
+                file=path,
+                buffer=found.owner_id.hex(),
+                expected=self._pointer.id,
+                remedy=_RESTORE,
+            )
+
+    # Checkpoints and versions
+
+    def write_checkpoint(self, number: int, document: Document) -> None:
+        """The state after change `number`, and an empty journal for those from the next on.
+
+        Killed at any moment, the folder is at the old checkpoint with its journal, or at the new one.
+        After an error, `journal` is the one that counts.
+        """
+        self._check_writer()
+        first_number = number + 1
+        if self._journal is not None and self._journal.last_number >= first_number:
+            raise ValueError(f"a checkpoint after change {number} would lose change {self._journal.last_number}")
+        old = self._pointer
+        new = Pointer(_FORMAT, old.id, f"{number:012}.json", f"journal-{first_number:012}.log")
+        checkpoint = self.path / "checkpoints" / f"{number:012}.json"
+        journal = self._journal
+        try:
+            with out_of_space_at(self.path, then="try again: the buffer is as it was"):
+                write_whole(checkpoint, _sealed(document))
+                if new.journal != old.journal:
+                    journal = Journal.create(self.path / new.journal, first_number, self.buffer_id)
+                if new != old:
+                    write_whole(self.path / POINTER, _encoded(new))
+        except BaseException:
+            # The pointer may be the new one even so: the error can have come after it got its name.
+            if new != old and _read_pointer(self.path) == new:
+                self._use(new, journal)
+            else:
+                if journal is not None and journal is not self._journal:
+                    journal.close()
+                self._remove_files_of(new, but_not_of=old)
+            raise
+        self._use(new, journal)
+        self._remove_files_of(old, but_not_of=new)
+
+    def _remove_files_of(self, pointer: Pointer, *, but_not_of: Pointer) -> None:
+        """Those that a writer which is killed now would leave behind. The next one finds them, if this fails."""
+        if pointer.journal != but_not_of.journal:
+            with contextlib.suppress(OSError):
+                (self.path / pointer.journal).unlink()
+        if pointer.checkpoint is not None and pointer.checkpoint != but_not_of.checkpoint:
+            with contextlib.suppress(OSError):
+                (self.path / "checkpoints" / pointer.checkpoint).unlink()
+
+    def _use(self, pointer: Pointer, journal: Journal | None) -> None:
+        if self._journal is not None and self._journal is not journal:
+            self._journal.close()
+        self._pointer, self._journal = pointer, journal
+
+    def write_version(self, ordinal: int, document: Document) -> None:
+        self._check_writer()
+        with out_of_space_at(self.path, then="commit again"):
+            write_whole(self._version(ordinal), _sealed(document))
+
+    def read_versions(self) -> list[Document]:
+        """By their ordinals."""
+        found = []
+        for ordinal in self._ordinals():
+            with contextlib.suppress(_Gone):  # removed since they were listed
+                found.append(_decoded(_unsealed(self._version(ordinal))))
+        return found
+
+    def missing_version(self, ordinal: int) -> StoreError:
+        return _gone(self._version(ordinal))
+
+    def remove_version(self, ordinal: int) -> None:
+        self._check_writer()
+        self._version(ordinal).unlink(missing_ok=True)
+        sync_folder(self.path / "versions")
+
+    def _version(self, ordinal: int) -> Path:
+        return self.path / "versions" / f"{ordinal:08}.json"
+
+    def _ordinals(self) -> list[int]:
+        names = map(_DOCUMENT_NAME.fullmatch, _listed(self.path / "versions"))
+        return sorted(int(name[1]) for name in names if name)
+
+    # Blocks
+
+    def write_block(self, serial: int, columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> str:
+        """Rows and arrays of integers as an Arrow file, on disk when this returns. Its name is never used again."""
+        self._check_writer()
+        batch = block_to_arrow(columns, schema, extra)
+        part = part_name(self.path / "blocks" / f"{serial:08}.arrow")
+        with out_of_space_at(self.path, then="try again: the buffer is as it was"):
+            try:
+                with open(part, "wb") as raw:
+                    hashed = _Hashed(raw)
+                    with pa.ipc.new_file(pa.PythonFile(hashed, "w"), batch.schema) as file:
+                        file.write_batch(batch)
+                    raw.flush()
+                    os.fsync(raw.fileno())
+                name = f"{serial:08}-{os.urandom(5).hex()}{hashed.digest.hexdigest()[:_HASH_DIGITS]}.arrow"
+                publish(part, part.with_name(name))
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        return name
+
+    def damaged_blocks(self) -> Iterator[tuple[Path, str]]:
+        """Reads every block that counts, and gives those whose bytes are not the ones that were written, and why."""
+        for name in sorted(self._named_blocks()):
+            path = inside(self.path / "blocks", name)
+            try:
+                found = fingerprint_file(path)[:_HASH_DIGITS]
+            except OSError as error:
+                yield path, error.strerror or str(error)
+                continue
+            if found != path.stem[-_HASH_DIGITS:]:
+                yield path, "its bytes are not those that were written"
+
+    def map_block(
+        self, name: str, schema: Schema, columns: Collection[str] | None = None, extra: Collection[str] = ()
+    ) -> tuple[Columns, dict[str, NDArray[np.int64]]]:
+        """What `write_block` was given, over the file's own memory, read-only: all columns, or those asked for.
+
+        A column that is asked for, and an array in `extra`, has to be there.
+        """
+        path = inside(self.path / "blocks", name)
+        try:
+            with pa.memory_map(str(path)) as file:
+                found, arrays = block_from_arrow(file, schema, columns)
+            if missing := {*(columns or ()), *extra} - {*found, *arrays}:
+                raise ValueError(f"{min(missing)!r} is not in it")
+            return found, arrays
+        except FileNotFoundError:
+            raise _gone(path) from None
+        except (ValueError, TypeError, pa.ArrowException, OSError) as error:
+            raise _damaged(path, str(error)) from error
+
+    def damaged_block(self, name: str, reason: str) -> StoreError:
+        return _damaged(self.path / "blocks" / name, reason)
+
+    def unused(self) -> set[str]:
+        """The blocks that neither the checkpoint nor a version names."""
+        return set(filter(_BLOCK_NAME.fullmatch, _listed(self.path / "blocks"))) - self._named_blocks()
+
+    def remove_blocks(self, names: Collection[str]) -> None:
+        self._check_writer()
+        for name in names:
+            (self.path / "blocks" / name).unlink(missing_ok=True)
+
+    def _named_blocks(self) -> set[str]:
+        """By their looks, wherever in a document they stand: what is in it is not this module's business."""
+        names = [Path("versions", f"{ordinal:08}.json") for ordinal in self._ordinals()]
+        if self._pointer.checkpoint is not None:
+            names.append(Path("checkpoints", self._pointer.checkpoint))
+        return {found.decode() for name in names for found in _NAMED_BLOCKS.findall(_unsealed(self.path / name))}
+
+    def _remove_leftovers(self) -> None:
+        """What killed writers left. Only names of our own making, and only once all that counts was read."""
+        self.remove_blocks(self.unused())
+        for name in _listed(self.path):
+            if is_part(name) or (_JOURNAL_NAME.fullmatch(name) and name != self._pointer.journal):
+                (self.path / name).unlink(missing_ok=True)
+        for folder in _FOLDERS:
+            for name in _listed(self.path / folder):
+                if is_part(name):
+                    (self.path / folder / name).unlink(missing_ok=True)
+        for name in _listed(self.path / "checkpoints"):
+            if _DOCUMENT_NAME.fullmatch(name) and name != self._pointer.checkpoint:
+                (self.path / "checkpoints" / name).unlink(missing_ok=True)
+
+
+# The folder and its pointer
+
+
+def _listed(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def _check_own(path: Path) -> None:
+    """A folder of ours, one that somebody was killed while making, an empty one, or none."""
+    if (path / POINTER).exists() or not path.exists():
+        return
+    if not path.is_dir():
+        raise SpecError("path= is a file, not a folder", path=path, remedy="path=... of a folder for this buffer alone")
+    found = list(_foreign(path))
+    if found:
+        raise SpecError(
+            "path= is a folder with other things in it",
+            path=path,
+            found=", ".join(found[:5]),
+            remedy="path=... of a folder for this buffer alone: a new one, or an empty one",
+        )
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Hold the one writer's lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(path / _LOCK, doing="writing to the buffer"))
+        except BusyError as error:
+            if error.where["process"] == f"pid {os.getpid()}":  # a notebook's cell that ran twice, say
+                error.headline = f"this process has the buffer {path} open already"
+                error.remedy = "use that one, or close() it before; read_only=True looks on beside it"
+            raise
+        yield
+
+
+def _foreign(path: Path) -> Iterator[str]:
+    for name in _listed(path):
+        if name in _FOLDERS:
+            yield from (f"{name}/{inner}" for inner in _listed(path / name) if not is_part(inner))
+        elif _JOURNAL_NAME.fullmatch(name):
+            # A writer that was killed while it made the folder has left a journal without a record in it.
+            if (path / name).stat().st_size > HEAD_BYTES:
+                yield name
+        elif name != _LOCK and not is_part(name):
+            yield name
+
+
+def _begin(path: Path) -> Pointer:
+    pointer = Pointer(_FORMAT, os.urandom(16).hex(), None, f"journal-{1:012}.log")
+    Journal.create(path / pointer.journal, 1, bytes.fromhex(pointer.id)).close()
+    write_whole(path / POINTER, _encoded(pointer))
+    sync_folder(path.parent)
+    return pointer
+
+
+def _encoded(pointer: Pointer) -> bytes:
+    return msgspec.json.encode(pointer) + b"\n"
+
+
+def _read_pointer(path: Path) -> Pointer:
+    file = path / POINTER
+    try:
+        pointer = msgspec.json.decode(file.read_bytes(), type=Pointer)
+    except FileNotFoundError:
+        raise _gone(file) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(file, str(error)) from error
+    if pointer.format != _FORMAT:
+        _refuse_format(file, pointer.format)
+    if not re.fullmatch("[0-9a-f]{32}", pointer.id):
+        raise _damaged(file, f"no id: {pointer.id!r}")
+    inside(path, pointer.journal)
+    if not _JOURNAL_NAME.fullmatch(pointer.journal):
+        raise _damaged(file, f"no name of a journal: {pointer.journal!r}")
+    if pointer.checkpoint is not None and not _DOCUMENT_NAME.fullmatch(pointer.checkpoint):
+        inside(path, pointer.checkpoint)
+        raise _damaged(file, f"no name of a checkpoint: {pointer.checkpoint!r}")
+    return pointer
+
+
+# Documents
+
+
+def _sealed(document: Document) -> bytes:
+    raw = msgspec.json.encode(document)
+    return msgspec.json.encode(_Sealed(_FORMAT, xxhash.xxh3_128_hexdigest(raw), msgspec.Raw(raw)))
+
+
+def _unsealed(path: Path) -> bytes:
+    """The bytes of a document that fit their checksum."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+    except FileNotFoundError:
+        raise _gone(path) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from error
+    if found.format != _FORMAT:
+        _refuse_format(path, found.format)
+    raw = bytes(found.document)
+    if found.xxh3 != xxhash.xxh3_128_hexdigest(raw):
+        raise _damaged(path, "its content does not fit its checksum")
+    return raw
+
+
+def _decoded(raw: bytes) -> Document:
+    document: Document = msgspec.json.decode(raw)
+    return document
+
+
+def _damaged(path: Path, reason: str) -> StoreError:
+    reason = (reason.splitlines() or [""])[0]
+    return StoreError("a file of this buffer is damaged", file=path, reason=reason, remedy=_RESTORE)
+
+
+def _gone(path: Path) -> _Gone:
+    return _Gone("a file of this buffer is missing", file=path, remedy=_RESTORE)
+
+
+def _refuse_format(path: Path, found: int) -> NoReturn:
+    raise StoreError(
+        f"this buffer has format {found}, and this batchwright reads format {_FORMAT}",
+        file=path,
+        remedy="use the version of batchwright that wrote it",
+    )

@@ -1,0 +1,362 @@
+"""What can be read of a buffer, now or at a version: rows, batches, conversions, draws, where rows came from."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchwright.buffer.batch import RowBatch, converted
+from batchwright.buffer.compare import equal_mask
+from batchwright.buffer.convert import pylist, to_arrow
+from batchwright.buffer.normalize import normalize
+from batchwright.buffer.retain import check_by
+from batchwright.buffer.sample import Priorities, draw, weights
+from batchwright.buffer.schema import Numbers, Row
+from batchwright.buffer.values import rows_of, rows_to_columns
+from batchwright.buffer.view import View, refuse_twice
+from batchwright.errors import BatchwrightError, SpecError
+
+if TYPE_CHECKING:
+    from batchwright.buffer.buffer import DatasetBuffer
+    from batchwright.loaders.rows import RowDataLoader
+
+__all__ = ["BufferVersion", "Reads"]
+
+_ROWS_AT_ONCE = 1024
+_CHANGES = ("append", "extend", "update", "set", "drop", "commit", "rollback", "forget")
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="Reads")
+T = TypeVar("T")
+
+
+def _steady(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A read that copies rows. No other thread changes them meanwhile: a row is from before a `set`, or from after."""
+
+    @wraps(read)
+    def steady_read(self: S, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with self._lock:
+            return read(self, *arguments, **named)
+
+    return steady_read
+
+
+class Reads:
+    """Rows of a buffer, to read. `_look` gives them as they are now."""
+
+    _lock: AbstractContextManager[Any] = nullcontext()
+    """Held while rows are changed in place."""
+
+    @property
+    def kind(self) -> str | None:
+        """What samples are: "dict", "tensor" or "image"; None before the first."""
+        raise TypeError(f"{type(self).__name__} has no samples")
+
+    @property
+    def seed(self) -> int:
+        """What draws follow."""
+        raise TypeError(f"{type(self).__name__} has no seed")
+
+    def _look(self) -> View:
+        """The rows, for a read that copies them."""
+        raise TypeError(f"{type(self).__name__} has no rows to look at")
+
+    def _hold(self) -> View:
+        """The rows, for somebody who keeps them: they will not change."""
+        return self._look().share()
+
+    # What there is
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    @property
+    def number(self) -> int:
+        """The journal number: how many changes there were."""
+        return self._look().number
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Each row's id, which it keeps for ever."""
+        return self._look().ids.copy()
+
+    def index_of(self, ids: Any) -> NDArray[np.int64]:
+        """The row numbers that these ids have now: `buffer[int(buffer.index_of(7)[0])]`."""
+        return self._look().index_of(ids)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, as Arrow has them: arrays of one shape are `fixed_shape_tensor`."""
+        return self._look().schema.arrow
+
+    @property
+    def column_names(self) -> list[str]:
+        return self._look().schema.names
+
+    def provenance(self, indices: Any = None, *, ids: Any = None) -> pa.Table:
+        """id, journal number, time and origin of the append that rows came with; of all rows, or of some."""
+        view = self._look()
+        if ids is not None:
+            return view.provenance(view.index_of(ids))
+        return view.provenance(np.arange(len(view)) if indices is None else view.checked(indices))
+
+    @_steady
+    def content_fingerprint(self) -> str:
+        """Names the rows: equal rows give the same, however they came."""
+        return self._look().content_fingerprint()
+
+    # Rows
+
+    @_steady
+    def __getitem__(self, index: Any) -> Any:
+        """A row as a dict; a slice is a table."""
+        view = self._look()
+        if isinstance(index, slice):
+            return _table(view, np.arange(*index.indices(len(view))))
+        try:
+            wanted = operator.index(index)
+        except TypeError:
+            raise TypeError(f"a row is found by its number, got {index!r}: buffer[0], buffer[-1]") from None
+        return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
+
+    @_steady
+    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows as dicts, with one gather: what torch's DataLoader asks for."""
+        view = self._look()
+        return rows_of(view.schema, view.columns_at(view.checked(indices)))
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """One-row tables, of the version at which this began."""
+        view = self._hold()
+
+        def rows() -> Iterator[pa.Table]:
+            for begin in range(0, len(view), _ROWS_AT_ONCE):
+                piece = _table(view, np.arange(begin, min(begin + _ROWS_AT_ONCE, len(view))))
+                for row in range(piece.num_rows):
+                    yield piece.slice(row, 1)
+
+        return rows()
+
+    @_steady
+    def __contains__(self, sample: Any) -> bool:
+        """Whether some row equals this one. A column that it lacks is null."""
+        view = self._look()
+        try:
+            found = normalize(sample)
+            if found.kind != self.kind or len(found.rows) != 1 or not len(view):
+                return False
+            one, schema = rows_to_columns(found.rows, view.schema)
+        except BatchwrightError:
+            return False
+        if schema != view.schema:
+            return False
+        equal = np.ones(len(view), bool)
+        for field in schema:
+            equal &= equal_mask(view.column(field.name), one[field.name])
+        return bool(equal.any())
+
+    @_steady
+    def get_batch(self, indices: Any) -> pa.Table:
+        """Some rows as a table, in this order, with one gather. Negative numbers count from the end."""
+        view = self._look()
+        return _table(view, view.checked(indices))
+
+    def select(self, indices: Any) -> DatasetBuffer:
+        """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
+        from batchwright.buffer.buffer import buffer_of
+        from batchwright.buffer.contents import Contents
+        from batchwright.buffer.retain import Settings
+
+        view = self._hold()
+        index = view.checked(indices)
+        refuse_twice(index, "indices")
+        return buffer_of(Contents.of(view, self.kind, Settings(seed=self.seed), index))
+
+    def filter(self, where: Any) -> DatasetBuffer:
+        """A buffer with the rows for which `where(row)` is true; or a mask of booleans, or an Arrow expression."""
+        view = self._hold()
+        if isinstance(where, pa.compute.Expression):
+            return self.select(_matching(view, where))
+        if not callable(where):
+            mask = np.asarray(where)
+            if mask.dtype != bool or mask.shape != (len(view),):
+                got = f"{mask.dtype} of shape {list(mask.shape)}" if mask.ndim else repr(where)
+                raise SpecError(
+                    f"where= is a function of a row, an Arrow expression, or {len(view):,} booleans; got {got}",
+                    parameter="where",
+                    remedy="buffer.filter(lambda row: row['loss'] > 1), or buffer.select(indices)",
+                )
+            return self.select(np.flatnonzero(mask))
+        return self.select(_passing(view, where))
+
+    # Draws
+
+    @_steady
+    def sample(
+        self,
+        n: int,
+        *,
+        step: int,
+        by: str = "uniform",
+        power: float = 1.0,
+        beta: float = 1.0,
+        half_life: float | None = None,
+        replace: bool = True,
+        seed: int | None = None,
+    ) -> RowBatch:
+        """n rows: a function of (journal number, seed, step), whoever asks and whenever.
+
+        by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
+        row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
+        unless `replace=False`. `batch.weights` are (rows * probability) ** -beta, the
+        largest of them 1: what a loss is weighted with to undo the choice.
+        """
+        view = self._look()
+        if by != "uniform":
+            check_by(by, view.schema.numeric, view.schema.not_numeric, parameter="by")
+        priorities = None if by in ("uniform", "recent") else self._priorities(view, by, power)
+        drawn = draw(
+            len(view),
+            n,
+            seed=self.seed if seed is None else seed,
+            number=view.number,
+            step=step,
+            by=by,
+            priorities=priorities,
+            half_life=half_life,
+            replace=replace,
+        )
+        weighed = np.ones(n) if by == "uniform" else weights(drawn.probability, beta)
+        return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
+
+    _sums: tuple[Any, Priorities] | None = None
+
+    def _priorities(self, view: View, by: str, power: float) -> Priorities:
+        key = (view.number, by, power)
+        if self._sums is None or self._sums[0] != key:
+            column = view.column(by)
+            assert isinstance(column, Numbers)
+            self._sums = key, Priorities(column.values, column.valid, power, column=by)
+        return self._sums[1]
+
+    def loader(
+        self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
+    ) -> RowDataLoader:
+        """Batches of all rows as they are now, by the order contract: shuffled, resumed at once, elastic over ranks.
+
+        With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
+        are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,
+        rank, world_size, framework and so on.
+        """
+        from batchwright.loaders.rows import RowDataLoader
+
+        view = self._hold() if columns is None else self._hold().only(columns)
+        return RowDataLoader(view, batch_size=batch_size, seed=seed, **settings)
+
+    # Conversions
+
+    def to_table(self) -> pa.Table:
+        """All rows as an Arrow table: over the same memory where they lie in one run."""
+        view = self._hold()
+        arrays = [to_arrow(field, view.column(field.name)) for field in view.schema]
+        return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
+
+    @_steady
+    def to_pydict(self) -> dict[str, list[Any]]:
+        """All rows as lists, by column. An array is an array in its list."""
+        view = self._look()
+        columns = view.columns_at(np.arange(len(view)))
+        return {field.name: pylist(columns[field.name]) for field in view.schema}
+
+    def to_numpy(self) -> dict[str, Any]:
+        """An array for each column of numbers (a view, to read, where rows lie in one run), a list for the others."""
+        return self._converted("numpy")
+
+    def to_torch(self) -> dict[str, Any]:
+        """A tensor for each column of numbers, a list for the others.
+
+        Where rows lie in one run in memory, a tensor is over the buffer's own memory: write into a `clone()` of it.
+        """
+        return self._converted("torch", share=True)
+
+    def to_jax(self) -> dict[str, Any]:
+        """A JAX array for each column of numbers, a list for the others."""
+        return self._converted("jax")
+
+    def to_mlx(self) -> dict[str, Any]:
+        """An MLX array for each column of numbers, a list for the others."""
+        return self._converted("mlx")
+
+    def _converted(self, framework: str, **options: Any) -> dict[str, Any]:
+        view = self._hold()
+        return converted(view.schema, view.columns(), framework, **options)
+
+    def to_hf_dataset(self) -> Any:
+        """A `datasets.Dataset` of all rows."""
+        from batchwright.buffer.hf import to_dataset
+
+        return to_dataset(self.to_table())
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_table().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        view = self._look()
+        columns = ", ".join(f"{field.name} {field}" for field in view.schema)
+        rows = f"{len(view):,} row{'s' * (len(view) != 1)}"
+        return f"{type(self).__name__}({rows}: {columns or 'no columns yet'})"
+
+
+class BufferVersion(Reads):
+    """A buffer as it was, to read."""
+
+    def __init__(self, view: View, seed: int, kind: str | None) -> None:
+        self._view, self._seed, self._kind = view.share(), seed, kind
+
+    @property
+    def kind(self) -> str | None:
+        return self._kind
+
+    @property
+    def seed(self) -> int:
+        """The buffer's: what draws follow."""
+        return self._seed
+
+    def _look(self) -> View:
+        return self._view
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+def _table(view: View, index: NDArray[np.int64]) -> pa.Table:
+    columns = view.columns_at(index)
+    arrays = [to_arrow(field, columns[field.name]) for field in view.schema]
+    return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
+
+
+def _matching(view: View, where: Any) -> NDArray[np.int64]:
+    found = [np.empty(0, np.int64)]
+    for begin in range(0, len(view), 16 * _ROWS_AT_ONCE):
+        index = np.arange(begin, min(begin + 16 * _ROWS_AT_ONCE, len(view)))
+        table = _table(view, index).append_column("", pa.array(index))
+        found.append(table.filter(where).column("").to_numpy())
+    return np.concatenate(found)
+
+
+def _passing(view: View, where: Callable[[Row], Any]) -> NDArray[np.int64]:
+    passing: list[int] = []
+    for begin in range(0, len(view), _ROWS_AT_ONCE):
+        index = np.arange(begin, min(begin + _ROWS_AT_ONCE, len(view)))
+        for number, row in enumerate(rows_of(view.schema, view.columns_at(index)), begin):
+            if where(row):
+                passing.append(number)
+    return np.array(passing, np.int64)

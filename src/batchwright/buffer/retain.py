@@ -1,0 +1,312 @@
+"""Which rows stay and which go: functions of the row count, the column's values, the seed and the journal number.
+
+Nothing is remembered: the same arguments give the same rows in every process, so a journal that is replayed decides
+again what was decided when it was written. The choices are pinned by tests, since saved buffers depend on them.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.seeds import U64, key_of, mix64
+from batchwright.spec import suggest
+
+__all__ = ["Settings", "below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
+
+_STRATEGIES = {
+    "retain_prior_by": ("latest", "oldest", "random"),
+    "drop_strategy": ("oldest", "random"),
+    "by": ("uniform", "recent"),
+}
+"""The named ones of each parameter. All others are columns."""
+_NAMED = _STRATEGIES["retain_prior_by"]
+
+_SPARSE = 8
+"""Up to a row in so many is chosen by drawing again what was drawn already; more of them by a number for every row."""
+
+_ALL = 2**64 - 1
+_LOW, _S32 = np.uint64(2**32 - 1), np.uint64(32)
+_COUNTED = np.arange(4096, dtype=np.uint64)
+_COUNTED.flags.writeable = False
+
+
+class Settings(NamedTuple):
+    """How a buffer chooses what goes and what is drawn."""
+
+    max_size: int | None = None
+    drop_strategy: str = "oldest"
+    seed: int = 0
+
+
+def kept_count(n: int, fraction: Any) -> int:
+    """How many of n rows `retain_prior=fraction` keeps: floor(n * fraction + 1e-9), and none from zero down.
+
+    The 1e-9 is for fractions such as 0.29, of which 100 rows would be 28.999999999999996.
+
+    >>> kept_count(100, 0.29), kept_count(3, 0.5), kept_count(3, -1)
+    (29, 1, 0)
+    """
+    if not is_number(fraction):
+        raise SpecError(
+            f"retain_prior must be a number from 0 to 1, got {fraction!r}",
+            parameter="retain_prior",
+            remedy="retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none",
+        )
+    if fraction != fraction:
+        raise SpecError(
+            "retain_prior is NaN, which is no share of the rows",
+            parameter="retain_prior",
+            remedy="look at how it was computed (0/0?); retain_prior=1.0 keeps all rows",
+        )
+    if fraction > 1:
+        percent = f"{float(fraction) / 100:g} if percent are meant, " if fraction <= 100 else ""
+        raise SpecError(
+            f"retain_prior={fraction} is over 1: rows can be kept once at most",
+            parameter="retain_prior",
+            remedy=f"retain_prior={percent}1.0 for all rows",
+        )
+    return 0 if fraction <= 0 else min(n, math.floor(n * float(fraction) + 1e-9))
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a real number of Python or NumPy. True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, parameter: str) -> None:
+    """Refuse what is neither a strategy of this parameter nor one of the `numeric` columns, with "-" in front or not.
+
+    A strategy wins over a column of its name; "-latest" can only be a column. `others` are the columns that hold no
+    single number in each row. `parameter` is "retain_prior_by", "drop_strategy" or "by" (of `sample`, which knows
+    no "-": a row's value is its share of the draws).
+    """
+    named, signed = _STRATEGIES[parameter], parameter != "by"
+    use_named = f"{parameter}={named[0]!r}"
+    column = by.removeprefix("-") if signed and isinstance(by, str) else by
+    if not isinstance(by, str):
+        headline, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
+    elif by in named:
+        return
+    elif signed and by in _NAMED:
+        headline, remedy = f"{parameter}={by!r} is a strategy of retain_prior_by only", use_named
+    elif column in numeric:
+        return
+    elif column in others:
+        headline = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
+        unknown = " (NaN where one is not known yet)" if signed else ""
+        remedy = f"a column of numbers{unknown}, or {use_named}"
+    else:
+        near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
+        if near in numeric and by != column:
+            near = f"-{near}"
+        headline = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
+        adding = f"; or add it: buffer.set(buffer.ids, {column}=values)" if column.isidentifier() else ""
+        remedy = f"{parameter}={near!r}" if near else use_named + adding
+    raise SpecError(
+        headline,
+        parameter=parameter,
+        strategies=", ".join(map(repr, named)),
+        columns=", ".join(map(repr, numeric)) or "none of numbers",
+        remedy=remedy,
+    )
+
+
+def column_of(by: str) -> tuple[str, bool] | None:
+    """(column, whether the largest come first) of a `retain_prior_by` or `drop_strategy`; None of a named strategy.
+
+    >>> column_of("loss"), column_of("-loss"), column_of("latest"), column_of("-latest")
+    (('loss', False), ('loss', True), None, ('latest', True))
+    """
+    return None if by in _NAMED else (by.removeprefix("-"), by.startswith("-"))
+
+
+def keep(
+    n: int,
+    count: int,
+    by: str,
+    values: NDArray[Any] | None = None,
+    valid: NDArray[np.bool_] | None = None,
+    *,
+    seed: int,
+    number: int,
+) -> slice | NDArray[np.int64]:
+    """The `count` of n rows that stay, ascending: a slice where they lie side by side by rule.
+
+    | by         | kept                                     |
+    |------------|------------------------------------------|
+    | "latest"   | the last ones                            |
+    | "oldest"   | the first ones                           |
+    | "random"   | any, by (seed, number)                   |
+    | "x"        | those with the smallest value            |
+    | "-x"       | those with the largest value             |
+
+    By a column: of equal values the newer row is kept. Rows whose value is null (`valid` is False there) or NaN are
+    kept last, the newer ones of them first. Numbers are compared in their own type: 2**63 + 1 is more than 2**63.
+    """
+    if by == "latest":
+        return slice(n - count, n)
+    if by == "oldest" or count == n:
+        return slice(0, count)
+    if by == "random":
+        return choose(n, count, key_of(seed, "retain", number))
+    column = column_of(by)
+    assert column is not None
+    assert values is not None
+    return _all_but(_first_to_go(values, valid, n - count, largest=not column[1]), n)
+
+
+def drop(
+    n: int,
+    count: int,
+    by: str,
+    values: NDArray[Any] | None = None,
+    valid: NDArray[np.bool_] | None = None,
+    *,
+    seed: int,
+    number: int,
+) -> slice | NDArray[np.int64]:
+    """The `count` of n rows that go, ascending: a slice where they lie side by side by rule.
+
+    | by         | dropped                                  |
+    |------------|------------------------------------------|
+    | "oldest"   | the first ones                           |
+    | "random"   | any, by (seed, number)                   |
+    | "x"        | those with the smallest value            |
+    | "-x"       | those with the largest value             |
+
+    By a column: of equal values the older row goes; null and NaN go before all others, the older ones of them first.
+    So what `drop` by "x" leaves is what `keep` by "-x" keeps.
+    """
+    if by == "oldest" or count == n:
+        return slice(0, count)
+    if by == "random":
+        return choose(n, count, key_of(seed, "drop", number))
+    column = column_of(by)
+    assert column is not None
+    assert values is not None
+    return _first_to_go(values, valid, count, largest=column[1])
+
+
+def _first_to_go(
+    values: NDArray[Any], valid: NDArray[np.bool_] | None, count: int, *, largest: bool
+) -> NDArray[np.int64]:
+    """The `count` rows, ascending, that go: null and NaN, then by value, and the older one first of equals."""
+    if count == 1 and valid is None:
+        # Both of these take a NaN for the extreme, and the first of equals: the very row. And they are the fastest.
+        return np.array([values.argmax() if largest else values.argmin()], np.int64)
+    if values.dtype == np.bool_:
+        values = values.view(np.uint8)
+    missing = np.isnan(values) if values.dtype.kind == "f" else None
+    if valid is not None:
+        missing = ~valid if missing is None else missing | ~valid
+    if missing is None or not missing.any():
+        return _extreme(values, count, largest=largest)
+    lost = np.flatnonzero(missing)
+    if len(lost) >= count:
+        return lost[:count].astype(np.int64, copy=False)
+    there = np.flatnonzero(~missing)
+    rest = there[_extreme(values[there], count - len(lost), largest=largest)]
+    return np.sort(np.concatenate([lost, rest])).astype(np.int64, copy=False)
+
+
+def _extreme(values: NDArray[Any], count: int, *, largest: bool) -> NDArray[np.int64]:
+    """The `count` rows with the smallest (largest) values, ascending, the first ones of equals. No nulls, no NaN."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    kth = len(values) - count if largest else count - 1
+    limit = np.partition(values, kth)[kth]
+    goes = values > limit if largest else values < limit
+    equal = np.flatnonzero(values == limit)
+    goes[equal[: count - np.count_nonzero(goes)]] = True
+    return np.flatnonzero(goes).astype(np.int64, copy=False)
+
+
+def choose(n: int, count: int, key: int) -> NDArray[np.int64]:
+    """`count` distinct numbers of [0, n), ascending, every such set as likely as any other.
+
+    The first `count` distinct ones of a keyed series, or, where that would draw too many twice, the rows with the
+    smallest of n keyed numbers. Costs what it returns (and a sort of that) up to an eighth of n, above that O(n).
+
+    >>> choose(1_000_000, 3, key=7)
+    array([ 72970, 509466, 833665])
+    """
+    assert 0 <= count <= n
+    if count == 1:
+        return np.array([_mix_zero(key) * n >> 64], np.int64)
+    if 2 * count > n:
+        return _all_but(choose(n, n - count, key), n)
+    if _SPARSE * count > n:
+        noise = mix64(counted(0, n), np.uint64(key))  # all different: mix64 is a bijection
+        limit = np.partition(noise, count - 1)[count - 1]
+        return np.flatnonzero(noise <= limit).astype(np.int64, copy=False)
+    chosen, num_drawn = np.empty(0, np.int64), 0
+    while len(chosen) < count:
+        # Never more than are missing, so that the set does not depend on how many are drawn at once.
+        more = count - len(chosen)
+        noise = mix64(counted(num_drawn, more), np.uint64(key))
+        chosen = _distinct(np.concatenate([chosen, below(noise, n)]))
+        num_drawn += more
+    return chosen
+
+
+def _mix_zero(key: int) -> int:
+    """mix64(0, key) without an array: one row goes with every append to a full buffer that drops at random."""
+    z = key
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _ALL
+    return z ^ z >> 31
+
+
+def _distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What np.unique gives, which takes ten times as long."""
+    numbers.sort()
+    is_new = numbers[1:] != numbers[:-1]
+    return numbers if is_new.all() else numbers[np.concatenate([[True], is_new])]
+
+
+def _all_but(gone: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    stays = np.ones(n, np.bool_)
+    stays[gone] = False
+    return np.flatnonzero(stays).astype(np.int64, copy=False)
+
+
+def counted(start: int, count: int) -> U64:
+    """`count` numbers from `start` on, to be mixed; not to be written to."""
+    stop = start + count
+    return _COUNTED[start:stop] if stop <= len(_COUNTED) else np.arange(start, stop, dtype=np.uint64)
+
+
+def below(noise: U64, n: int) -> NDArray[np.int64]:
+    """Map 64-bit noise onto [0, n): exactly floor(noise * n / 2^64), for n up to 2^63.
+
+    Each number comes from floor or ceil(2^64 / n) of the 2^64 noises, so its probability is off by less than
+    n / 2^64 of itself: 6e-14 for 10^6 rows, 6e-8 for 2^40.
+
+    >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), 10)
+    array([0, 5, 9])
+    """
+    high, low = noise >> _S32, noise & _LOW
+    n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
+    # Schoolbook multiplication in base 2^32; no sum here can pass 2^64.
+    low *= n_low
+    low >>= _S32
+    if n_high == 0:
+        high *= n_low
+        high += low
+        high >>= _S32
+        return high.view(np.int64)
+    cross = high * n_low
+    cross += low
+    carry = (noise & _LOW) * n_high
+    carry += cross & _LOW
+    high *= n_high
+    high += cross >> _S32
+    high += carry >> _S32
+    return high.view(np.int64)

@@ -1,0 +1,515 @@
+"""Rows that are added, thinned out and changed: which blocks there are, and which of their rows are live.
+
+Nothing is checked here and nothing is written to disk: a change that arrives is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchwright.buffer.blocks import (
+    ArrowColumn,
+    Block,
+    Column,
+    Counters,
+    NumberColumn,
+    Segment,
+    capacity_for,
+    missing_column,
+)
+from batchwright.buffer.schema import Columns, Numbers, Row, Schema, Values, num_rows_of
+from batchwright.buffer.view import View
+
+__all__ = ["Table"]
+
+_SPARSE = 0.75
+"""A block with a smaller share of live rows is written anew."""
+_FAN, _SMALL = 8, 32
+"""So many neighbours are joined, if each has at most one in so many of all rows."""
+
+
+class _Slow(Exception):
+    """This value needs the long way: it may fit, and may not."""
+
+
+class _Saved(NamedTuple):
+    """A table as it was: its parts, none of which changes rows that are there."""
+
+    schema: Schema
+    sealed: list[Segment]
+    tail: Block | None
+    tail_start: int
+    of_tail: tuple[int, dict[str, Column], int] | None
+    numbers: tuple[int, int, int, int, int]
+
+
+class _Writers(NamedTuple):
+    """How rows get into the last block without a closer look."""
+
+    rows: list[tuple[str, Callable[[int, Any], None]]]
+    """For each column what writes one value to a row, or raises `_Slow`."""
+    columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
+    """For each column its name, memory, type and shape; none where some are not numbers."""
+    row_bytes: int
+
+
+class Table:
+    """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
+
+    def __init__(self) -> None:
+        self.schema = Schema()
+        self.num_rows = 0
+        self.next_id = 0
+        self.number = 0
+        """Of the last change."""
+        self.origins: list[str | None] = [None]
+        self.counters = Counters()
+        self.next_serial = 0
+        self._sealed: list[Segment] = []
+        self._tail: Block | None = None
+        self._tail_start = 0
+        self._view: View | None = None
+        self._origin_numbers: dict[str | None, int] = {}
+        """Of each origin, as long as there are as many of them."""
+        self._writers: _Writers | None = None
+
+    # Undoing
+
+    def save(self) -> _Saved:
+        """What `restore` needs, should the change that is about to be made fail. Costs nothing that rows cost."""
+        tail = self._tail
+        of_tail = None if tail is None else (tail.num_rows, tail.columns, len(tail.ledger))
+        numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
+        return _Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
+
+    def restore(self, saved: _Saved) -> None:
+        self.schema, self._sealed, self._tail, self._tail_start = saved[:4]
+        self.num_rows, self.next_id, self.number, self.next_serial, num_origins = saved.numbers
+        del self.origins[num_origins:]
+        self._view = self._writers = None
+        if saved.tail is not None and saved.of_tail is not None:
+            saved.tail.num_rows, saved.tail.columns, ledger_items = saved.of_tail
+            del saved.tail.ledger[ledger_items:]
+            for column in saved.tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(saved.tail.num_rows)
+                elif column.valid is not None:  # rows that are written there next have values, unless they say no
+                    column.valid[saved.tail.num_rows :] = True
+
+    # Reading
+
+    def view(self) -> View:
+        if self._view is None:
+            self._view = View(self.segments(), self.schema, self.number, self.origins, self.counters)
+        return self._view
+
+    def segments(self) -> list[Segment]:
+        tail = self._tail
+        if tail is None or tail.num_rows == self._tail_start:
+            return list(self._sealed)
+        return [*self._sealed, Segment(tail, tail.columns, self._tail_start, tail.num_rows)]
+
+    # Adding
+
+    def begin_change(self) -> int:
+        """Count one more change, and give its number."""
+        self._view = None
+        self.number += 1
+        return self.number
+
+    def put(self, row: Row) -> bool:
+        """Add one row, if each value is of exactly the type that its column takes without a look; else False."""
+        tail = self._tail
+        if tail is None or tail.num_rows == tail.capacity or not self.num_rows:
+            return False
+        writers = (self._writers or self._make_writers(tail)).rows
+        if len(row) != len(writers):
+            return False
+        at = tail.num_rows
+        try:
+            for name, write in writers:
+                write(at, row[name])
+        except (_Slow, KeyError, OverflowError, UnicodeEncodeError):
+            for column in tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(at)
+            return False
+        return True
+
+    def put_columns(self, columns: dict[str, Any]) -> int:
+        """Add rows by column, if each is an array of exactly the type that its column takes; else 0. How many."""
+        tail = self._tail
+        if tail is None or not self.num_rows:
+            return 0
+        writers = self._writers or self._make_writers(tail)
+        targets = writers.columns
+        if len(columns) != len(targets):
+            return 0
+        at, count = tail.num_rows, -1
+        for name, _, dtype, shape in targets:
+            array = columns.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
+                return 0
+            if count < 0:
+                count = len(array)
+            elif len(array) != count:
+                return 0
+        end = at + count
+        if count < 0 or end > tail.capacity:
+            return 0
+        for name, values, _, _ in targets:
+            values[at:end] = columns[name]
+        self.counters.written += count * writers.row_bytes
+        return count
+
+    def last_put(self, count: int) -> Columns:
+        """The rows that `put` or `put_columns` wrote and `accept` has not counted yet."""
+        tail = self._tail
+        assert tail is not None
+        at = tail.num_rows
+        return {
+            name: column.read(at, at + count) if isinstance(column, NumberColumn) else column.last_put()
+            for name, column in tail.columns.items()
+        }
+
+    def take_back(self) -> None:
+        """Forget the row that `put` wrote, or some of it, unless it was counted."""
+        tail = self._tail
+        for column in () if tail is None else tail.columns.values():
+            if isinstance(column, ArrowColumn) and tail is not None:
+                column.take_back(tail.num_rows)
+
+    def accept(self, count: int, time_us: int) -> range:
+        """Count the rows that were put, and give their ids."""
+        self._view = None
+        tail = self._tail
+        assert tail is not None
+        tail.ledger.extend((tail.num_rows, self.number + 1, time_us, 0))
+        # From here on no function is called: an interrupt (Ctrl-C) finds the rows counted everywhere, or nowhere.
+        self.number += 1
+        tail.num_rows += count
+        self.num_rows += count
+        first = self.next_id
+        self.next_id = first + count
+        return range(first, first + count)
+
+    def _make_writers(self, tail: Block) -> _Writers:
+        columns = [(field.name, tail.columns.get(field.name)) for field in self.schema]
+        numbers = [(name, column) for name, column in columns if isinstance(column, NumberColumn)]
+        self._writers = _Writers(
+            rows=[(name, _slow if column is None else _writer(column, self.counters)) for name, column in columns],
+            columns=[(name, c.values, c.values.dtype, c.values.shape[1:]) for name, c in numbers]
+            if len(numbers) == len(columns)
+            else [],
+            row_bytes=sum(column.row_bytes for _, column in numbers),
+        )
+        return self._writers
+
+    def add(self, schema: Schema, columns: Columns, time_us: int, origin: str | None) -> range:
+        """Add rows, and give their ids."""
+        self._view = None
+        self._take_schema(schema)
+        count, done = num_rows_of(columns), 0
+        which = self.origin_number(origin)
+        while done < count:
+            tail = self._tail
+            if tail is None or tail.num_rows == tail.capacity:
+                tail = self._open(capacity_for(self.num_rows, schema, count - done))
+            part = min(count - done, tail.capacity - tail.num_rows)
+            tail.ledger.extend((tail.num_rows, self.number, time_us, which))
+            names = tail.columns.keys()
+            tail.write(schema, columns, done, done + part, self.counters)
+            if tail.columns.keys() != names:
+                self._writers = None
+            done += part
+            self.num_rows += part
+            self.next_id += part
+        return range(self.next_id - count, self.next_id)
+
+    def _take_schema(self, schema: Schema) -> None:
+        if schema is self.schema:
+            return
+        old, self.schema, self._writers = self.schema.by_name, schema, None
+        grown = [f for f in schema if f.name in old and old[f.name].type != f.type and not old[f.name].is_null]
+        if not grown:
+            return
+
+        def retyped(columns: dict[str, Column]) -> dict[str, Column]:
+            new = dict(columns)
+            for field in grown:
+                if isinstance(column := columns.get(field.name), ArrowColumn):
+                    new[field.name] = column.retyped(field.type, self.counters)
+            return new
+
+        self._sealed = [segment._replace(columns=retyped(segment.columns)) for segment in self._sealed]
+        if self._tail is not None:
+            self._tail.columns = retyped(self._tail.columns)
+
+    def origin_number(self, origin: str | None) -> int:
+        if origin is None:
+            return 0
+        if len(self._origin_numbers) != len(self.origins):  # others came, or some were taken back
+            self._origin_numbers = {known: number for number, known in enumerate(self.origins)}
+        number = self._origin_numbers.get(origin)
+        if number is None:
+            number = self._origin_numbers[origin] = len(self.origins)
+            self.origins.append(origin)
+        return number
+
+    def _open(self, capacity: int) -> Block:
+        """A new block at the end."""
+        self.seal()
+        self._tail = Block(self.next_serial, capacity, self.next_id)
+        self.next_serial += 1
+        for field in self.schema:
+            if not field.is_null:
+                self._tail.column_for(field)
+        return self._tail
+
+    def seal(self) -> None:
+        """Let no more rows into the last block."""
+        if self._tail is not None:
+            self._part_tail()
+            self._tail.seal(self.counters)
+        self._tail, self._tail_start, self._writers = None, 0, None
+
+    def _part_tail(self) -> None:
+        """Count the last block's rows among the sealed ones, so that some can go. It takes more rows at its end."""
+        if self._tail is not None and self._tail.num_rows > self._tail_start:
+            self._sealed = _with_last_joined(self.segments())
+            self._tail_start = self._tail.num_rows
+
+    # Thinning out
+
+    def keep(self, which: slice | NDArray[np.int64]) -> None:
+        """Only these rows stay: consecutive ones, or some, ascending."""
+        self._view = None
+        if isinstance(which, slice):
+            begin, end, _ = which.indices(self.num_rows)
+            self._drop_last(self.num_rows - max(end, begin))
+            self.drop_first(begin)
+            if 2 * self.num_rows < sum(block.num_rows for block in self._blocks()):
+                self._part_tail()
+                self._compact()
+            return
+        self._part_tail()
+        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
+        cuts = np.searchsorted(which, first)
+        self._sealed = [
+            segment.at(which[cuts[n] : cuts[n + 1]] - first[n])
+            for n, segment in enumerate(self._sealed)
+            if cuts[n] < cuts[n + 1]
+        ]
+        self.num_rows = len(which)
+        self._compact()
+
+    def drop(self, which: slice | NDArray[np.int64]) -> None:
+        """These rows go: the first ones (a slice), or some, ascending."""
+        self._view = None
+        if isinstance(which, slice):
+            self.drop_first(which.stop - (which.start or 0))
+            return
+        if len(which) and int(which[-1]) >= sum(segment.num_rows for segment in self._sealed):
+            self._part_tail()
+        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
+        cuts = np.searchsorted(which, first)
+        left = []
+        for n, segment in enumerate(self._sealed):
+            if cuts[n] == cuts[n + 1]:
+                left.append(segment)
+                continue
+            rest = segment.only(np.delete(segment.offsets(), which[cuts[n] : cuts[n + 1]] - first[n]))
+            if rest.num_rows:
+                left.append(rest)
+        self._sealed = left
+        self.num_rows -= len(which)
+        self._compact()
+
+    def drop_first(self, count: int) -> None:
+        """The oldest rows go: nothing that stays is touched."""
+        sealed, left, gone = self._sealed, count, 0
+        while left and gone < len(sealed):
+            rows = sealed[gone].num_rows
+            if left < rows:
+                sealed, left, gone = [sealed[gone].part(left, rows), *sealed[gone + 1 :]], 0, 0
+            else:
+                left, gone = left - rows, gone + 1
+        # No function is called from here on: an interrupt (Ctrl-C) finds all of it or nothing.
+        self._view, self._sealed = None, sealed[gone:] if gone else sealed
+        self._tail_start += left
+        self.num_rows -= count
+
+    def _drop_last(self, count: int) -> None:
+        if not count:
+            return
+        self._part_tail()
+        self.num_rows -= count
+        while count:
+            segment = self._sealed.pop()
+            rows = segment.num_rows
+            if count < rows:
+                self._sealed.append(segment.part(0, rows - count))
+                return
+            count -= rows
+
+    def _compact(self) -> None:
+        """Write neighbours that have few live rows anew, as one block: its cost was paid by the rows that went."""
+        segments = self.segments()
+        live = Counter[int]()
+        for segment in segments:
+            live[id(segment.block)] += segment.num_rows
+
+        def is_sparse(block: Block) -> bool:
+            return live[id(block)] < _SPARSE * block.num_rows
+
+        if self._tail is not None and self._tail.num_rows and is_sparse(self._tail):
+            self.seal()
+        done: list[Segment] = []
+        sparse: list[Segment] = []
+
+        def flush() -> None:
+            if sparse:
+                done.append(self._rewritten(sparse))
+                sparse.clear()
+
+        for segment in self._sealed:
+            if is_sparse(segment.block):
+                limit = capacity_for(1 << 62, self.schema, 0)
+                if sum(s.num_rows for s in sparse) + segment.num_rows > limit:
+                    flush()
+                sparse.append(segment)
+            else:
+                flush()
+                done.append(segment)
+        flush()
+        self._sealed = self._with_small_ones_joined(done)
+
+    def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
+        """Eight neighbours as one block, if each is small, and none as large as the others together.
+
+        So there are few blocks, and the block that a row lies in has doubled each time that the row is copied.
+        """
+        at = 0
+        while at + _FAN <= len(segments):
+            some = segments[at : at + _FAN]
+            sizes = [segment.num_rows for segment in some]
+            is_open = any(segment.block is self._tail for segment in some)
+            if is_open or max(sizes) * 2 > sum(sizes) or max(sizes) * _SMALL > self.num_rows:
+                at += 1
+            else:
+                segments[at : at + _FAN] = [self._rewritten(some)]
+                at = max(at - _FAN + 1, 0)
+        return segments
+
+    def _blocks(self) -> list[Block]:
+        blocks = [segment.block for segment in self._sealed] + ([self._tail] if self._tail is not None else [])
+        return list({id(block): block for block in blocks}.values())
+
+    def _rewritten(self, segments: Sequence[Segment]) -> Segment:
+        view = View(segments, self.schema, self.number, self.origins, self.counters)
+        block = self.gathered(view, np.arange(len(view)))
+        return Segment(block, block.columns, 0, block.num_rows)
+
+    def gathered(self, view: View, index: NDArray[np.int64]) -> Block:
+        """A block of its own with some rows of a view, which keep their ids and where they came from."""
+        block = Block(self.next_serial, len(index), 0)
+        self.next_serial += 1
+        counters = Counters()
+        block.write(self.schema, view.columns_at(index), 0, len(index), counters)
+        self.counters.copied += counters.written
+        block.ids = view.ids_at(index)
+        block.ledger.extend(view.ledger_at(index).ravel().tolist())
+        return block
+
+    # Changing
+
+    def change(self, index: NDArray[np.int64], schema: Schema, columns: Columns) -> None:
+        """New values in some columns of some rows, each named once."""
+        self._view = self._writers = None
+        self._take_schema(schema)
+        view = View(self.segments(), schema, self.number, self.origins, self.counters)
+        segment, offset = view.locate(index)
+        sealed = [number for number, place in enumerate(self._sealed) if place.num_rows]
+        for number in np.unique(segment):
+            mine, place = segment == number, view.segments[number]
+            changed = dict(place.columns)
+            for name, values in columns.items():
+                field = schema.by_name[name]
+                if not field.is_null:
+                    column: Any = changed.get(name) or missing_column(field, place.block)
+                    rows, some = offset[mine], _some(values, mine)
+                    changed[name] = column.changed(rows, some, place.block.num_rows, self.counters)
+            if number < len(sealed):
+                self._sealed[sealed[number]] = place._replace(columns=changed)
+            else:
+                assert self._tail is not None
+                self._tail.columns = changed
+
+    def replace(self, segments: Sequence[Segment], schema: Schema) -> None:
+        """Other rows altogether: those of a view."""
+        self._view = None
+        self._tail, self._tail_start, self._writers = None, 0, None
+        self.schema, self._sealed = schema, list(segments)
+        self.num_rows = sum(segment.num_rows for segment in segments)
+
+
+def _with_last_joined(segments: list[Segment]) -> list[Segment]:
+    """The last two as one, if they are rows of one block whose columns are the same."""
+    if len(segments) < 2:
+        return segments
+    *rest, one, two = segments
+    if one.block is not two.block or any(two.columns.get(n) is not column for n, column in one.columns.items()):
+        return segments
+    if one.keep is None and two.keep is None and one.stop == two.start:
+        return [*rest, two._replace(start=one.start)]
+    return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
+
+
+def _some(values: Values, mine: NDArray[np.bool_]) -> Values:
+    if isinstance(values, Numbers):
+        return Numbers(values.values[mine], None if values.valid is None else values.valid[mine])
+    return values.filter(pa.array(mine))
+
+
+def _slow(at: int, value: Any) -> None:
+    raise _Slow
+
+
+def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
+    """Writes one value of a column's own type to a row; others are `_Slow`."""
+    if isinstance(column, ArrowColumn):
+        return _text_writer(column, counters) if column.type == pa.string() else _slow
+    values, dtype, shape = column.values, column.values.dtype, column.values.shape[1:]
+    row_bytes = column.row_bytes
+    exact: Any = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type) if not shape else np.ndarray
+
+    def write_array(at: int, value: Any) -> None:
+        if type(value) is not exact or value.dtype != dtype or value.shape != shape:
+            raise _Slow
+        values[at] = value
+        counters.written += row_bytes
+
+    def write_scalar(at: int, value: Any) -> None:
+        if type(value) is not exact:
+            raise _Slow
+        values[at] = value
+        counters.written += row_bytes
+
+    return write_array if shape else write_scalar
+
+
+def _text_writer(column: ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
+    def write(at: int, value: Any) -> None:
+        if type(value) is not str:
+            raise _Slow
+        if not value.isascii():
+            value.encode()  # half a surrogate pair is no text
+        column.put(value, counters)
+
+    return write

@@ -1,0 +1,150 @@
+"""Versions of a buffer: what a commit is called, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.buffer.compare import is_equal
+from batchwright.buffer.convert import pylist
+from batchwright.buffer.schema import Numbers, Values
+from batchwright.buffer.view import View
+from batchwright.errors import SpecError
+from batchwright.spec import suggest
+
+__all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """A commit."""
+
+    number: int
+    """The journal number of the last change before it."""
+    name: str
+    time: datetime
+    rows: int
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} row{'s' * (self.rows != 1)}"
+        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {rows}"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A version that is kept. Its rows are read from disk when they are first asked for."""
+
+    ordinal: int
+    """Which one of a buffer's: it is never used again."""
+    info: VersionInfo
+    kind: str | None
+    load: Callable[[], View]
+
+    @cached_property
+    def view(self) -> View:
+        return self.load().share()
+
+    @property
+    def is_loaded(self) -> bool:
+        return "view" in vars(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDiff:
+    """How one version differs from an older one, by ids."""
+
+    added: NDArray[np.int64]
+    removed: NDArray[np.int64]
+    changed: NDArray[np.int64]
+    """Rows that are in both, with another value in some column."""
+    columns: dict[str, int]
+    """In how many of these rows each column has another value; columns that are in one version only count too."""
+
+    def __bool__(self) -> bool:
+        return bool(len(self.added) or len(self.removed) or len(self.changed))
+
+    def __str__(self) -> str:
+        added, removed, changed = len(self.added), len(self.removed), len(self.changed)
+        where = ", ".join(f"{name} in {count:,}" for name, count in self.columns.items() if count)
+        rows = "row" if added == 1 else "rows"
+        return f"{added:,} {rows} added, {removed:,} removed, {changed:,} changed{f' ({where})' if where else ''}"
+
+
+def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
+    """Which of the known versions is meant: by name, by number (the last commit there), or as `commit` gave it."""
+    for at in range(len(known) - 1, -1, -1):
+        info = known[at]
+        is_number = isinstance(wanted, int) and not isinstance(wanted, bool) and info.number == wanted
+        if wanted == info or is_number or (isinstance(wanted, str) and info.name == wanted):
+            return at
+    names = [info.name for info in known]
+    near = suggest(wanted, names) if isinstance(wanted, str) else None
+    raise SpecError(
+        f"there is no version {wanted!r}",
+        parameter="version",
+        versions=", ".join(map(repr, names[-10:])) or "none was committed",
+        remedy=f"version {near!r}" if near else "one of them" if names else "buffer.commit('name') keeps one",
+    )
+
+
+def take_diff(older: View, newer: View) -> BufferDiff:
+    old, new = older.ids, newer.ids
+    both, at_old, at_new = np.intersect1d(old, new, assume_unique=True, return_indices=True)
+    different = np.zeros(len(both), bool)
+    columns: dict[str, int] = {}
+    for name in {**older.schema.by_name, **newer.schema.by_name}:
+        mask = _differs(older, newer, name, at_old, at_new)
+        columns[name] = int(mask.sum())
+        different |= mask
+    return BufferDiff(
+        np.setdiff1d(new, both, assume_unique=True),
+        np.setdiff1d(old, both, assume_unique=True),
+        both[different],
+        columns,
+    )
+
+
+def _differs(
+    older: View, newer: View, name: str, at_old: NDArray[np.int64], at_new: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    was_there = name in older.schema.by_name
+    if not was_there or name not in newer.schema.by_name:
+        view, index = (older, at_old) if was_there else (newer, at_new)
+        return _has_value(view.columns_at(index, [name])[name])
+    differs = np.zeros(len(at_old), bool)
+    suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
+    mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
+    differs[suspects] = ~_equal(mine[name], other[name])
+    return differs
+
+
+def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which column of which block each row lies in, as a number. The rows of one are the same in all versions."""
+    columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
+    return columns[view.locate(index)[0]] if len(index) else index
+
+
+def _has_value(values: Values) -> NDArray[np.bool_]:
+    if isinstance(values, Numbers):
+        return np.ones(len(values.values), bool) if values.valid is None else values.valid
+    return np.asarray(values.is_valid())
+
+
+def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
+    if isinstance(one, Numbers) and isinstance(other, Numbers):
+        count = len(one.values)
+        same = one.values == other.values
+        if one.values.dtype.kind == "f":
+            same |= np.isnan(one.values) & np.isnan(other.values)
+        equal = same.reshape(count, -1).all(axis=1) if count else np.empty(0, bool)
+        has_one, has_other = _has_value(one), _has_value(other)
+        return (equal & has_one & has_other) | ~(has_one | has_other)
+    if isinstance(one, Numbers) or isinstance(other, Numbers):  # of one version, nobody knows what the column is
+        return ~(_has_value(one) | _has_value(other))
+    pairs = zip(pylist(one), pylist(other), strict=True)
+    return np.fromiter((is_equal(*pair) for pair in pairs), bool, len(one))

@@ -1,0 +1,201 @@
+"""Change a plan from a position on, and keep the amended plan with its stores.
+
+The amended plan equals the old one before that position, and every source goes on where it is. --at, --step or --state
+say from where; --skip alone begins at the first position that it names. A run goes on with it from any state at that
+position or before, also one saved with the old plan. `batchwright trace` finds the positions of a step or a document.
+
+--weights NAME=W,... holds from that position on, POSITION:NAME=W,... from a later one, --ramp as in `batchwright plan`.
+--add NAME=STORE lets a store join, or a source of the plan that grew. STORE is any one store of the plan; PLAN may be
+left out with --state.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.cli.common import (
+    add_json,
+    add_weights,
+    epochs_of_sources,
+    holds_conversations,
+    named_store,
+    plan_argument,
+    position_range,
+    print_json,
+    schedule_of,
+    whole_number,
+)
+from batchwright.errors import PlanError, SpecError
+
+if TYPE_CHECKING:
+    from batchwright.plan import Plan, State
+    from batchwright.store import Store
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "change a plan from a position on: weights, sources, caps, end, what to skip"
+
+EXAMPLES = """\
+examples:
+  batchwright amend corpus.store 3f2a --skip 802-803
+  batchwright amend corpus.store 3f2a --step 1000 --weights web=.5,code=.5
+  batchwright amend corpus.store 3f2a --at 32000 --ramp 32000-64000:web=.2,code=.8 --max-epochs code=4
+  batchwright amend corpus.store --state state.json --add math=math.store --weights web=.5,code=.3,math=.2
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--at", type=whole_number, metavar="P", help="from this position on")
+    where.add_argument("--step", type=whole_number, metavar="S", help="from the first row of this step on")
+    where.add_argument(
+        "--state", metavar="FILE", help="from where this saved state is (JSON, as state_dict() gives it)"
+    )
+    add_weights(parser)
+    parser.add_argument(
+        "--skip",
+        type=position_range,
+        action="append",
+        metavar="FIRST-LAST",
+        help="never give out these positions; several times for several",
+    )
+    parser.add_argument(
+        "--add", action="append", metavar="NAME=STORE", help="a source that joins, or that grew; several times"
+    )
+    parser.add_argument("--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="caps, e.g. code=4")
+    parser.add_argument("--num-tokens", type=whole_number, metavar="N", help="end the stream there, e.g. 10e9 or 10B")
+    parser.add_argument("--num-rows", type=whole_number, metavar="N", help="end the stream there")
+    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.cli.plan import as_json_of, describe
+    from batchwright.loaders.amending import amend_plan, members_to_add
+    from batchwright.plans import find_plan, keep_plan, streams_for_plan, with_places
+    from batchwright.spec import at_least
+
+    if arguments.batch_size is not None:
+        at_least(1, batch_size=arguments.batch_size)
+    state = None if arguments.state is None else _state(arguments.state)
+    plan = find_plan(arguments.store, _which(arguments, state), batch_size=arguments.batch_size)
+    if state is not None:
+        plan = _with_state(plan, state, arguments)
+    at = _position(plan, arguments, state)
+    streams = dict(streams_for_plan(arguments.store, plan))
+    members = members_to_add(_to_add(arguments.add), plan, next(iter(streams.values())).store)
+    amended = amend_plan(
+        plan,
+        at=at,
+        weights=schedule_of(arguments.weights, arguments.ramp, at=at or 0, before=_weights_at(plan, at or 0)),
+        opened=members,
+        skip=arguments.skip,
+        max_epochs=arguments.max_epochs,
+        num_rows=arguments.num_rows,
+        num_tokens=arguments.num_tokens,
+    )
+    streams.update((member.name, member.stream) for member in members)
+    amended = with_places(amended, streams)
+    stores = list({stream.store.path: stream.store for stream in streams.values()}.values())
+    for store in stores:
+        keep_plan(store.path, amended)
+    use = _use(amended, stores)
+    if arguments.json:
+        print_json(
+            {
+                **as_json_of(amended, streams=streams),
+                "parent": plan.fingerprint,
+                "kept_in": _kept(amended, stores),
+                "use": use,
+            }
+        )
+        return 0
+    amendment = amended.amendments[-1]
+    print(f"plan {amended.fingerprint} amends {plan.fingerprint} {amendment}")
+    print(*(f"  kept in {file}" for file in _kept(amended, stores)), sep="\n")
+    print(f"a run goes on with it from any state at position {amendment.at:,} or before:")
+    print(*(f"  {line}" for line in use), "", sep="\n")
+    return describe(amended, streams=streams, as_json=False)
+
+
+def _state(path: str) -> State:
+    body = plan_argument(path)
+    if not isinstance(body, dict):
+        raise PlanError(f"{path} is not a loader's state", file=path, remedy="what state_dict() returned, as JSON")
+    return body
+
+
+def _which(arguments: argparse.Namespace, state: State | None) -> Any:
+    if arguments.plan is not None:
+        return plan_argument(arguments.plan)
+    if state is None:
+        raise SpecError(
+            "which plan?", parameter="PLAN", remedy="`batchwright plan STORE` lists the plans kept; or --state"
+        )
+    return state["plan"]
+
+
+def _with_state(plan: Plan, state: State, arguments: argparse.Namespace) -> Plan:
+    """The plan, cut as the state's run cut it."""
+    if state["plan"] != plan.fingerprint:
+        raise PlanError(
+            f"{arguments.state} is a state of plan {state['plan']}, not of {plan.fingerprint}",
+            file=arguments.state,
+            remedy=f"amend plan {state['plan']}, or a state that was saved with {plan.fingerprint}",
+        )
+    return plan if arguments.batch_size is not None else plan.cut_as(state["steps"])
+
+
+def _position(plan: Plan, arguments: argparse.Namespace, state: State | None) -> int | None:
+    """The position that is asked for; None: where --skip begins."""
+    from batchwright.order.split import Cut, position_of_step
+
+    if state is not None:
+        return int(state["position"])
+    if arguments.step is not None:
+        position, rows = position_of_step(plan.steps, arguments.step, **plan.epoch_spec)
+        return Cut(rows_per_step=rows, **plan.epoch_spec).settle(position)
+    if arguments.at is None and not arguments.skip:
+        raise SpecError("from which position on?", parameter="at", remedy="--at P, --step S, --state FILE, or --skip")
+    at: int | None = arguments.at
+    return min(first for first, _ in arguments.skip) if at is None else at
+
+
+def _weights_at(plan: Plan, position: int) -> dict[str, float] | None:
+    """The weights that hold just before a position: what comes of them is replaced, so a ramp begins with these."""
+    _, weights = [segment for segment in plan.schedule if segment[0] < max(position, 1)][-1]
+    return None if weights is None else dict(weights)
+
+
+def _to_add(given: list[str] | None) -> dict[str, str]:
+    added: dict[str, str] = {}
+    for text in given or ():
+        pair = named_store(text)
+        if pair is None or pair[0] in added:
+            raise SpecError(
+                f"{text} has no name" if pair is None else f"two stores are called {pair[0]!r}",
+                parameter="add",
+                remedy=f"--add NAME={text if pair is None else pair[1]}",
+            )
+        added[pair[0]] = pair[1]
+    return added
+
+
+def _kept(plan: Plan, stores: list[Store]) -> list[str]:
+    from batchwright.plan import plan_home
+
+    folders = [*(store.path / "plans" for store in stores), plan_home()]
+    files = [Path(folder) / f"{plan.fingerprint}.json" for folder in folders]
+    return [str(file) for file in files if file.is_file()]
+
+
+def _use(plan: Plan, stores: list[Store]) -> list[str]:
+    """What a run does to go on with the plan."""
+    paths = [str(store.path) for store in stores]
+    door = "ConversationDataLoader" if holds_conversations(stores[0]) else "PretrainDataLoader"
+    loader = f"{door}({paths[0]!r}" if len(paths) == 1 else f"MixedDataLoader({paths}"
+    return [f"loader = bw.{loader}, plan={plan.fingerprint!r})", "loader.load_state_dict(state)"]

@@ -1,0 +1,65 @@
+"""One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
+
+Compare it between two machines, two releases, or a plan and a run: batchwright.digest computes the same
+number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and labels
+and loss mask, where rows are whole documents); rows that an amendment skips are in no batch. STORE is any one store of
+a mixture: the plan knows where the others are.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from batchwright.cli.common import add_json, counted, plan_argument, print_json, step_range, whole_number
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "one number for what some steps read, the same everywhere"
+
+EXAMPLES = """\
+examples:
+  batchwright digest corpus.store 3f2a --steps 0-99
+  batchwright digest corpus.store 3f2a --steps 100-109 --each
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("plan", metavar="PLAN", help="fingerprint, plan file or state file")
+    parser.add_argument("--steps", type=step_range, required=True, metavar="A-B", help="first and last step, e.g. 0-99")
+    parser.add_argument("--each", action="store_true", help="a number for every step, too")
+    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.digest import combine, digest_steps
+    from batchwright.plans import find_plan
+    from batchwright.spec import at_least
+
+    if arguments.batch_size is not None:
+        at_least(1, batch_size=arguments.batch_size)
+    first, last = arguments.steps
+    plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
+    each, hashes, num_rows, num_tokens = [], [], 0, 0
+    for step in digest_steps(arguments.store, plan, first, last):
+        hashes.append(step.row_hashes)
+        num_rows += len(step.row_hashes)
+        num_tokens += step.num_tokens
+        if arguments.each and arguments.json:
+            each.append({"step": step.step, "position": step.position, "digest": step.number})
+        elif arguments.each:
+            print(f"{step.number}  step {step.step}")
+    number = combine(hashes)
+    if arguments.json:
+        facts = {
+            "plan": plan.fingerprint,
+            "steps": [first, last],
+            "num_rows": num_rows,
+            "num_tokens": num_tokens,
+            "digest": number,
+        }
+        print_json({**facts, "each": each} if arguments.each else facts)
+    else:
+        print(f"{number}  steps {first}-{last}, {counted(num_rows, 'row')}, plan {plan.fingerprint}")
+    return 0

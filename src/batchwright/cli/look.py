@@ -1,0 +1,393 @@
+"""Look at data in the terminal: documents of a store, rows of a buffer, or the batches that a run will see.
+
+Without loader settings it shows documents as they are stored. With --chunk-size (or a PLAN) it shows the rows of one
+step, decoded, with a line where a document begins and which source it is from, and one for rows that an amendment
+skips. STORE is any one store of a mixture: its plan knows where the others are. Control characters in the text are
+shown as escapes.
+
+Of conversations, and of rows that a plan packs, trained tokens are marked, as `batchwright.look(batch)` does; --html
+writes that of any store or plan as a page. Of a buffer's folder it shows rows: --document is the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.cli.common import (
+    add_json,
+    add_settings,
+    counted,
+    holds_conversations,
+    indented,
+    lines_in_words,
+    plan_argument,
+    plan_of_settings,
+    print_json,
+    printable,
+    settings_given,
+    whole_number,
+)
+from batchwright.cli.rows import is_buffer, look_at_rows
+from batchwright.errors import SpecError
+
+if TYPE_CHECKING:
+    from batchwright.plan import Plan
+    from batchwright.store import Store
+    from batchwright.store.stream import TokenStream
+    from batchwright.types import TraceRecord, TrainingBatch
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+Found = tuple[int, "TokenStream", int]
+"""(number of a document in its store, its stream, its number there)."""
+_OF_DOCUMENTS = {"--split", "--loss", "--no-end-of-turn"}
+"""Loader settings that documents alone can be shown with."""
+
+SUMMARY = "documents and batches, decoded, in the terminal"
+
+EXAMPLES = """\
+examples:
+  batchwright look corpus.store                                     the first documents
+  batchwright look corpus.store --document 120 --count 1 --chars 0  one, whole
+  batchwright look corpus.store --chunk-size 64 --batch-size 4 --step 0
+  batchwright look corpus.store 3f2a --step 100 --ids
+  batchwright look chats.store --loss last                          conversations: what would be trained
+  batchwright look chats.store 81c0 --step 100 --html masks.html
+  batchwright look my-buffer --document 120                         rows of a buffer
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="fingerprint, plan file or state file")
+    parser.add_argument("--step", type=whole_number, metavar="N", help="which step's rows (0)")
+    parser.add_argument("--document", type=whole_number, metavar="N", help="the first document to show (0)")
+    parser.add_argument("--source", metavar="NAME", help="documents of this source only")
+    parser.add_argument("--count", type=whole_number, metavar="N", help="documents (3) or rows (all) to show")
+    parser.add_argument(
+        "--chars", type=whole_number, default=400, metavar="N", help="characters of a piece (400); 0: all"
+    )
+    parser.add_argument("--ids", action="store_true", help="show token by token: id and text")
+    parser.add_argument("--html", metavar="FILE", help="write a page with trained tokens marked, in place of text here")
+    add_settings(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.plans import find_plan, streams_for_plan
+    from batchwright.spec import at_least
+    from batchwright.store import Store
+
+    if arguments.count is not None:
+        at_least(1, count=arguments.count)
+    if is_buffer(arguments.store):
+        return look_at_rows(arguments)
+    if arguments.html is not None and arguments.json:
+        raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
+    if arguments.html is not None and (Path(arguments.html).is_dir() or not Path(arguments.html).parent.is_dir()):
+        is_folder = Path(arguments.html).is_dir()
+        raise SpecError(
+            f"{arguments.html} is a folder" if is_folder else f"{arguments.html} is in a folder that does not exist",
+            parameter="html",
+            remedy="the name of a file, in a folder that is there",
+        )
+    of_documents = [f"--{name}" for name in ("document", "source") if getattr(arguments, name) is not None]
+    given = settings_given(arguments)
+    if arguments.plan is not None:
+        if given:
+            raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
+        plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
+        store = next(iter(streams_for_plan(arguments.store, plan).values())).store
+    elif arguments.step is not None or set(given) - _OF_DOCUMENTS:
+        store = Store(arguments.store)
+        plan = plan_of_settings(store, arguments)
+    else:
+        return _documents(Store(arguments.store), arguments)
+    if of_documents:
+        raise SpecError(f"{of_documents[0]} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
+    return _rows(arguments.store, store, plan, arguments)
+
+
+# Documents
+
+
+def _documents(store: Store, arguments: argparse.Namespace) -> int:
+    found = list(_chosen(store, arguments))
+    of_conversations = [flag for flag in settings_given(arguments) if flag in _OF_DOCUMENTS - {"--split"}]
+    if of_conversations and not holds_conversations(store):
+        raise SpecError(
+            f"{of_conversations[0]} means nothing here: {store.path} holds plain text",
+            remedy=f"leave out {of_conversations[0]}",
+        )
+    if holds_conversations(store) or arguments.html is not None:
+        return _trained_documents(store, found, arguments)
+    read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
+    if arguments.json:
+        documents = [
+            {
+                "document": number,
+                "source": document.source,
+                "split": document.split,
+                "file": document.file,
+                "row": document.row,
+                "num_tokens": len(document.tokens),
+                "text": store.decode(document.tokens),
+                **({"ids": document.tokens} if arguments.ids else {}),
+            }
+            for number, document in read
+        ]
+        print_json({"store": str(store.path), "documents": documents})
+        return 0
+    out = _Out()
+    for number, document in read:
+        out.heading(
+            f"document {number:,}: {document.source} ({document.split}), {document.file}, row {document.row:,}, "
+            f"{counted(len(document.tokens), 'token')}"
+        )
+        out.text(_content(store, document.tokens, arguments))
+    return 0
+
+
+def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[Found]:
+    if arguments.source is not None and arguments.source not in store.names:
+        store.stream(arguments.source)  # says which names there are
+    base, skip = 0, arguments.document or 0
+    left = 3 if arguments.count is None else arguments.count
+    total = 0
+    for info in store.manifest.streams:
+        is_wanted = arguments.source in (None, info.source) and arguments.split in (None, info.split)
+        if is_wanted:
+            total += info.num_documents
+            stream = store.stream(info.source, info.split)
+            for number in range(min(skip, info.num_documents), info.num_documents):
+                if not left:
+                    return
+                yield base + number, stream, number
+                left -= 1
+            skip = max(skip - info.num_documents, 0)
+        base += info.num_documents
+    if (arguments.document or 0) >= total:
+        raise SpecError(
+            f"document {arguments.document or 0:,} does not exist: there are {total:,}",
+            parameter="document",
+            remedy=f"--document {max(total - 1, 0)} or less",
+        )
+
+
+def _trained_documents(store: Store, found: list[Found], arguments: argparse.Namespace) -> int:
+    """Documents with their trained tokens marked: of a preference pair, two rows."""
+    from batchwright.cli.masks import batch_of_documents, rows_of_document
+    from batchwright.prepare.chat.spans import ROLES
+
+    documents, rows = [], []
+    for number, stream, number_in_stream in found:
+        document = stream.document(number_in_stream)
+        words = f"document {number:,}: {document.file}, row {document.row:,}"
+        for row in rows_of_document(stream, number_in_stream, words, arguments.loss, not arguments.no_end_of_turn):
+            rows.append(row)
+            documents.append(
+                {
+                    "document": number,
+                    "source": document.source,
+                    "split": document.split,
+                    "file": document.file,
+                    "row": document.row,
+                    "side": row.side,
+                    "num_tokens": len(row.tokens),
+                    "num_trained": int((row.weight != 0).sum()),
+                    "text": store.decode(row.tokens),
+                }
+            )
+            if arguments.ids:
+                role = [ROLES[role] for role in row.role.tolist()]
+                documents[-1] |= {"ids": row.tokens, "loss_mask": row.weight, "role": role}
+    if arguments.json:
+        print_json({"store": str(store.path), "documents": documents})
+    else:
+        _show(batch_of_documents(rows), store, arguments, len(rows))
+    return 0
+
+
+def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, rows: int) -> None:
+    """Rows of a batch with their trained tokens marked: on stdout, or as a page."""
+    from batchwright.files import write_whole
+    from batchwright.looking import look
+
+    batch.metadata["tokenizer"] = str(store.folder / "tokenizer.json")
+    shown = look(batch, rows=max(rows, 1), ids=arguments.ids, whole=arguments.chars == 0)
+    if arguments.html is None:
+        print(shown)
+    else:
+        write_whole(Path(arguments.html), shown.html().encode())
+        print(f"{printable(arguments.html)}: {shown.heading}")
+
+
+# Rows
+
+
+def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
+    """`store` is the first of the plan's, and decodes for all; the others are found from `where`, and by the plan."""
+    from batchwright.tracing import trace
+
+    step = arguments.step or 0
+    records = trace(where, plan, step=step)
+    rows = [list(pieces) for _, pieces in groupby(records, key=lambda record: record.position)]
+    shown = rows[: arguments.count]
+    skipped_before = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
+    if arguments.html is not None or any(source.rows for source in plan.all_sources):
+        return _trained_rows(where, store, plan, rows, skipped_before, arguments)
+    ids = _ids(where, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
+    if arguments.json:
+        print_json(
+            {
+                "store": str(store.path),
+                "plan": plan.fingerprint,
+                "step": step,
+                "skipped": [skipped_before[row[0].position] for row in shown if row[0].position in skipped_before],
+                "rows": [
+                    {
+                        "position": row[0].position,
+                        "source": row[0].source,
+                        "epoch": row[0].epoch,
+                        "tokens": ids[row[0].position],
+                        "pieces": [asdict(piece) for piece in row],
+                    }
+                    for row in shown
+                ],
+            }
+        )
+        return 0
+    out = _Out()
+    out.heading(
+        f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
+        "more for the last label"
+    )
+    for row in shown:
+        first = row[0]
+        if first.position in skipped_before:
+            out.border(f"skipped: {_positions(*skipped_before[first.position])}")
+        out.heading(f"row {first.row_in_batch} (position {first.position:,}): {first.source}, epoch {first.epoch}")
+        for piece in row:
+            out.border(_border(piece))
+            tokens = ids.get(first.position)
+            start, stop = piece.window_span
+            out.text(_content(store, None if tokens is None else tokens[start:stop], arguments, piece.text))
+    if len(shown) < len(rows):
+        out.border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
+    return 0
+
+
+def _trained_rows(
+    where: str,
+    store: Store,
+    plan: Plan,
+    rows: list[list[TraceRecord]],
+    skipped_before: dict[int, tuple[int, int]],
+    arguments: argparse.Namespace,
+) -> int:
+    """The rows of a step with their trained tokens marked: of a preference pair, two."""
+    from batchwright.cli.masks import batch_of_step
+
+    step, batch = arguments.step or 0, batch_of_step(where, plan, rows)
+    each = len(batch) // len(rows)
+    count = each * len(rows[: arguments.count])
+    skipped = [skipped_before[row[0].position] for row in rows if row[0].position in skipped_before]
+    if arguments.json:
+        facts = {"store": str(store.path), "plan": plan.fingerprint, "step": step, "skipped": skipped}
+        print_json(facts | {"rows": [_facts(batch, number, rows[number // each]) for number in range(count)]})
+        return 0
+    for first, last in skipped:
+        print(f"skipped: {_positions(first, last)}")
+    print(f"step {step:,} of plan {plan.fingerprint}")
+    _show(batch, store, arguments, count)
+    if count < len(batch):
+        print(f"and {counted((len(batch) - count) // each, 'more row')}: --count {len(rows)}")
+    return 0
+
+
+def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict[str, Any]:
+    known = batch.metadata
+    return {
+        "position": pieces[0].position,
+        "source": pieces[0].source,
+        "epoch": pieces[0].epoch,
+        **({"side": known["side"][number]} if "side" in known else {}),
+        **{name: batch[name][number] for name in ("input_ids", "attention_mask", "labels", "loss_mask")},
+        "pieces": [asdict(piece) for piece in pieces],
+    }
+
+
+def _positions(first: int, last: int) -> str:
+    """
+    >>> _positions(802, 803), _positions(802, 802)
+    ('positions 802-803', 'position 802')
+    """
+    return f"position {first:,}" if first == last else f"positions {first:,}-{last:,}"
+
+
+def _border(piece: TraceRecord) -> str:
+    start, stop = piece.document_span
+    begins = "begins" if start == 0 else "continues"
+    return f"{piece.file}, row {piece.row:,} {begins}: tokens {start:,}-{stop:,}{lines_in_words(piece.lines)}"
+
+
+def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
+    """The tokens of the windows at some positions."""
+    import numpy as np
+
+    from batchwright.loaders.planning import open_flow
+    from batchwright.plans import streams_for_plan
+
+    flow = open_flow(streams_for_plan(where, plan), plan)
+    block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))
+    return dict(zip(positions, block.tokens, strict=True))
+
+
+def _content(store: Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:
+    if arguments.ids and tokens is not None:
+        shown = tokens[: arguments.chars or None]
+        parts = [f"{int(token)}{_of_one(store, token)}" for token in shown]
+        return " ".join(parts) + (f" ... ({len(tokens):,} tokens)" if len(shown) < len(tokens) else "")
+    if text is None and tokens is not None:
+        text = store.decode(tokens)
+    if text is None:
+        return "(the tokenizer was a function, and cannot decode: --ids)"
+    short = text[: arguments.chars or None]
+    return short + (f" ... ({len(text):,} characters)" if len(short) < len(text) else "")
+
+
+def _of_one(store: Store, token: Any) -> str:
+    text = store.decode([token])
+    return "" if text is None else f":{text!r}"
+
+
+class _Out:
+    """Lines to stdout; on a terminal, headings stand out."""
+
+    def __init__(self) -> None:
+        self._console: Any = None
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def heading(self, text: str) -> None:
+        self._line(printable(text), "bold")
+
+    def border(self, text: str) -> None:
+        self._line(f"  -- {printable(text)}", "cyan")
+
+    def text(self, text: str) -> None:
+        self._line(indented(text, "  | "), None)
+
+    def _line(self, text: str, style: str | None) -> None:
+        if self._console is None:
+            print(text)
+        else:
+            self._console.print(text, style=style)

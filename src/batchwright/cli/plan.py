@@ -1,0 +1,210 @@
+"""What a run will read, before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
+
+With loader settings, it answers for a run that you consider; no plan is written, except by --save. With PLAN, it
+answers for a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read
+more than four times is marked, and the step is said at which each cap of --max-epochs binds.
+
+Of rows that are made of whole documents (--packing, and all conversations) it says how full they are, how many tokens
+a row has in the mean, what share of them is learned, and how many documents are in no row, and why.
+
+NAME=STORE, once or several times, describes a mixture of stores, as MixedDataLoader makes it. An argument that exists
+as a path is a path, also with a '=' in it; ./a=b.store is always one. --weights may be given again with a position:
+--weights web=1 --weights 100000:web=.5,code=.5 changes there at once, --ramp 100000-200000:web=.5,code=.5 little by
+little. Positions are rows: steps times the batch size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchwright.cli.common import (
+    add_json,
+    add_settings,
+    named_store,
+    plan_argument,
+    plan_of_settings,
+    print_json,
+    printable,
+    settings_given,
+    table,
+    whole_number,
+)
+from batchwright.errors import BatchwrightError, PlanError, SpecError
+
+if TYPE_CHECKING:
+    from batchwright.plan import Plan
+    from batchwright.store import Store, TokenStream
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run", "streams_of"]
+
+SUMMARY = "epochs, shares, tokens and steps of a run, before it starts"
+
+EXAMPLES = """\
+examples:
+  batchwright plan corpus.store --chunk-size 2048 --batch-size 32 --weights web=.7,code=.3 --num-tokens 10e9
+  batchwright plan corpus.store                        the plans of runs over this store
+  batchwright plan corpus.store 3f2a                   one of them, with its history
+  batchwright plan corpus.store --chunk-size 2048 --packing best_fit
+  batchwright plan sft.store --max-length 2048 --packing best_fit --loss last
+  batchwright plan web=web.store code=code.store --chunk-size 2048 --weights web=.7,code=.3 --max-epochs code=4 \\
+      --num-tokens 10e9
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target",
+        metavar="STORE",
+        nargs="+",
+        help="STORE, STORE PLAN (kept with it, or a plan's or state's file), or NAME=STORE ...",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=whole_number,
+        metavar="N",
+        help="go through the rows so often (1; if amended, up to what the last amendment changes)",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the plan there: a loader with plan=FILE runs it")
+    add_settings(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.plans import find_plan
+    from batchwright.spec import at_least
+    from batchwright.store import Store
+
+    if arguments.epochs is not None:
+        at_least(1, epochs=arguments.epochs)
+    given = settings_given(arguments)
+    sources = _named(arguments.target)
+    store, *kept = arguments.target
+    if kept and sources is None:
+        if given:
+            raise SpecError(f"{given[0]} makes a new plan, and {kept[0]} is one", remedy="give one of the two")
+        plan = find_plan(store, plan_argument(kept[0]), batch_size=arguments.batch_size)
+    elif given or sources is not None:
+        plan = plan_of_settings(Store(store) if sources is None else sources, arguments)
+    else:
+        if arguments.save is not None:
+            raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
+        return _list(Store(store), as_json=arguments.json)
+    if arguments.save is not None:
+        _save(plan, Path(arguments.save))
+    streams = streams_of(store if sources is None else sources, plan)
+    return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
+
+
+def _named(target: list[str]) -> dict[str, str] | None:
+    """NAME=STORE ... as a mapping; None for STORE [PLAN]."""
+    named = [named_store(text) for text in target]
+    if named[0] is None:
+        from batchwright.store.layout import is_store
+
+        if len(target) > 2 or any(pair is not None for pair in named) or any(is_store(Path(t)) for t in target[1:]):
+            raise SpecError(
+                f"{target[0]} has no name, and a mixture of stores needs one for each",
+                parameter="STORE",
+                remedy="NAME=STORE NAME=STORE ..., or STORE [PLAN]",
+            )
+        return None
+    found: dict[str, str] = {}
+    for text, pair in zip(target, named, strict=True):
+        if pair is None:
+            raise SpecError(
+                f"{text} has no name, and a mixture of stores needs one for each",
+                parameter="STORE",
+                remedy=f"NAME={text}; for a plan that is kept, one of its stores: batchwright plan STORE {text}",
+            )
+        name, path = pair
+        if name in found:
+            raise SpecError(f"two stores are called {name!r}", parameter="STORE", remedy="rename one")
+        found[name] = path
+    return found
+
+
+def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
+    """The streams that can say more of a plan's rows, where there is more to say, and they are still in their place."""
+    from batchwright.plans import streams_for_plan
+
+    if not any(source.rows for source in plan.all_sources):
+        return None
+    with suppress(BatchwrightError):
+        return streams_for_plan(where, plan)
+    return None
+
+
+def describe(
+    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None, as_json: bool
+) -> int:
+    if as_json:
+        print_json(as_json_of(plan, epochs=epochs, streams=streams))
+    else:
+        from batchwright.cli.summary import render, summarize
+
+        print(render(plan, summarize(plan, epochs=epochs, streams=streams)))
+    return 0
+
+
+def as_json_of(
+    plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None
+) -> dict[str, Any]:
+    from batchwright.cli.summary import summarize
+
+    summary = summarize(plan, epochs=epochs, streams=streams)
+    return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}
+
+
+def _save(plan: Plan, path: Path) -> None:
+    if path.exists() and plan_argument(str(path)) is not None:
+        from batchwright.plan import Plan as PlanFile
+
+        known = PlanFile.load(path)
+        if known.fingerprint != plan.fingerprint:
+            raise PlanError(f"{path} holds another plan: {known.fingerprint}", file=path, remedy="a new file")
+    plan.save(path)
+
+
+def _list(store: Store, *, as_json: bool) -> int:
+    from batchwright.plans import list_plans
+
+    plans = list_plans(store.path)
+    if as_json:
+        print_json({"store": str(store.path), "plans": [_line_as_json(plan) for plan in plans]})
+        return 0
+    if not plans:
+        print(f"no plans are kept with {store.path}: opening a loader keeps one; --chunk-size asks for one beforehand")
+        return 0
+    rows = [
+        [
+            plan.fingerprint,
+            f"{plan.row_tokens:,}",
+            plan.seed,
+            "no end" if plan.epoch_rows is None else f"{plan.epoch_rows:,}",
+            ", ".join(str(run[-1][2]) for run in plan.runs) or "-",
+            plan.amendments[-1].parent if plan.amendments else "",
+            printable(_sources(plan)),
+        ]
+        for plan in plans
+    ]
+    header = ["plan", "chunk size", "seed", "rows", "batch sizes", "amends", "sources"]
+    if not any(plan.amendments for plan in plans):
+        header.remove("amends")
+        rows = [[*row[:5], row[6]] for row in rows]
+    print(table(header, rows, left=["plan", "sources", "batch sizes", "amends"]))
+    return 0
+
+
+def _sources(plan: Plan) -> str:
+    weights = plan.weights
+    if weights is None:
+        return ", ".join(f"{source.name} ({source.split})" for source in plan.all_sources)
+    said = ", ".join(f"{source.name}={weights.get(source.name, 0):g}" for source in plan.all_sources)
+    return f"{said} in the end" if len(plan.schedule) > 1 else said
+
+
+def _line_as_json(plan: Plan) -> dict[str, object]:
+    return {"fingerprint": plan.fingerprint, "lineage": plan.lineage, "plan": plan.spec(), "runs": plan.runs}

@@ -1,0 +1,274 @@
+"""Prepare and train with one command: providers and the trainer start together, and end together.
+
+The trainer starts when the first provider has written what its batches are. What providers say comes out on stderr,
+with "provider 1 | " before each line; the trainer has the terminal. One Ctrl-C stops all, a second one at once. Where
+a provider dies, its message is shown, and the others go on. The exit code is the trainer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from batchwright.cli.common import whole_number
+from batchwright.cli.prepare import find_modules_here
+from batchwright.cli.train import trainer_of
+from batchwright.errors import SpecError
+
+__all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
+
+SUMMARY = "prepare and train together: one command, one Ctrl-C"
+
+EXAMPLES = """\
+examples:
+  batchwright run config/train_char_diffusion.py
+  batchwright run config/train_char_diffusion.py --providers 4 --batch_size=64
+"""
+
+TAKES_SETTINGS = True
+
+_LOOK_SECONDS = 0.1
+"""Between two looks whether a provider has begun: this goes on only until the trainer starts."""
+_PATIENCE_SECONDS = 10.0
+"""Providers that were asked to stop get so long to end the batch they make. Killing them then loses no file."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "batchwright run [-h] [--providers N] CONFIG [--NAME=VALUE ...]"
+    parser.add_argument("config", metavar="CONFIG", help="the config that provider and trainer share")
+    parser.add_argument("--providers", type=whole_number, default=1, metavar="N", help="how many prepare (1)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.queue.config import load_config
+
+    find_modules_here()
+    if arguments.providers < 1:
+        raise SpecError("at least one has to prepare", parameter="--providers", remedy="--providers 1")
+    config = load_config(arguments.config, arguments.settings)
+    trainer = trainer_of(config)
+    given = [arguments.config, *arguments.settings]
+    together = _Together(Path(config.data_dir) / "queue")
+    with together.listening():
+        try:
+            for number in range(1, arguments.providers + 1):
+                together.start_provider(number, given)
+            code = together.wait_for_first()
+            return together.train(trainer, given) if code is None else code
+        finally:
+            together.stop_providers()
+
+
+class _Provider:
+    """A `batchwright prepare` in a process of its own."""
+
+    def __init__(self, number: int, process: subprocess.Popen[str]) -> None:
+        self.number = number
+        self.process = process
+        self.is_over = False
+        self.is_asked = False
+        assert process.stdout is not None
+        self.pump = threading.Thread(target=_pump, args=(process.stdout, f"provider {number} | "), daemon=True)
+        self.pump.start()
+
+    def ask_to_stop(self) -> None:
+        """Once: a second request would end it in the middle of a batch."""
+        if not self.is_asked:
+            self.is_asked = True
+            self.process.terminate()
+
+    def kill(self) -> None:
+        self.is_asked = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self.is_over:
+                os.killpg(self.process.pid, signal.SIGKILL)  # and what it started
+
+
+class _Together:
+    """The processes of one run, and what happens to them: `events` has an entry for each that ends and each signal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.providers: list[_Provider] = []
+        self.trainer: subprocess.Popen[bytes] | None = None
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.num_signals = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM become events."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # started with nohup, or in the background of a script
+                signal.signal(number, lambda number, _: self.events.put(signal.Signals(number)))
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def start_provider(self, number: int, given: Sequence[str]) -> None:
+        process = subprocess.Popen(
+            _launch("_as_provider", list(given)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C in the terminal is for the trainer and for us: we stop providers in their time
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            text=True,
+            errors="backslashreplace",
+        )
+        provider = _Provider(number, process)
+        self.providers.append(provider)
+        self._await(process, provider)
+
+    def _await(self, process: subprocess.Popen[Any], event: Any) -> None:
+        def wait() -> None:
+            process.wait()
+            self.events.put(event)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def wait_for_first(self) -> int | None:
+        """Until a provider has begun: then None. An exit code where none can: all died, or somebody stopped us."""
+        while not self._has_begun():
+            try:
+                event = self.events.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(event, _Provider):
+                self._over(event)
+                if all(provider.is_over for provider in self.providers):
+                    return _code_of(event.process) or 2
+            else:
+                self.num_signals += 1
+                return 128 + int(event)
+        return None
+
+    def _has_begun(self) -> bool:
+        from batchwright.machine import boot_id
+        from batchwright.queue.members import Census
+
+        pids = {provider.process.pid for provider in self.providers if not provider.is_over}
+        # Before it makes or waits, it reads its data, and may yet find that another provider made the queue.
+        return any(
+            facts.pid in pids and facts.boot == boot_id() and doing.what.startswith(("makes", "waits"))
+            for facts, doing in Census(self.folder / "who").look("provider")
+        )
+
+    def train(self, trainer: Path, given: Sequence[str]) -> int:
+        """Run the trainer in this terminal. Its exit code, in the shell's way of counting."""
+        process = self.trainer = subprocess.Popen(_launch("_as_trainer", str(trainer), list(given)))
+        self._await(process, process)
+        while True:
+            event = self.events.get()
+            if event is process:
+                return _code_of(process)
+            if isinstance(event, _Provider):
+                self._over(event)
+            else:
+                self._signalled(event)
+
+    def _over(self, provider: _Provider) -> None:
+        provider.is_over = True
+        provider.pump.join(timeout=1)  # its last words first
+        if not provider.is_asked:
+            left = sum(not other.is_over for other in self.providers)
+            others = f"{left} others go on" if left > 1 else "another goes on" if left else "none is left"
+            code = provider.process.returncode
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            _say(f"provider {provider.number} (pid {provider.process.pid}) ended: {how}; {others}")
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """The first one asks all to stop, a second one ends them. (Ctrl-C reaches the trainer from the terminal.)"""
+        self.num_signals += 1
+        is_last = self.num_signals > 1
+        if self.trainer is not None and (is_last or number is not signal.SIGINT):
+            self.trainer.send_signal(signal.SIGKILL if is_last else number)
+        for provider in self.providers:
+            if is_last:
+                provider.kill()
+            else:
+                provider.ask_to_stop()
+
+    def stop_providers(self) -> None:
+        """Ask all providers to stop, wait for them, and end those that do not."""
+        for provider in self.providers:
+            provider.ask_to_stop()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not all(provider.is_over for provider in self.providers):
+            try:
+                event = self.events.get(timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Empty:
+                event = None
+            if isinstance(event, _Provider):
+                self._over(event)
+            elif event is None or isinstance(event, signal.Signals):
+                for provider in self.providers:
+                    provider.kill()
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+
+
+def _pump(lines: IO[str], prefix: str) -> None:
+    for line in lines:
+        # Where nobody reads our stderr any more, lines are still taken: a provider would wait for room for them.
+        with contextlib.suppress(ValueError, OSError):
+            sys.stderr.write(f"{prefix}{line.rstrip()}\n")  # in one piece: others write there, too
+            sys.stderr.flush()
+
+
+def _code_of(process: subprocess.Popen[Any]) -> int:
+    return 128 - process.returncode if process.returncode < 0 else process.returncode
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(ValueError, OSError):  # nobody reads our stderr any more
+        print(f"batchwright: {text}", file=sys.stderr, flush=True)
+
+
+# In the processes that are started
+
+
+def _launch(function: str, *arguments: Any) -> list[str]:
+    """A Python that ends with this process, however this one ends, and does what the function says."""
+    paths = [path or os.getcwd() for path in sys.path]
+    code = (
+        # While it begins, Ctrl-C needs no traceback. (`signal` might be a file of this folder.)
+        "import _signal as s; s.getsignal(s.SIGINT) == s.SIG_IGN or s.signal(s.SIGINT, s.SIG_DFL); "
+        f"import sys; sys.path[:] = {paths!r}; "
+        f"import batchwright.cli.run as run; run.{function}({os.getpid()}, *{arguments!r})"
+    )
+    return [sys.executable, "-c", code]
+
+
+def _as_provider(parent_pid: int, given: list[str]) -> None:
+    from batchwright.cli.main import main
+    from batchwright.machine import die_with_parent
+
+    die_with_parent(parent_pid)
+    sys.exit(main(["prepare", *given]))
+
+
+def _as_trainer(parent_pid: int, trainer: str, given: list[str]) -> None:
+    from batchwright.machine import die_with_parent, is_linux
+
+    die_with_parent(parent_pid)
+    if is_linux():  # which remembers whose child it is
+        os.execv(sys.executable, [sys.executable, trainer, *given])
+    import runpy
+
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [trainer, *given]
+    sys.path.insert(0, str(Path(trainer).resolve().parent))
+    runpy.run_path(trainer, run_name="__main__")

@@ -1,0 +1,242 @@
+"""What shards of positions hold, or the same shards in a format that reads fast.
+
+`info DIR` lists shards with their rows, bytes and columns, from headers: of JSONL and pickle these are known only after
+reading, which --count does. Exit code 1 says that a shard cannot be read.
+`convert DIR OUT` writes every shard anew, under the same name with another extension, and says how many rows a second
+are read before and after. Run again, it continues: what was made from the same input is not made again. A pickle can
+run code when it is read: --allow-pickle is for files that you made.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable, table
+from batchwright.errors import SourceError, SpecError
+
+if TYPE_CHECKING:
+    from batchwright.shards.shard import Schema
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "what shards of positions hold, or the same in a format that reads fast"
+
+EXAMPLES = """\
+examples:
+  batchwright shards info games
+  batchwright shards info games --range 0-99 --json
+  batchwright shards convert games games_npz --allow-pickle
+  batchwright shards convert games games_arrow --to arrow --columns board,value
+"""
+
+_FORMATS = ("npz", "safetensors", "arrow", "parquet")  # as shards.convert has them, which a --help does not load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", metavar="WHAT", choices=("info", "convert"), help="info, or convert")
+    parser.add_argument("directory", metavar="DIR", help="a directory of shards")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="of convert: the folder to write into")
+    parser.add_argument("--range", default="all", metavar="RANGE", help="which shards: 0-99, 7, 0-9,20-29 (all)")
+    parser.add_argument("--allow-pickle", action="store_true", help="read pickles, which can run code: you made them")
+    parser.add_argument("--columns", type=_names, metavar="NAME,...", help="only these columns (all)")
+    parser.add_argument("--to", choices=_FORMATS, help="of convert: the format (npz)")
+    parser.add_argument("--force", action="store_true", help="of convert: write over files that it did not make")
+    parser.add_argument("--count", action="store_true", help="of info: read shards whose headers do not say enough")
+    parser.add_argument("--quiet", action="store_true", help="of convert: no progress")
+    add_json(parser)
+
+
+def _names(text: str) -> list[str]:
+    """
+    >>> _names("board, value")
+    ['board', 'value']
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different names, as in board,value")
+    return names
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check_usage(arguments)
+    return _convert(arguments) if arguments.what == "convert" else _info(arguments)
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    if arguments.what == "convert":
+        if arguments.out is None:
+            raise SpecError(
+                "convert into which folder?",
+                parameter="OUT",
+                remedy=f"batchwright shards convert {arguments.directory} OUT",
+            )
+        if arguments.count:
+            raise SpecError("--count is of info", parameter="--count", remedy="batchwright shards info DIR --count")
+        return
+    for name, given in (("OUT", arguments.out), ("--to", arguments.to), ("--force", arguments.force or None)):
+        if given is not None:
+            raise SpecError(f"{name} is of convert", parameter=name, remedy="batchwright shards convert DIR OUT")
+
+
+# info
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from batchwright.shards.find import shards_in
+
+    found = shards_in(arguments.directory, arguments.range, parameter="--range")
+    shards = [_facts(shard.number, shard.path, arguments) for shard in found]
+    faults = [shard for shard in shards if shard["fault"]]
+    if arguments.json:
+        print_json({"directory": arguments.directory, "shards": shards})
+    else:
+        print(_render(arguments.directory, shards))
+    return int(bool(faults))
+
+
+def _facts(number: int, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What one shard holds, as plain values: rows and columns are None where only reading would tell."""
+    import os
+
+    from batchwright.shards.shard import format_of, open_shard, peek
+
+    kind = format_of(path)
+    facts: dict[str, Any] = {"number": number, "file": os.path.basename(path), "format": kind, "rows": None}
+    facts |= {"bytes": os.path.getsize(path), "columns": None, "fault": None}
+    if kind == "pickle" and not arguments.allow_pickle:
+        return facts  # told as not read: a listing is no reason to run what is in it
+    try:
+        if arguments.count and kind in ("jsonl", "pickle"):
+            with open_shard(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns) as shard:
+                return facts | {"rows": shard.rows, "columns": _plain(shard.schema)}
+        told = peek(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns)
+    except SourceError as error:
+        return facts | {"fault": str(error)}
+    return facts | {"rows": told.rows, "columns": None if told.schema is None else _plain(told.schema)}
+
+
+def _plain(schema: Schema) -> dict[str, dict[str, Any]]:
+    return {name: {"dtype": str(column.dtype), "shape": list(column.shape)} for name, column in schema.items()}
+
+
+def _render(directory: str, shards: list[dict[str, Any]]) -> str:
+    """A table, in which a letter stands for columns; then what each letter means, and faults."""
+    letters: dict[str, str] = {}
+    rows = []
+    for shard in shards:
+        words = "" if shard["columns"] is None else _columns_in_words(shard["columns"])
+        if words:
+            letters.setdefault(words, _letter(len(letters)))
+        said = "cannot be read" if shard["fault"] else letters.get(words) or _unread(shard["format"])
+        count = "-" if shard["rows"] is None else f"{shard['rows']:,}"
+        rows.append([shard["number"], printable(shard["file"]), count, f"{shard['bytes']:,}", said])
+    known = [shard["rows"] for shard in shards if shard["rows"] is not None]
+    total = counted(sum(known), "row") if known else "rows not known"
+    total += f" in the {len(known):,} that say so" if 0 < len(known) < len(shards) else ""
+    size = bytes_in_words(sum(shard["bytes"] for shard in shards))
+    lines = [
+        f"shards {directory}: {counted(len(shards), 'shard')}, {total}, {size}",
+        table(["number", "file", "rows", "bytes", "columns"], rows, left=["file", "columns"]),
+        *(f"{letter}: {printable(words)}" for words, letter in letters.items()),
+    ]
+    if len(letters) > 1:
+        lines.append("note: not all shards have the same columns: they cannot be read together without columns=")
+    lines += [printable(shard["fault"]) for shard in shards if shard["fault"]]
+    return "\n".join(lines)
+
+
+def _letter(number: int) -> str:
+    """
+    >>> _letter(0), _letter(25), _letter(26)
+    ('A', 'Z', 'A1')
+    """
+    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
+
+
+def _unread(kind: str) -> str:
+    return "a pickle: --allow-pickle --count reads it" if kind == "pickle" else "--count reads them"
+
+
+def _columns_in_words(columns: dict[str, dict[str, Any]]) -> str:
+    """
+    >>> _columns_in_words({"board": {"dtype": "uint8", "shape": [3, 3]}, "value": {"dtype": "float32", "shape": []}})
+    'board uint8[3, 3], value float32'
+    """
+    return ", ".join(f"{name} {column['dtype']}{column['shape'] or ''}" for name, column in columns.items())
+
+
+# convert
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from batchwright.shards.convert import convert
+
+    done = convert(
+        arguments.directory,
+        arguments.out,
+        to=arguments.to or "npz",
+        columns=arguments.columns,
+        allow_pickle=arguments.allow_pickle,
+        shard_range=arguments.range,
+        force=arguments.force,
+        show_progress=not arguments.quiet,
+    )
+    rows = sum(shard.rows for shard in done.shards)
+    before, after = sum(shard.bytes_before for shard in done.shards), sum(shard.bytes_after for shard in done.shards)
+    there = sum(shard.was_there for shard in done.shards)
+    kinds = {_columns_in_words(_plain(shard.schema)) for shard in done.shards}
+    if arguments.json:
+        speed = done.speed
+        print_json(
+            {
+                "directory": done.directory,
+                "out": done.out,
+                "to": done.to,
+                "rows": rows,
+                "bytes_before": before,
+                "bytes_after": after,
+                "seconds": done.seconds,
+                "reading": None
+                if speed is None
+                else {
+                    "rows_per_second_before": speed.before,
+                    "rows_per_second_after": speed.after,
+                    "num_shards": speed.num_shards,
+                    "num_rows": speed.num_rows,
+                },
+                "shards": [
+                    {
+                        "number": shard.number,
+                        "input": shard.input,
+                        "output": shard.output,
+                        "rows": shard.rows,
+                        "bytes_before": shard.bytes_before,
+                        "bytes_after": shard.bytes_after,
+                        "was_there": shard.was_there,
+                        "columns": _plain(shard.schema),
+                    }
+                    for shard in done.shards
+                ],
+            }
+        )
+        return 0
+    kept = f"; {there:,} of them were there already" if there else ""
+    lines = [
+        f"{done.out}: {counted(len(done.shards), 'shard')}, {counted(rows, 'row')} as {done.to} "
+        f"in {done.seconds:,.1f} s{kept}",
+        f"  bytes      {bytes_in_words(before)} before, {bytes_in_words(after)} after",
+    ]
+    if done.speed is not None:
+        lines.append(
+            f"  reading    {done.speed.before:,.0f} rows/s before, {done.speed.after:,.0f} rows/s after "
+            f"({counted(done.speed.num_shards, 'shard')}, {counted(done.speed.num_rows, 'row')}, "
+            "all of it in the page cache)"
+        )
+    lines += [f"  columns    {printable(words)}" for words in sorted(kinds)]
+    if len(kinds) > 1:
+        lines.append(
+            f"  note       shards differ in their columns: batchwright shards info {done.out} says which have which"
+        )
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,119 @@
+"""From a step to its documents, and from a document to the steps that use it. No run and no scan is needed.
+
+--step or --position prints every piece of a document that went into the batch (or row), in reading order: file, row,
+lines, tokens and text. --file (and --row) prints every place where a document is used; a place that an amendment
+lets the run pass over is marked as skipped. STORE is any one store of a mixture: the plan knows where the others are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from batchwright.cli.common import add_json, counted, lines_in_words, plan_argument, print_json, printable, whole_number
+
+if TYPE_CHECKING:
+    from batchwright.types import TraceRecord
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "place", "run"]
+
+SUMMARY = "a step to its documents, or a document to its steps"
+
+EXAMPLES = """\
+examples:
+  batchwright trace corpus.store 3f2a --step 100
+  batchwright trace corpus.store 3f2a --position 12345
+  batchwright trace corpus.store 3f2a --file data/web.jsonl --row 17
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument("plan", metavar="PLAN", help="fingerprint, plan file or state file")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--step", type=whole_number, metavar="N", help="all rows of this step")
+    what.add_argument("--position", type=whole_number, metavar="N", help="the row at this position")
+    what.add_argument("--file", metavar="F", help="every use of a raw file (its path, or the end of it)")
+    parser.add_argument("--row", type=whole_number, metavar="R", help="with --file: only this row of it, from 0")
+    parser.add_argument(
+        "--until", type=whole_number, metavar="N", help="with --file: look up to this position (one epoch)"
+    )
+    parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
+    parser.add_argument("--world-size", type=whole_number, metavar="N", help="with --step: say ranks for so many")
+    parser.add_argument("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
+    parser.add_argument("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.errors import SpecError
+    from batchwright.spec import at_least
+    from batchwright.tracing import find, trace
+
+    for name in ("row", "until"):
+        if getattr(arguments, name) is not None and arguments.file is None:
+            raise SpecError(f"--{name} belongs to --file", parameter=name)
+    for name in ("batch_size", "world_size"):
+        if getattr(arguments, name) is not None:
+            at_least(1, **{name: getattr(arguments, name)})
+    plan = plan_argument(arguments.plan)
+    if arguments.file is not None:
+        uses = find(
+            arguments.store,
+            plan,
+            file=arguments.file,
+            row=arguments.row,
+            batch_size=arguments.batch_size,
+            until=arguments.until,
+        )
+        return _show(uses, arguments, f"{counted(len(uses), 'use')} of {arguments.file}")
+    records = trace(
+        arguments.store,
+        plan,
+        step=arguments.step,
+        position=arguments.position,
+        batch_size=arguments.batch_size,
+        world_size=arguments.world_size,
+        sharding=arguments.sharding,
+    )
+    return _show(records, arguments, None)
+
+
+def _show(records: Iterable[TraceRecord], arguments: argparse.Namespace, headline: str | None) -> int:
+    if arguments.json:
+        print_json({"store": arguments.store, "records": [asdict(record) for record in records]})
+        return 0
+    if headline is not None:
+        print(printable(headline))
+    last = None
+    for record in records:
+        if record.position != last:
+            last = record.position
+            print(place(record))
+        print(f"  {_piece(record)}  {_excerpt(record.text, arguments.chars)}".rstrip())
+    return 0
+
+
+def place(record: TraceRecord) -> str:
+    """Where a row is in the run."""
+    if record.is_skipped:
+        step = "skipped"
+    elif record.step is None:
+        step = "no step"
+    else:
+        step = f"step {record.step:,}, rank {record.rank}, row {record.row_in_batch}"
+    return f"{step} (position {record.position:,}): {printable(record.source)}, epoch {record.epoch}"
+
+
+def _piece(record: TraceRecord) -> str:
+    start, stop = record.document_span
+    return f"{printable(record.file)}, row {record.row:,}{lines_in_words(record.lines)}, tokens {start:,}-{stop:,}"
+
+
+def _excerpt(text: str | None, characters: int) -> str:
+    if text is None or not characters:
+        return ""
+    short = text[:characters]
+    return printable(repr(short)) + ("..." if len(text) > len(short) else "")

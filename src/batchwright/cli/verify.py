@@ -1,0 +1,101 @@
+"""Read every byte of a store (or of a buffer's folder) and compare it with the hashes that were kept.
+
+Opening a store checks that its shards are there with their sizes; this also finds what was altered. Exit code 1 when
+something is damaged, with a line for each file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from batchwright.cli.common import add_json, bytes_in_words, counted, print_json
+from batchwright.errors import StoreError
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "check every byte of a store or a buffer against its hashes"
+
+EXAMPLES = """\
+examples:
+  batchwright verify corpus.store
+  batchwright verify corpus.store --all --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--version", metavar="ID", help="an older version instead of the current one")
+    which.add_argument("--all", action="store_true", help="all complete versions")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from batchwright.buffer.folder import POINTER
+    from batchwright.store.layout import current_version, is_store
+    from batchwright.store.versions import list_versions
+
+    root = Path(arguments.store)
+    if (root / POINTER).is_file():
+        return _verify_buffer(root, as_json=arguments.json)
+    if not is_store(root):
+        current_version(root)  # says what it is instead
+    versions = list_versions(root) if arguments.all else [arguments.version]
+    answers = [_verify(root, version) for version in versions]
+    num_damaged = sum(len(answer["damaged"]) for answer in answers)
+    if arguments.json:
+        print_json({"store": str(root), "ok": not num_damaged, "versions": answers})
+    else:
+        for answer in answers:
+            for damage in answer["damaged"]:
+                print(f"{damage['file']}: {damage['what']}")
+        for answer in answers:
+            if not answer["damaged"]:
+                size = f"{counted(answer['num_shards'], 'shard')}, {bytes_in_words(answer['num_bytes'])}"
+                print(f"{root} version {answer['version']}: whole ({size})")
+        if num_damaged:
+            print(f"batchwright: {root} is damaged: {counted(num_damaged, 'file')}", file=sys.stderr)
+            remedy = next(answer["remedy"] for answer in answers if answer["damaged"])
+            print(f"  try        {remedy}", file=sys.stderr)
+    return 1 if num_damaged else 0
+
+
+def _verify_buffer(root: Path, *, as_json: bool) -> int:
+    from batchwright.buffer import DatasetBuffer
+
+    damage: StoreError | None = None
+    try:
+        with DatasetBuffer(path=root, read_only=True) as buffer:
+            buffer.verify()
+    except StoreError as error:
+        damage = error
+    if as_json:
+        print_json({"buffer": str(root), "ok": damage is None, "damage": None if damage is None else str(damage)})
+    elif damage is None:
+        print(f"{root}: whole")
+    else:
+        print(f"batchwright: {damage}", file=sys.stderr)
+    return 0 if damage is None else 1
+
+
+def _verify(root: Path, version: str | None) -> dict[str, Any]:
+    from batchwright.store import Store, verify_store
+    from batchwright.store.layout import REBAKE
+
+    try:
+        store = Store(root, version=version)
+    except StoreError as error:
+        where = error.where.get("file") or error.where.get("folder") or root
+        return {
+            "version": version,
+            "damaged": [{"file": str(where), "what": error.headline}],
+            "remedy": error.remedy or REBAKE,
+        }
+    damaged = [{"file": str(damage.file), "what": damage.what} for damage in verify_store(store)]
+    if damaged:
+        return {"version": store.version, "damaged": damaged, "remedy": store.manifest.repair}
+    sizes = store.shards["num_bytes"]
+    return {"version": store.version, "damaged": [], "num_shards": len(sizes), "num_bytes": store.num_bytes}

@@ -1,0 +1,312 @@
+"""`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or another one.
+
+All of them are processes of their own. What the trainer was handed is compared, batch by batch, with a run in this
+process that nobody disturbs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import batchwright as bw
+from batchwright.cli.main import main as batchwright
+from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
+from batchwright.demo.runs import python_process, take
+from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
+from batchwright.errors import NotReadyError, WorkerError
+from batchwright.queue.find import open_provider
+
+__all__ = ["main"]
+
+KILL_PROVIDER_STEP = 50
+KILL_TRAINER_STEP = 150
+"""From here on, but early in a file: the trainer may be some steps ahead of what was read of it."""
+PATIENCE_SECONDS = 60.0
+MIDDLE = range(BATCHES_PER_FILE // 4, BATCHES_PER_FILE // 2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo. 0: everything it promises held; 1: something did not; 2: not done; 130: Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="batchwright demo queue",
+        description="Two providers make batches while a small model trains on them. A provider is killed, the trainer "
+        "is killed, a file is damaged; the run goes on, and every batch is the one that it would have been. No "
+        "network, no torch, under a minute.",
+    )
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
+    asked = parser.parse_args(argv)
+    return exit_code_of(lambda: _demo(asked.folder))
+
+
+def _demo(folder: Path) -> int:
+    started = time.monotonic()
+    take(folder)
+    say("batchwright demo queue: batches are made by some processes while another one trains on them.")
+    say(f"Everything goes into {folder}; delete it when you like.")
+    held = _tell(folder / "runs")
+    say()
+    say(
+        f"The demo took {time.monotonic() - started:.0f} s. "
+        + ("Everything was as promised." if held else "NOT everything was as promised: see above.")
+    )
+    return 0 if held else 1
+
+
+def _tell(folder: Path) -> bool:
+    folder.mkdir(exist_ok=True)
+    run = _Run(folder, write_project(folder))
+    _show_project(run)
+    with run.provider(1) as first, run.provider(2) as second:
+        _train_and_kill(run, first, second)
+        with run.provider(3) as third:
+            held = [_damage_and_go_on(run, [second, third]), _is_what_it_would_have_been(run)]
+            held += [_shows_the_queue(run), _stop([second, third])]
+    return all(held)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One training run as seen from outside: its project, and what its trainers said."""
+
+    folder: Path
+    config: Path
+    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """By step. A step that was done again after a kill has two."""
+    last: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    """The weights and the consumer's counts, once it is through."""
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def dataset(self) -> Path:
+        return self.data / "code"
+
+    @property
+    def ready(self) -> list[Path]:
+        """Files that wait, in the order of their numbers."""
+        return sorted((self.dataset / "queue" / "train").glob("*.batches"))
+
+    def provider(self, number: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        return self._process("provide", log=self.folder / f"provider-{number}.txt")
+
+    def _process(self, *arguments: str, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        role, *more = arguments
+        given = [role, str(self.config), str(self.data), *more]
+        return python_process("batchwright.demo.queued", *given, log=log, stdin=subprocess.DEVNULL)
+
+    def watch(self, *, kill_when: Callable[[dict[str, Any]], bool] | None = None) -> int:
+        """Start a trainer and follow it. It is killed where `kill_when` says so. Returns its process id."""
+        log, is_killed = self.folder / "trainer.txt", False
+        with self._process("train", "--folder", str(self.folder), log=log) as process:
+            for report in _reports(process):
+                if "step" not in report:
+                    self.end = report
+                    continue
+                self.last = report
+                self.reports.setdefault(report["step"], []).append(report)
+                if kill_when is not None and not is_killed and kill_when(report):
+                    os.kill(process.pid, signal.SIGKILL)  # what it said before is still to be read
+                    is_killed = True
+            code = process.wait()
+        if code != (0 if kill_when is None else -signal.SIGKILL):
+            raise WorkerError(
+                "the trainer ended too early" if code else "the trainer ended before it was killed",
+                exit_code=code,
+                output=log.read_text().strip()[-2000:] or None,
+                remedy="run the demo again",
+            )
+        return process.pid
+
+    def mean_loss(self, steps: range) -> float:
+        return sum(float.fromhex(self.reports[step][-1]["loss"]) for step in steps) / len(steps)
+
+
+def _reports(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.endswith("\n"):  # a killed process may leave half a line
+            yield json.loads(line)
+
+
+# 1. The project
+
+
+def _show_project(run: _Run) -> None:
+    head(1, "A project: a config that provider and trainer share, and what a batch is")
+    for name, text in (("config/train_code.py", CONFIG), ("data/code/prepare_streaming.py", PROVIDER)):
+        say(f"  {near(run.folder / name)}")
+        say(textwrap.indent(text.rstrip(), "    "))
+        say()
+    say("Two processes run `batchwright prepare config/train_code.py`. They share the work by taking numbers.")
+
+
+# 2. Kill a provider, and the trainer
+
+
+def _train_and_kill(run: _Run, first: subprocess.Popen[str], second: subprocess.Popen[str]) -> None:
+    head(2, "kill -9: a provider in the middle of a file that it makes, the trainer of one that it reads")
+    _wait((run.dataset / "queue" / "meta.json").exists, [first, second], "the queue", run)
+    lost: list[int] = []
+
+    def is_time(report: dict[str, Any]) -> bool:
+        if not lost and report["step"] >= KILL_PROVIDER_STEP:
+            lost.extend(_killed_in_mid_file(run, first))
+        is_past = bool(lost) and report["file"] > lost[0]
+        return is_past and report["step"] >= KILL_TRAINER_STEP and report["batch"] in MIDDLE
+
+    pid = run.watch(kill_when=is_time)
+    say(f"  Provider {first.pid} got SIGKILL while it made train file {lost[0]}. The other one made that file, too.")
+    say(
+        f"  Trainer {pid} got SIGKILL after step {run.last['step']}, with {run.last['batch']} of "
+        f"{BATCHES_PER_FILE} batches of train file {run.last['file']}."
+    )
+
+
+def _killed_in_mid_file(run: _Run, provider: subprocess.Popen[str]) -> list[int]:
+    """The number of the file that a provider makes, and it is killed; or nothing: it makes none just now."""
+    os.kill(provider.pid, signal.SIGSTOP)  # so that it does not end the file while we look
+    parts = list((run.dataset / "queue" / "train").glob(f".*.provider-{provider.pid}-*.part"))
+    if not parts:
+        os.kill(provider.pid, signal.SIGCONT)
+        return []
+    os.kill(provider.pid, signal.SIGKILL)
+    provider.wait()
+    return [int(parts[0].name.split(".")[1])]
+
+
+def _wait(is_there: Callable[[], bool], providers: list[subprocess.Popen[str]], what: str, run: _Run) -> None:
+    """Until something is there that providers make."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_there():
+        if all(provider.poll() is not None for provider in providers):
+            said = "\n".join(log.read_text().strip() for log in sorted(run.folder.glob("provider-*.txt")))
+            raise WorkerError("the providers ended too early", output=said[-2000:], remedy="run the demo again")
+        if time.monotonic() > deadline:
+            raise NotReadyError(f"{what} did not come in {PATIENCE_SECONDS:.0f} s", remedy="run the demo again")
+        time.sleep(0.02)
+
+
+# 3. Damage a file, and go on
+
+
+def _damage_and_go_on(run: _Run, providers: list[subprocess.Popen[str]]) -> bool:
+    head(3, "One bit of a file that waits is flipped, and the trainer goes on from its checkpoint")
+    _wait(lambda: bool(run.ready), providers, "a file that waits", run)
+    damaged = run.ready[0]
+    _flip_a_bit(damaged)
+    pid = run.watch()
+    again = sum(len(reports) > 1 for reports in run.reports.values())
+    say(f"  Trainer {pid} went on from its checkpoint: {again} steps again, then on to step {NUM_STEPS - 1}.")
+    first, last = run.mean_loss(range(20)), run.mean_loss(range(NUM_STEPS - 20, NUM_STEPS))
+    say(f"  Loss {first:.2f} in the first 20 steps, {last:.2f} in the last 20.")
+    return _says_what_was_put_aside(run, damaged.name)
+
+
+def _flip_a_bit(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def _says_what_was_put_aside(run: _Run, name: str) -> bool:
+    """The damaged file, and nothing else, is in quarantine, with a report."""
+    there = sorted((run.dataset / "queue" / "quarantine").glob("*.json"))
+    count = run.end["stats"]["quarantined_files"]
+    number = name.removesuffix(".batches")
+    if len(there) != 1 or count != 1 or not there[0].name.startswith(f"train-{number}."):
+        say(f"NOT AS EXPECTED: in quarantine {[path.name for path in there]}, counted {count}; damaged was {name}")
+        return False
+    reason = json.loads(there[0].read_bytes())["reason"]
+    _say_folded(f"  {near(run.dataset)}/queue/train/{name} was put aside ({reason}) and made again.")
+    return True
+
+
+# 4. Beside a run that nobody disturbs
+
+
+def _is_what_it_would_have_been(run: _Run) -> bool:
+    head(4, "The same run in this process, where nobody is killed and there are no files")
+    say("  DatasetConsumer(provider=CodeProvider(...)) makes batches when they are asked for.")
+    reports, weights = _undisturbed(run)
+    handed = [(step, report) for step, reports in sorted(run.reports.items()) for report in reports]
+    other = [step for step, report in handed if report["digest"] != reports[step]["digest"]]
+    missing = [step for step in range(NUM_STEPS) if step not in run.reports]
+    losses = [step for step, report in handed if report["loss"] != reports[step]["loss"]]
+    if other or missing or losses or weights != run.end["weights"]:
+        say(
+            f"DIFFERENT: batches of steps {other[:5]}, losses of steps {losses[:5]}, no batch for steps {missing[:5]}; "
+            f"weights {run.end['weights']}, and {weights} undisturbed"
+        )
+        return False
+    say(
+        f"  All {NUM_STEPS} batches are the same, byte for byte; {len(handed) - NUM_STEPS} that came again after the "
+        "kill, too."
+    )
+    say("  So are the losses, and the weights at the end, in every bit.")
+    return True
+
+
+def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
+    """What each step of the run would have said, and the weights at its end."""
+    config: Any = bw.load_config(run.config, ["--seconds_per_batch=0"], data=run.data)
+    folder = run.folder / "undisturbed"
+    folder.mkdir()
+    with (
+        bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer,
+        contextlib.redirect_stdout(io.StringIO()) as said,
+    ):
+        train(consumer, folder, learning_rate=config.learning_rate)
+    *steps, end = map(json.loads, said.getvalue().splitlines())
+    return {report["step"]: report for report in steps}, end["weights"]
+
+
+# 5. What is left
+
+
+def _shows_the_queue(run: _Run) -> bool:
+    head(5, "The queue")
+    say(f"$ batchwright queue status {near(run.dataset)}")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = batchwright(["queue", "status", str(run.dataset)])
+    for line in printed.getvalue().splitlines():
+        _say_folded(line)
+    return code == 0
+
+
+def _stop(providers: list[subprocess.Popen[str]]) -> bool:
+    say()
+    for provider in providers:
+        provider.terminate()
+    codes = [provider.wait(PATIENCE_SECONDS) for provider in providers]
+    if any(codes):
+        say(f"NOT AS EXPECTED: providers that got SIGTERM ended with {codes}")
+        return False
+    say("Both providers got SIGTERM, and ended with exit code 0.")
+    return True
+
+
+def _say_folded(text: str) -> None:
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    say(textwrap.fill(text, COLUMNS, subsequent_indent=indent))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""`batchwright demo spike`: the loss jumps; find the document that did it, go back, skip it, and go on.
+
+The demo plants the document and then acts as if it did not know: the jump is found in the losses, the file by `trace`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import random
+import statistics
+import sys
+import sysconfig
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import batchwright as bw
+from batchwright.cli.main import main as batchwright
+from batchwright.demo.runs import Run, say_if_equal, take
+from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say, show_pieces
+from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint, write_checkpoint
+from batchwright.errors import SpecError
+from batchwright.loaders.pretrain import make_plan
+from batchwright.plan import Plan
+from batchwright.types import TraceRecord
+
+__all__ = ["find_jumps", "main"]
+
+BATCH_ROWS = 2
+ROW_TOKENS = 512
+"""Few and long rows: one row of noise is then half of a step, and its loss stands out from that of odd real text."""
+MIN_STEPS = 160
+JUMP_NATS = 1.8
+"""Over seeds, in runs of 400 steps, real text rose by at most 1.61 and the first row of noise by at least 2.82; in runs
+of 160 steps by 1.76 and 1.92."""
+WINDOW_STEPS = 20
+HEAD_LINES = 12
+NOISE_LINES = 40
+NOISE_COLUMNS = 64
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo. 0: everything it promises held; 1: something did not; 2: not done; 130: Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="batchwright demo spike",
+        description="Plant a file of noise among Python's own sources, train a tiny model on them, see the loss jump, "
+        "trace the jump to file and lines, go back to the checkpoint before it, skip the file, go on. "
+        "No network, no torch, under a minute.",
+    )
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
+    parser.add_argument("--steps", type=int, default=400, help="steps to train (default: 400)")
+    asked = parser.parse_args(argv)
+    return exit_code_of(lambda: _demo(asked.folder, asked.steps))
+
+
+def _demo(folder: Path, num_steps: int) -> int:
+    if num_steps < MIN_STEPS:
+        raise SpecError(
+            f"after half of --steps {num_steps} the model has learned too little for a jump",
+            parameter="steps",
+            remedy=f"--steps {MIN_STEPS}",
+        )
+    started = time.monotonic()
+    take(folder)
+    say("batchwright demo spike: the loss jumps. Which text did it, and how does the run go on without it?")
+    say(f"Everything goes into {folder}; delete it when you like.")
+    try:
+        same = _tell(folder, num_steps)
+    except _NotAsExpected as unexpected:
+        say(f"NOT AS EXPECTED: {unexpected}")
+        same = False
+    say()
+    say(
+        f"The demo took {time.monotonic() - started:.0f} s. "
+        + ("Everything was as promised." if same else "NOT everything was as promised: see above.")
+    )
+    return 0 if same else 1
+
+
+class _NotAsExpected(Exception):
+    """What the demo promises did not come true, so that the story cannot go on."""
+
+
+def _tell(folder: Path, num_steps: int) -> bool:
+    head(1, "Bake Python's own standard library, and one file more: most of it is noise")
+    planted = _plant(folder / "planted" / "mangled.py")
+    store = _bake(folder, planted)
+    seed = _seed_for_late_noise(store, planted, num_steps)
+    say(f"Rows are shuffled with seed {seed}: the first to bring up the noise in the third quarter of the run.")
+    say("From here on, the demo acts as if it knew nothing of that file.")
+
+    head(2, f"Train a tiny neural language model: plain NumPy, {num_steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
+    shape = ("--batch-rows", str(BATCH_ROWS), "--row-tokens", str(ROW_TOKENS))
+    first = Run(
+        store, folder / "runs" / "first", num_steps, num_steps // 16, (*shape, "--seed", str(seed), "--keep-all")
+    )
+    first.watch(note=_jump_just_now)
+    say(f"Done: {first.summary()}")
+    jump = _first_jump(first)
+
+    uses = _trace_the_jump(store, first, jump, planted)
+    plan, amended, resumed_from = _go_back_and_skip(store, first, jump, uses)
+    return _prove(store, first, amended, plan, resumed_from, uses)
+
+
+# 1. The store, with the noise in it
+
+
+@dataclass(frozen=True, slots=True)
+class _Planted:
+    file: Path
+    lines: tuple[int, int]
+    """First and last line of the noise, counted from 1."""
+
+
+def _plant(path: Path) -> _Planted:
+    """A file that begins like a real one and then is noise: characters from all over Unicode, the same every time."""
+    model = Path(sysconfig.get_path("stdlib"), "textwrap.py")
+    draw = random.Random(0)
+    noise = ["".join(_any_character(draw) for _ in range(NOISE_COLUMNS)) for _ in range(NOISE_LINES)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([*model.read_text("utf-8").split("\n")[:HEAD_LINES], *noise, ""]), "utf-8")
+    planted = _Planted(path, (HEAD_LINES + 1, HEAD_LINES + NOISE_LINES))
+    say(f"{path}: lines 1-{HEAD_LINES} are those of {model.name},")
+    say(f"lines {planted.lines[0]}-{planted.lines[1]} are {NOISE_LINES * NOISE_COLUMNS:,} characters of noise.")
+    return planted
+
+
+def _any_character(draw: random.Random) -> str:
+    """One that takes 2, 3 or 4 bytes, each as often."""
+    return chr(draw.randrange(*draw.choice([(0xA1, 0x800), (0x800, 0xD800), (0x10000, 0x110000)])))
+
+
+def _bake(folder: Path, planted: _Planted) -> Path:
+    store = folder / "spike.store"
+    recipe = bw.DatasetRecipe(seed=0)
+    recipe.add_ingredient([sysconfig.get_path("stdlib") + "/*.py", str(planted.file)], format="text", name="code")
+    recipe.prepare_step(bw.tokenize("bytes", append_eos=True))
+    with contextlib.redirect_stderr(sys.stdout):  # bake reports to stderr: here it is part of the story
+        bw.bake(recipe, to=store, on_error="skip")
+    return store
+
+
+def _seed_for_late_noise(store: Path, planted: _Planted, num_steps: int) -> int:
+    """The first seed for which the first use of the planted file is a row of noise in the third quarter of the run."""
+    opened = bw.open_store(store)
+    wanted = range(num_steps // 2, 3 * num_steps // 4)
+    for seed in range(1000):
+        plan = make_plan(opened, ROW_TOKENS, seed=seed)
+        if num_steps * BATCH_ROWS > (plan.epoch_rows or 0):
+            raise SpecError(
+                f"--steps {num_steps} is more than one epoch of this corpus",
+                parameter="steps",
+                remedy=f"--steps {(plan.epoch_rows or 0) // BATCH_ROWS} or less",
+            )
+        use = bw.find(opened, plan, file=planted.file, batch_size=BATCH_ROWS)[0]
+        if use.step in wanted and _is_all_noise(use, planted):
+            return seed
+    raise SpecError("no seed brings up the noise late in the run", parameter="steps", remedy="more --steps")
+
+
+def _is_all_noise(use: TraceRecord, planted: _Planted) -> bool:
+    assert use.lines is not None
+    is_whole_row = use.window_span == (0, ROW_TOKENS + 1)
+    return is_whole_row and planted.lines[0] <= use.lines[0] and use.lines[1] <= planted.lines[1]
+
+
+# 2. The jump
+
+
+def find_jumps(losses: Sequence[float]) -> list[int]:
+    """Steps whose loss is far above the median of the steps before.
+
+    >>> find_jumps([2.5] * 30 + [5.0, 2.5, 2.4])
+    [30]
+    """
+    return [step for step in range(WINDOW_STEPS, len(losses)) if _rise(losses, step) > JUMP_NATS]
+
+
+def _rise(losses: Sequence[float], step: int) -> float:
+    return losses[step] - statistics.median(losses[step - WINDOW_STEPS : step])
+
+
+def _numbers(losses: dict[int, str]) -> list[float]:
+    return [float.fromhex(losses[step]) for step in range(len(losses))]
+
+
+def _jump_just_now(run: Run) -> str | None:
+    """For the screen, while a run from step 0 is going on."""
+    step = len(run.losses) - 1
+    tail = [float.fromhex(run.losses[s]) for s in range(max(step - WINDOW_STEPS, 0), step + 1)]
+    if WINDOW_STEPS not in find_jumps(tail):
+        return None
+    rise = _rise(tail, WINDOW_STEPS)
+    above = f"{rise:.2f} above the median of the {WINDOW_STEPS} steps before"
+    return f"step {step:>4}       loss {tail[-1]:.3f}   A JUMP: {above}"
+
+
+def _first_jump(run: Run) -> int:
+    """The first jump, drawn together with the steps around it."""
+    losses = _numbers(run.losses)
+    jumps = find_jumps(losses)
+    if not jumps:
+        raise _NotAsExpected(f"no step's loss is {JUMP_NATS} above the median of the {WINDOW_STEPS} before it")
+    for step in range(jumps[0] - 4, min(jumps[0] + 5, len(losses))):
+        say(f"  step {step:>4}  {losses[step]:6.3f}  {'#' * round(8 * losses[step])}")
+    return jumps[0]
+
+
+# 3. From the jump to the text
+
+
+def _trace_the_jump(store: Path, run: Run, jump: int, planted: _Planted) -> list[TraceRecord]:
+    """Show the text of the step, blame a file by the loss of its row, and return every use of that file."""
+    head(3, f"What was in step {jump}? bw.trace(store, state, step={jump})")
+    state = run.checkpoint().loader
+    records = list(bw.trace(store, state, step=jump))
+    losses = run.row_losses[jump]
+    show_pieces(records, sysconfig.get_path("stdlib"), losses)
+    worst = max(range(len(losses)), key=losses.__getitem__)
+    blamed = max((r for r in records if r.row_in_batch == worst), key=lambda r: r.window_span[1] - r.window_span[0])
+    assert blamed.lines is not None
+    lines = f"lines {blamed.lines[0]}-{blamed.lines[1]}"
+    say(f"Row {worst} has the largest loss. Most of it is {near(blamed.file)}, {lines}.")
+    is_planted = Path(blamed.file).resolve() == planted.file.resolve()
+    if not (is_planted and planted.lines[0] <= blamed.lines[0] and blamed.lines[1] <= planted.lines[1]):
+        raise _NotAsExpected(f"the noise is in {planted.file}, lines {planted.lines[0]}-{planted.lines[1]}")
+    say(f"So it is: the noise was planted there, in lines {planted.lines[0]}-{planted.lines[1]}.")
+
+    uses: list[TraceRecord] = bw.find(store, state, file=blamed.file)
+    positions = sorted({use.position for use in uses})
+    steps = sorted({use.step for use in uses if use.step is not None})
+    now, later = [s for s in steps if s < run.num_steps], [s for s in steps if s >= run.num_steps]
+    say()
+    say("Where else? bw.find(store, state, file=...), without going through the data:")
+    _say_folded(f"{len(positions)} rows of the epoch hold some of it. In this run: {_steps(now)}.")
+    if later:
+        _say_folded(f"If it went on: {_steps(later)}.")
+    return uses
+
+
+# 4. Back, and past it
+
+
+def _go_back_and_skip(store: Path, first: Run, jump: int, uses: list[TraceRecord]) -> tuple[Plan, Run, int]:
+    """(the amended plan, the run under it, the step from which that run goes on)."""
+    resumed_from = jump // first.checkpoint_steps * first.checkpoint_steps
+    head(4, f"Go back to the checkpoint after {resumed_from} steps, skip that file, and go on")
+    checkpoint = read_checkpoint(kept_checkpoint(first.folder, resumed_from))
+    loader = bw.PretrainDataLoader(store, plan=checkpoint.loader, epochs=None, framework="numpy", rank=0, world_size=1)
+    loader.load_state_dict(checkpoint.loader)
+    ahead = sorted({use.position for use in uses if use.position >= loader.position})
+    plan = loader.amend(skip=ahead)
+    at = f"position {loader.position}: {resumed_from} steps of {BATCH_ROWS} rows"
+    say(f"  loader.load_state_dict(state)       # {at}")
+    say(f"  {f'loader.amend(skip=[{ahead[0]}, ...])':<34}  # {len(ahead)} positions, from find")
+    say(f"Plan {checkpoint.loader['plan']} became {plan.fingerprint}.")
+
+    settings = ("--plan", plan.fingerprint, "--batch-rows", str(BATCH_ROWS))
+    amended = Run(store, first.folder.with_name("amended"), first.num_steps, first.checkpoint_steps, settings)
+    amended.folder.mkdir()
+    write_checkpoint(amended.folder / CHECKPOINT, replace(checkpoint, loader=loader.state_dict()))
+    pid = amended.watch()
+    went_on_from = min(amended.losses)
+    say(f"Process {pid} went on from step {went_on_from} to step {max(amended.losses)}, in {amended.seconds:.1f} s.")
+    if went_on_from != resumed_from:
+        raise _NotAsExpected(f"the checkpoint was one after {resumed_from} steps")
+    return plan, amended, resumed_from
+
+
+# 5. Proof
+
+
+def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int, uses: list[TraceRecord]) -> bool:
+    """Say of each promise whether it held."""
+    skipped = {use.position for use in uses} & {p for span in plan.skips for p in range(span[0], span[1] + 1)}
+    parted_at = min(use.step for use in uses if use.position in skipped and use.step is not None)
+    if parted_at >= first.num_steps:
+        raise _NotAsExpected("none of the rows that were skipped lies in this run")
+    head(5, f"Before step {parted_at} nothing changed, and from there on it is gone")
+    _show_beside(first, amended, parted_at)
+    held = [_says_no_jump(first, amended, resumed_from)]
+
+    say()
+    say("Under the amended plan, once more from step 0, in a new process:")
+    whole = Run(store, first.folder.with_name("whole"), first.num_steps, first.checkpoint_steps, amended.settings)
+    whole.watch()
+    before, after = range(parted_at), range(parted_at, first.num_steps)
+    again = range(resumed_from, parted_at)
+    if again:
+        held.append(say_if_equal("resumed run's", _only(amended, again), "first run's", first.losses, again))
+    held.append(say_if_equal("new run's", _only(whole, before), "first run's", first.losses, before))
+    held.append(say_if_equal("new run's", _only(whole, after), "resumed run's", amended.losses, after))
+    held.append(whole.weights == amended.weights)
+    if held[-1]:
+        say(f"So do the weights after step {first.num_steps - 1}: sha256 {whole.weights}... in both.")
+    else:
+        say(f"DIFFERENT: the weights at the end: {whole.weights} here, {amended.weights} in the resumed run")
+
+    held.append(_says_trace_marks_them(store, plan, uses[0].file, skipped))
+    held.append(_shows_the_history(store, plan))
+    return all(held)
+
+
+def _only(run: Run, steps: range) -> dict[int, str]:
+    return {step: loss for step, loss in run.losses.items() if step in steps}
+
+
+def _show_beside(first: Run, amended: Run, parted_at: int) -> None:
+    say("           first run   amended run")
+    for step in range(parted_at - 3, min(parted_at + 4, first.num_steps)):
+        was, now = first.losses[step], amended.losses.get(step)
+        note = "not done again" if now is None else "equal in every bit" if now == was else "other rows"
+        shown = "-" if now is None else f"{float.fromhex(now):.3f}"
+        say(f"step {step:>4}  {float.fromhex(was):10.3f}  {shown:>12}   {note}")
+
+
+def _says_no_jump(first: Run, amended: Run, resumed_from: int) -> bool:
+    jumps = find_jumps(_numbers({**_only(first, range(resumed_from)), **amended.losses}))
+    was = find_jumps(_numbers(first.losses))
+    if jumps:
+        say(f"NOT AS EXPECTED: the loss jumps again, at {_steps(jumps)}")
+    else:
+        say(f"The first run jumped at {_steps(was)}; the amended run does not jump at all.")
+    return not jumps
+
+
+def _says_trace_marks_them(store: Path, plan: Plan, file: str, skipped: set[int]) -> bool:
+    """Under the amended plan every use of the file is marked, and its steps hold other rows."""
+    say()
+    found = {use.position: use.is_skipped for use in bw.find(store, plan, file=file)}
+    pieces = list(bw.trace(store, plan, position=min(skipped)))
+    held = found == dict.fromkeys(skipped, True) and all(piece.is_skipped for piece in pieces)
+    if held:
+        place = f"position={min(skipped)}"
+        say(f"bw.trace(store, plan, {place}) marks that row as skipped; bw.find marks all {len(skipped)}.")
+    else:
+        say(f"NOT AS EXPECTED: of {len(skipped)} rows that were skipped, {sum(found.values())} are marked")
+    return held
+
+
+def _shows_the_history(store: Path, plan: Plan) -> bool:
+    """What `batchwright plan` prints of the amended plan."""
+    say(f"$ batchwright plan {near(store)} {plan.fingerprint[:8]}")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = batchwright(["plan", str(store), plan.fingerprint[:8]])
+    for line in printed.getvalue().splitlines():
+        _say_folded(line, indent="  ")
+    (_, said) = str(plan.amendments[-1]).split(": ", 1)
+    held = code == 0 and all(text in printed.getvalue() for text in (*plan.lineage, said))
+    if not held:
+        say("NOT AS EXPECTED: it does not show the amendment")
+    return held
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """
+    >>> _steps([262]), _steps([262, 336])
+    ('step 262', 'steps 262, 336')
+    """
+    return f"step{'s' * (len(steps) != 1)} {', '.join(map(str, steps))}"
+
+
+def _say_folded(text: str, indent: str = "") -> None:
+    say(textwrap.fill(text, COLUMNS, initial_indent=indent, subsequent_indent=indent + "    ") if text else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,390 @@
+"""Read what a loader will need before it needs it: the order says what that is, long before.
+
+A background thread follows the loader's cursor. It never makes or changes a batch: it only brings bytes of files into
+the page cache, so that the gather finds them there. What it does depends on whether the data fits into free memory:
+
+fits                       everything once, block after block, beginning with what is needed first; then it ends
+does not fit, pool or none the blocks of the window that is used, then those of the next; used windows are dropped
+does not fit, global       each row by itself, some thousands ahead: many reads at once instead of one after the other
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.assemble.window import WindowRows
+from batchwright.deliver.warm import FileReader, Span, cached_share
+from batchwright.errors import StoreError
+from batchwright.loaders.stream import BatchStream
+from batchwright.machine import available_bytes, is_linux
+from batchwright.order.lanes import LaneView
+from batchwright.order.schedule import Order, Stretch
+from batchwright.store.stream import TokenStream
+
+if TYPE_CHECKING:
+    from batchwright.loaders.base import DataLoader
+
+__all__ = ["start_read_ahead"]
+
+log = logging.getLogger("batchwright")
+
+_THREAD_NAME = "batchwright-read-ahead"
+_UNIT_BYTES = 64 << 20
+"""What is read before the cursor is looked at again, at most."""
+_LEAST_BYTES = 16 << 20
+"""Less data than this is read faster than a thread is worth."""
+_CACHED_ENOUGH = 0.98
+_MEMORY_SHARE = 0.8
+"""Of the memory that is free: the rest is for batches, and for what the program does meanwhile."""
+_POLL_SECONDS = 0.02
+_END_SECONDS = 1.0
+"""To wait for the thread when the process ends, at most: it may be in a read of a slow disk."""
+_ROWS_AHEAD = 8192
+_ROWS_AT_ONCE = 256
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
+
+def start_read_ahead(loader: DataLoader, asked: bool | None) -> threading.Thread | None:
+    """Start to read ahead for a loader. None where it is not asked for, not possible, or (if not asked) not of use.
+
+    The thread ends with the loader, or with the process; it is not there in a copy of the loader, nor after a fork.
+    """
+    flow = loader._flow
+    streams = [rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)]
+    if asked is False or len(streams) < len(flow.rows):
+        return None
+    is_first = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
+    total = sum(stream.num_tokens * stream.dtype.itemsize for stream in streams)
+    if asked is None and (total < _LEAST_BYTES or _is_cached(streams)):
+        return None
+    budget = int(available_bytes() * _MEMORY_SHARE)
+    follower: _Blocks | _Rows
+    if total <= budget:
+        if asked is None and not is_first:
+            return None
+        follower = _Blocks(loader, once=True)
+    elif flow.order.shuffle == "global":
+        if not is_linux():
+            return None
+        log.info("%d MB of tokens, %d MB of memory: shuffle='pool' would read fewer places", total >> 20, budget >> 20)
+        follower = _Rows()
+    else:
+        _warn_of_large_windows(flow.order, flow.windows, budget)
+        follower = _Blocks(loader, once=False, reads=is_first or loader.plan.lanes is not None or asked is True)
+    stop = threading.Event()
+    weakref.finalize(loader, stop.set)
+    thread = threading.Thread(
+        target=_follow, args=(weakref.ref(loader), follower, stop), name=_THREAD_NAME, daemon=True
+    )
+    thread.start()
+    atexit.register(_end, weakref.ref(thread), stop)
+    return thread
+
+
+def _end(thread: weakref.ref[threading.Thread], stop: threading.Event) -> None:
+    """At the end of the process: a thread that is taken down inside C++ (Arrow) takes the process down with it."""
+    stop.set()
+    running = thread()
+    if running is not None and running.is_alive():
+        running.join(timeout=_END_SECONDS)
+
+
+def _is_cached(streams: list[TokenStream]) -> bool:
+    """Whether the data is in the page cache already: from a sample of some shards, spread over the streams."""
+    spans: list[Span] = []
+    for stream in streams:
+        shards = len(stream.shard_tokens)
+        for shard in range(0, shards, -(-shards // 16)):
+            try:
+                spans += stream.spans(int(stream.token_starts[shard]), int(stream.token_starts[shard + 1]))
+            except StoreError:  # damaged: whoever needs it will say so, and nothing is to be read ahead
+                return True
+    share = cached_share(spans)
+    return share is not None and share >= _CACHED_ENOUGH
+
+
+def _warn_of_large_windows(order: Order, rows: list[WindowRows], budget: int) -> None:
+    if order.pool is None:
+        return
+    pool_rows = order.pool[0] * order.pool[1]
+    window = sum(min(pool_rows, r.num_rows) * _row_bytes(r) for r in rows)
+    if 2 * window > budget:
+        log.warning(
+            "two windows of %d MB each do not fit into %d MB of memory: reading ahead will be late; pool_rows=%d would",
+            *(window >> 20, budget >> 20, max(pool_rows * budget // (3 * window), 1)),
+        )
+
+
+def _follow(ref: weakref.ref[DataLoader], follower: _Blocks | _Rows, stop: threading.Event) -> None:
+    with FileReader() as files:
+        while not stop.is_set():
+            loader = ref()
+            if loader is None:
+                return
+            try:
+                work = follower.next(loader)
+            except StoreError:  # damaged: whoever needs it will say so
+                return
+            del loader  # not held while something is read: it ends when its user drops it
+            if work is None:
+                return
+            if not work.do(files, stop):
+                stop.wait(_POLL_SECONDS)
+
+
+def _row_bytes(rows: WindowRows) -> int:
+    return rows.row_tokens * np.dtype(rows.stream.dtype).itemsize
+
+
+@dataclass(slots=True)
+class _Work:
+    """What to do next, in plain numbers."""
+
+    read: list[Span] = field(default_factory=list)
+    read_again: list[Span] = field(default_factory=list)
+    """What is needed now, and was read so long ago that the cache may have lost it."""
+    drop: list[Span] = field(default_factory=list)
+    ask_for: list[tuple[Path, NDArray[np.int64], int]] = field(default_factory=list)
+    """(file, where small parts of it begin, bytes of each)."""
+
+    def do(self, files: FileReader, stop: threading.Event) -> bool:
+        """Do it; whether there was anything to do."""
+        files.drop(self.drop)
+        for path, offsets, num_bytes in self.ask_for:
+            files.ask_for(path, offsets, num_bytes)
+        for read, spans in ((files.read_again, self.read_again), (files.read, self.read)):
+            for span in spans:
+                if not stop.is_set():
+                    read(span)
+        return bool(self.read or self.read_again or self.drop or self.ask_for)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Some consecutive rows of a stretch: what is read in one go."""
+
+    stretch: Stretch
+    first_row: int
+    last_row: int
+    num_bytes: int
+    is_needed: bool = False
+
+    def overlaps(self, other: _Unit) -> bool:
+        """Whether they share rows. Epochs cut rows at different places, so neighbours share less than one."""
+        return min(self.last_row, other.last_row) - max(self.first_row, other.first_row) > 0
+
+
+def _spans(loader: DataLoader, unit: _Unit) -> list[Span]:
+    """Where the tokens of a unit lie."""
+    stream, pieces = _pieces(loader, unit)
+    return [span for start, stop in pieces for span in stream.spans(start, stop)]
+
+
+def _pieces(loader: DataLoader, unit: _Unit) -> tuple[TokenStream, list[tuple[int, int]]]:
+    rows = loader._flow.windows[unit.stretch.source]
+    return _stream(rows), rows.stretch(unit.first_row, unit.last_row, unit.stretch.epoch)
+
+
+def _stream(rows: WindowRows) -> TokenStream:
+    assert isinstance(rows.stream, TokenStream)
+    return rows.stream
+
+
+class _Blocks:
+    """Follows a cursor through stretches of rows, block by block."""
+
+    def __init__(self, loader: DataLoader, *, once: bool, reads: bool = True) -> None:
+        rows = loader._flow.windows
+        self.order, self.once, self.reads = loader._flow.order, once, reads
+        self.views = self._views_of(loader)
+        """Lanes of this rank, or the one order of all."""
+        self.row_bytes = [_row_bytes(r) for r in rows]
+        self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
+        self.position = -1
+        self.sources: list[_Source] = []
+        self.held: list[deque[_Unit]] = []
+        """What was read and is not used yet, or is in use, by source."""
+        self.held_bytes = 0
+        self.budget, self.measured = 0, float("-inf")
+
+    def _views_of(self, loader: DataLoader) -> Sequence[Order | LaneView]:
+        """What this rank reads: other shares than contiguous ones have rows of every lane."""
+        is_contiguous = isinstance(loader._share(loader.batch_size), range) and loader._sharding.name == "contiguous"
+        return self.order.views(*((loader.rank, loader.world_size) if is_contiguous else (0, 1)))
+
+    def next(self, loader: DataLoader) -> _Work | None:
+        """What to do next; None when nothing will ever be to do again."""
+        position, end = loader._position, loader._end
+        if self.order is not loader._flow.order:  # amended
+            self.order = loader._flow.order
+            self.views, self.sources = self._views_of(loader), []
+            rows = loader._flow.windows
+            self.row_bytes = [_row_bytes(r) for r in rows]
+            self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
+        counts = [count for view in self.views for count in view.counts(position)]
+        if position < self.position or not self.sources:
+            self._start_at(counts)
+        self.position = position
+        work = _Work()
+        if not self.once:
+            self._let_go(loader, counts, work)
+            if self.reads:
+                self._look_again(loader, counts, work)
+        for source, count in zip(self.sources, counts, strict=True):
+            source.skip_to(count)
+        chosen = min(self.sources, key=lambda source: source.needed_at)
+        is_over = end is not None and chosen.needed_at >= end
+        if self.once and (is_over or all(source.is_covered for source in self.sources)):
+            return None
+        unit = chosen.unit
+        is_early = chosen.needed_at > position and not self.once
+        if is_over or (is_early and self.held_bytes + unit.num_bytes > self._budget()):
+            return work
+        self.held[self.sources.index(chosen)].append(unit)
+        self.held_bytes += unit.num_bytes
+        if not self.once and self.order.shuffle == "pool":
+            # A row that comes too late must not read what lies around it: that is mostly not of this window.
+            stream, pieces = _pieces(loader, unit)
+            for start, stop in pieces:
+                stream.expect_random_reads(start, stop)
+        chosen.advance()
+        if self.reads:
+            work.read = _spans(loader, unit)
+        return work
+
+    def _start_at(self, counts: list[int]) -> None:
+        num_sources = len(self.row_bytes)
+        self.sources = []
+        for number, count in enumerate(counts):
+            view, source = divmod(number, num_sources)
+            sizes = self.unit_rows[source], self.row_bytes[source]
+            self.sources.append(_Source(self.views[view], source, count, *sizes))
+        self.held, self.held_bytes = [deque() for _ in counts], 0
+
+    def _let_go(self, loader: DataLoader, counts: list[int], work: _Work) -> None:
+        """Unmap what was held and is used up; then the cache can forget it."""
+        for source, count in enumerate(counts):
+            held = self.held[source]
+            while held and held[0].stretch.last <= count:
+                unit = held.popleft()
+                self.held_bytes -= unit.num_bytes
+                if any(unit.overlaps(other) for other in held):
+                    continue  # the next epoch has begun, and will need it soon again
+                stream, pieces = _pieces(loader, unit)
+                for start, stop in pieces:
+                    stream.unmap(start, stop)
+                work.drop += _spans(loader, unit)
+
+    def _look_again(self, loader: DataLoader, counts: list[int], work: _Work) -> None:
+        """Once a window is in use: what was read for it long ago may be gone, where memory is short."""
+        for held, count in zip(self.held, counts, strict=True):
+            for unit in held:
+                if unit.stretch.first > count:
+                    break
+                if not unit.is_needed:
+                    unit.is_needed = True
+                    work.read_again += _spans(loader, unit)
+
+    def _budget(self) -> int:
+        """Bytes that may be held. What is held already is in the cache, so it counts as free."""
+        now = time.monotonic()
+        if now - self.measured > 1:
+            self.budget, self.measured = int(available_bytes() * _MEMORY_SHARE), now
+        return self.budget
+
+
+class _Source:
+    """What one source gives next, unit by unit."""
+
+    def __init__(self, order: Order | LaneView, source: int, count: int, unit_rows: int, row_bytes: int) -> None:
+        self.order, self.source, self.unit_rows, self.row_bytes = order, source, unit_rows, row_bytes
+        self.started_at = count
+        self._open(count)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether every row of the source was given."""
+        return self.unit.stretch.first >= self.started_at + self.order.sizes[self.source]
+
+    def skip_to(self, count: int) -> None:
+        """Pass over what was used before it could be read."""
+        if self.unit.stretch.last <= count:
+            self._open(count)
+
+    def advance(self) -> None:
+        self.unit = next(self._units)
+        self._look_up()
+
+    def _open(self, count: int) -> None:
+        self._units = self._cut(self.order.stretches(self.source, count, self.unit_rows))
+        self.advance()
+
+    def _cut(self, stretches: Iterator[Stretch]) -> Iterator[_Unit]:
+        for stretch in stretches:
+            for first, last in stretch.rows:
+                for start in range(first, last, self.unit_rows):
+                    stop = min(start + self.unit_rows, last)
+                    yield _Unit(stretch, start, stop, (stop - start) * self.row_bytes)
+
+    def _look_up(self) -> None:
+        first = np.array([self.unit.stretch.first], np.int64)
+        self.needed_at = int(self.order.position_of(self.source, first)[0])
+
+
+class _Rows:
+    """Follows a cursor row by row, for rows that lie anywhere: this rank's rows, some thousands ahead."""
+
+    def __init__(self) -> None:
+        self.position = self.done = -1
+        self.coming: NDArray[np.int64] = np.empty(0, np.int64)
+        """Positions of this rank's rows that were looked up and not asked for yet."""
+
+    def next(self, loader: DataLoader) -> _Work | None:
+        position = loader._position
+        if position < self.position or position > self.done:
+            self.done, self.coming = position, self.coming[:0]
+        self.position = position
+        batches = loader._batches(loader.batch_size)
+        assert isinstance(batches, BatchStream)  # windows have no lengths: nothing plans their steps
+        ahead = _ROWS_AHEAD * loader.batch_size // max(len(batches.mine), 1)
+        if not len(self.coming) and self.done < position + ahead:
+            task = next(batches._tasks(self.done), None)
+            if task is None:
+                return _Work()  # the end of the run; a caller may yet go back
+            skips = batches.cut.epochs.skips
+            self.coming = skips.positions(task.live_rows())
+            self.done = batches.cut.after(skips.position(task.live), task.num_steps)
+        some = self.coming[:_ROWS_AT_ONCE]
+        if not len(some) or some[0] > position + ahead:
+            return _Work()
+        self.coming = self.coming[len(some) :]
+        return _Work(ask_for=self._parts(loader, some[some >= position]))
+
+    def _parts(self, loader: DataLoader, positions: NDArray[np.int64]) -> list[tuple[Path, NDArray[np.int64], int]]:
+        draw = loader._flow.order.at(positions)
+        found = []
+        for source in np.unique(draw.source).tolist():
+            mine = draw.source == source
+            rows = loader._flow.windows[source]
+            stream = _stream(rows)
+            shard, local = stream.locate(rows.starts(draw.index[mine], draw.epoch[mine]))
+            for number in np.unique(shard).tolist():
+                mapped = stream.shard(number)
+                mapped.expect_random_reads()
+                size = stream.dtype.itemsize
+                offsets = np.sort(local[shard == number]) * size + mapped.data_start
+                found.append((mapped.data_path, offsets, (rows.row_tokens + 1) * size))
+        return found

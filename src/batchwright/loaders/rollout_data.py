@@ -1,0 +1,215 @@
+"""Rollouts that are there whole, as a stream: rows in an order that (rows, seed, epoch) fix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import PlanError, SpecError
+from batchwright.loaders.planning import refuse_other_settings
+from batchwright.loaders.rollout import Asked, Read, RolloutDataLoader
+from batchwright.loaders.rollout_batches import Maker
+from batchwright.loaders.steps import AnyCut, Step, Steps
+from batchwright.order.schedule import ORDER_VERSION
+from batchwright.plan import Plan, PlanSource
+from batchwright.plans import find_plan
+from batchwright.rl.columns import Rollouts
+from batchwright.rl.rows import RolloutRows
+from batchwright.rollout_log.folder import LEDGER_NAME
+from batchwright.spec import one_of, whole_number
+from batchwright.types import TrainingBatch
+
+__all__ = ["DataStream", "WholeRollouts", "plan_of_data"]
+
+Record = list[list[int]]
+
+_LOCATED_ROWS = 4096
+"""Rows whose places are computed at once: the order then costs a batch next to nothing."""
+
+
+class WholeRollouts(RolloutDataLoader):
+    """A RolloutDataLoader over rollouts that are there whole: shuffled, in epochs."""
+
+    _located: tuple[int, NDArray[np.int64]] | None = None
+
+    def _open(self, rollout_data: Any, read: Read, asked: Asked) -> Plan:
+        _refuse_log(rollout_data, max_staleness=asked.max_staleness, timeout=asked.timeout)
+        if asked.batch_tokens is not None and asked.epoch_end == "drop":
+            raise SpecError(
+                "epoch_end='drop' has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
+                parameter="epoch_end",
+                remedy="leave out epoch_end=: nothing is dropped",
+            )
+        rollouts = read(rollout_data, group_size=asked.group_size, columns=asked.columns)
+        self._rows = RolloutRows(rollouts, self._estimator, alignment=self.alignment)
+        self._longest = int(self._rows.lengths.max())
+        return plan_of_data(
+            rollouts, seed=asked.seed, shuffle=asked.shuffle, epoch_end=asked.epoch_end, plan=asked.plan
+        )
+
+    def _batches(self, rows: int) -> DataStream:
+        steps, plan = self._steps_of(rows), self._plan.fingerprint
+        return DataStream(self._rows, self._rows_at, plan, steps, self._maker, self._settings())
+
+    def _rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which rows lie at some positions. Looked up for thousands at once, of which those of a step are mostly."""
+        first = int(positions.min()) // _LOCATED_ROWS * _LOCATED_ROWS
+        if int(positions.max()) >= first + 2 * _LOCATED_ROWS:
+            return self._plan.order.at(positions).index
+        if self._located is None or self._located[0] != first:
+            self._located = first, self._plan.order.at(np.arange(first, first + 2 * _LOCATED_ROWS)).index
+        rows: NDArray[np.int64] = self._located[1][positions - first]
+        return rows
+
+    def _lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = self._rows.lengths[self._rows_at(positions)]
+        return lengths
+
+    def _longest_row(self) -> tuple[int, dict[str, Any]]:
+        row = int(self._rows.lengths.argmax())
+        return int(self._rows.lengths[row]), {"row": row}
+
+    def _settings(self) -> dict[str, Any]:
+        plan = self._plan
+        content = plan.sources[0].fingerprint
+        return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
+
+    def _refuse(self, theirs: Mapping[str, Any]) -> PlanError | None:
+        if "log" in theirs:
+            return PlanError(
+                "this state belongs to a log, and this loader reads rollouts that are there whole",
+                remedy="open the loader with the log of that run",
+            )
+        mine = self._settings()
+        name = next((name for name in mine if mine[name] != theirs.get(name)), None)
+        if name == "content":
+            return PlanError(
+                "this state belongs to other rollouts",
+                differs=f"{mine[name][:7]} here, {str(theirs.get(name))[:7]} there",
+                remedy="open the loader with the data of that run, or start anew, without the state",
+            )
+        if name is None:
+            return None
+        return PlanError(
+            f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
+            parameter=name,
+            remedy="open the loader with the settings of that run",
+        )
+
+    def _in_words(self) -> list[str]:
+        rollouts, steps = self._rows.rollouts, self.get_num_batches()
+        epochs = "endless" if self.epochs is None else _counted(self.epochs, "epoch")
+        shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
+        groups = "no groups" if rollouts.group is None else _counted(len(rollouts.group_names), "group")
+        return [
+            f", {epochs}, {_counted(steps, 'step')} an epoch",
+            self._estimator.in_words(self._rows.method),
+            f"{_counted(len(rollouts), 'rollout')} of {self._longest:,} tokens at most, {groups}, {shuffled}, "
+            f"content {self._plan.sources[0].fingerprint[:7]}",
+        ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
+    """Refuse what only a log can have, and the folder of one, which must be opened."""
+    if isinstance(rollout_data, str | os.PathLike) and os.path.isfile(os.path.join(rollout_data, LEDGER_NAME)):
+        raise SpecError(
+            f"{os.fspath(rollout_data)!r} is the folder of a rollout log, which must be opened",
+            parameter="rollout_data",
+            remedy=f"RolloutDataLoader(RolloutLog({os.fspath(rollout_data)!r}), ...)",
+        )
+    for name, value in of_logs.items():
+        if value:
+            raise SpecError(
+                f"{name}={value!r} is for a RolloutLog, and these rollouts are there whole",
+                parameter=name,
+                remedy=f"leave out {name}=, or RolloutDataLoader(log, ...)",
+            )
+
+
+def plan_of_data(
+    rollouts: Rollouts, *, seed: int, shuffle: bool | str | None, epoch_end: str | None, plan: Any = None
+) -> Plan:
+    """What fixes row p of a stream of rollouts: as asked for, or as a plan says that was made of the same rollouts."""
+    if isinstance(shuffle, bool):
+        shuffle = "global" if shuffle else "none"
+    if plan is not None:
+        made = find_plan((), plan)
+        if made.sources[0].fingerprint != rollouts.fingerprint():
+            raise PlanError(
+                f"plan {made.fingerprint} is of other rollouts",
+                parameter="plan",
+                differs=f"{rollouts.fingerprint()[:7]} here, {made.sources[0].fingerprint[:7]} there",
+                remedy="the rollouts that it was made with, or no plan=",
+            )
+        refuse_other_settings(
+            made,
+            seed=(seed, 0, made.seed),
+            shuffle=(shuffle, None, made.shuffle),
+            epoch_end=(epoch_end, None, made.epoch_end),
+        )
+        return made
+    source = PlanSource(
+        name="rollouts",
+        split="train",
+        fingerprint=rollouts.fingerprint(),
+        num_rows=len(rollouts),
+        num_tokens=len(rollouts.tokens),
+        rows=(("rollouts", True),),
+    )
+    return Plan(
+        row_tokens=int(rollouts.lengths().max()),
+        seed=whole_number(seed=seed),
+        shuffle=one_of(("global", "none"), shuffle=shuffle or "global"),
+        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or "pad"),
+        sources=(source,),
+        order_version=ORDER_VERSION,
+    )
+
+
+@dataclass(slots=True)
+class DataStream:
+    """One rank's batches of a run that is cut one way."""
+
+    rows: RolloutRows
+    rows_at: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Which rows lie at some positions."""
+    plan: str
+    """Fingerprint, for the states in batches' metadata."""
+    steps: Steps
+    maker: Maker
+    settings: dict[str, Any]
+    """What a state says of what it belongs to."""
+    numbers: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = np.arange(len(self.rows))
+
+    @property
+    def cut(self) -> AnyCut:
+        return self.steps.cut
+
+    def is_over(self, position: int) -> bool:
+        return self.steps.is_over(position)
+
+    def batches(self, position: int, record: Record) -> Generator[tuple[TrainingBatch, int], None, None]:
+        """(batch, position after it) from a position to the end of the run."""
+        for step in self.steps.planned(position):
+            yield self._batch(step, record), step.after
+
+    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
+        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+        for step in self.steps.planned(position, every=every, stop=stop):
+            yield self._batch(step, record)
+
+    def _batch(self, step: Step, record: Record) -> TrainingBatch:
+        state = {**self.steps.state(step, self.plan, record), "rollouts": dict(self.settings)}
+        return self.maker.make(self.rows, self.rows_at(step.positions), step, {"row": self.numbers}, state)

@@ -1,0 +1,249 @@
+"""Epochs over one version of a buffer: its rows by column, shuffled, with exact resume, for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.buffer.batch import RowBatch
+from batchwright.buffer.schema import Columns, Schema
+from batchwright.deliver.ranks import find_ranks
+from batchwright.errors import PlanError, SpecError
+from batchwright.loaders.cursor import CursorLoader
+from batchwright.loaders.stream import tasks_from
+from batchwright.order.schedule import ORDER_VERSION
+from batchwright.order.sharding import Share
+from batchwright.order.split import Cut
+from batchwright.plan import Plan, PlanSource, State
+from batchwright.spec import one_of, whole_number
+
+__all__ = ["RowDataLoader", "Version"]
+
+_LOCATED_ROWS = 4096
+"""Rows whose places are computed at once: the order then costs a batch next to nothing."""
+
+Record = list[list[int]]
+"""How the run cut batches: [[from_step, from_position, rows_per_step], ...]."""
+
+
+class Version(Protocol):
+    """What is read: rows that do not change, by number."""
+
+    schema: Schema
+    number: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def ids(self) -> NDArray[np.int64]: ...
+
+    def columns_at(self, index: NDArray[np.int64]) -> Columns:
+        """Some rows, in memory of their own."""
+        ...
+
+    def content_fingerprint(self) -> str:
+        """Names the rows: other rows, another name."""
+        ...
+
+
+class RowDataLoader(CursorLoader[RowBatch]):
+    """What `buffer.loader(...)` makes: batches of rows, in an order that (rows, seed, epoch) fix.
+
+    It reads the version at which it was opened, whatever is done to the buffer meanwhile. `batch_size` is global, and
+    each rank gets its share. The cursor moves when a batch is handed over; `state_dict()` continues exactly there,
+    also with other ranks, another batch size, or in another process over the same rows.
+
+    `batch.metadata` has each row's "position", its "weight" (0 for rows that only fill the last batch of an epoch up,
+    with epoch_end="pad"), "global_rows" and the "state" after the batch.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        *,
+        batch_size: int = 8,
+        seed: int = 0,
+        shuffle: bool | str = True,
+        epochs: int | None = 1,
+        epoch_end: str = "drop",
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        framework: str = "numpy",
+        uneven: bool = False,
+        sharding: Any = None,
+    ) -> None:
+        """`epochs=None` never ends. `epoch_end`: "drop" or "pad" the last, partial batch of an epoch, or let it
+        "wrap" into the next one."""
+        if not len(version):
+            raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
+        self._version = version
+        if isinstance(shuffle, bool):
+            shuffle = "global" if shuffle else "none"
+        plan = Plan(
+            row_tokens=1,
+            seed=whole_number(seed=seed),
+            shuffle=one_of(("global", "none"), shuffle=shuffle),
+            epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end),
+            sources=(
+                PlanSource(
+                    name="buffer",
+                    split="train",
+                    fingerprint=version.content_fingerprint(),
+                    num_rows=len(version),
+                    num_tokens=len(version),
+                    row_tokens=1,
+                ),
+            ),
+            order_version=ORDER_VERSION,
+        )
+        super().__init__(
+            plan,
+            batch_size=batch_size,
+            ranks=find_ranks(rank, world_size, mesh),
+            epochs=epochs,
+            framework=framework,
+            uneven=uneven,
+            sharding=sharding,
+        )
+
+    @property
+    def version(self) -> int:
+        """The journal number of the version that is read."""
+        return self._version.number
+
+    def _batches(self, rows: int) -> _RowStream:
+        return _RowStream(
+            version=self._version,
+            plan=self._plan,
+            cut=self._cut_by_count(rows),
+            mine=self._share(rows),
+            end=self._end,
+            framework=self.framework,
+            settings=self._settings(),
+        )
+
+    # The state says what it belongs to, because no plan of a buffer is kept
+
+    def _settings(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "version": self._version.number,
+            "content": plan.sources[0].fingerprint,
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "epoch_end": plan.epoch_end,
+        }
+
+    def state_dict(self) -> State:
+        """Where this loader is: JSON, for any number of ranks, and for whoever has the same rows."""
+        return {**super().state_dict(), "buffer": self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where a loader over the same rows was. Another batch size or other ranks are fine."""
+        theirs = state.get("buffer") if isinstance(state, Mapping) else None
+        if isinstance(theirs, Mapping) and state.get("plan") != self._plan.fingerprint:
+            self._refuse(theirs)
+        super().load_state_dict(state)
+
+    def _refuse(self, theirs: Mapping[str, Any]) -> None:
+        mine = self._settings()
+        name = next((name for name in mine if name != "version" and mine[name] != theirs.get(name)), None)
+        if name == "content":
+            raise PlanError(
+                f"this state belongs to version {theirs.get('version')} of a buffer, and this loader reads version "
+                f"{mine['version']}, which has other rows",
+                differs=f"content {mine[name][:7]} here, {str(theirs.get(name))[:7]} there",
+                remedy=f"buffer.at({theirs.get('version')}).loader(...), if that version was committed; "
+                "or start anew, without the state",
+            )
+        if name is not None:
+            raise PlanError(
+                f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
+                parameter=name,
+                remedy="open the loader with the settings of that run",
+            )
+
+    def _peek(self) -> Any:
+        return {"ids": super()._peek().ids}  # that the rows themselves are the same, the plan says
+
+    def __repr__(self) -> str:
+        mine = len(self._share(self.batch_size))
+        rank = f", rank {self.rank} of {self.world_size} gets {mine}" if self.world_size > 1 else ""
+        epochs = "endless" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}"
+        shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
+        return (
+            f"{type(self).__name__}: batches of {self.batch_size} rows ({self.framework}){rank}, {epochs}, "
+            f"{self.get_num_batches():,} steps an epoch, at step {self.step:,} (position {self._position:,})\n"
+            f"└─ version {self.version} of a buffer: {len(self._version):,} rows, {shuffled}, "
+            f"content {self._plan.sources[0].fingerprint[:7]}"
+        )
+
+
+@dataclass(slots=True)
+class _RowStream:
+    """One rank's batches of a run that is cut one way. Each is one gather, on the thread that asks."""
+
+    version: Version
+    plan: Plan
+    cut: Cut
+    mine: Share
+    end: int | None
+    framework: str
+    settings: dict[str, Any]
+
+    def is_over(self, position: int) -> bool:
+        return self.cut.is_over(position, self.end)
+
+    def batches(self, position: int, record: Record) -> Generator[tuple[RowBatch, int], None, None]:
+        """(batch, position after it) from a position to the end of the run."""
+        cut = self.cut
+        position = cut.settle(position)
+        last_simple = cut.last_simple(position)
+        for index, positions, weight in self._located(position):
+            if position <= last_simple:
+                position += cut.rows_per_step
+            else:
+                position = cut.settle(cut.after(position, 1))
+                last_simple = cut.last_simple(position)
+            yield self._batch(index, positions, weight, position, record), position
+
+    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[RowBatch]:
+        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+        for index, positions, weight in self._located(position, every=every, stop=stop):
+            after = self.cut.settle(self.cut.after(position, 1))
+            yield self._batch(index, positions, weight, after, record)
+            position = self.cut.after(position, every)
+
+    def _located(self, position: int, **which: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Any]]:
+        """(row numbers, positions, weights or None) of each step."""
+        width = len(self.mine)
+        at_once = max(1, _LOCATED_ROWS // max(width, 1))
+        for task in tasks_from(position, self.cut, self.mine, self.end, at_once, **which):
+            positions = self.cut.epochs.skips.positions(task.live_rows())
+            index, weights = self.plan.order.at(positions).index, task.weights()
+            for step in range(task.num_steps):
+                rows = slice(step * width, (step + 1) * width)
+                yield index[rows], positions[rows], None if weights is None else weights[rows]
+
+    def _batch(
+        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, after: int, record: Record
+    ) -> RowBatch:
+        version, metadata = self.version, partial(self._metadata, positions, weight, after, record)
+        columns = version.columns_at(index)
+        batch = RowBatch(version.schema, columns, version.ids[index], index, metadata=metadata)
+        return batch if self.framework == "numpy" else getattr(batch, self.framework)()
+
+    def _metadata(self, positions: NDArray[np.int64], weight: Any, after: int, record: Record) -> dict[str, Any]:
+        state = {"position": after, "plan": self.plan.fingerprint, "steps": [list(triple) for triple in record]}
+        return {
+            "position": positions,
+            "weight": np.ones(len(positions), np.float32) if weight is None else weight,
+            "global_rows": self.cut.rows_per_step,
+            "state": {**state, "buffer": dict(self.settings)},
+        }

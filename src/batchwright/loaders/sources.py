@@ -1,0 +1,197 @@
+"""What a mixture may be made of: stores and loaders of this package, opened and flattened into single sources."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchwright.assemble.samples import SampleRows
+from batchwright.errors import SpecError
+from batchwright.loaders.base import DataLoader
+from batchwright.loaders.planning import Member, is_weight, refuse_conversations, refuse_other_tokenizer
+from batchwright.plan import Plan, PlanSource
+from batchwright.spec import at_least
+from batchwright.store.reader import Store
+from batchwright.store.stream import TokenStream
+
+__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of"]
+
+log = logging.getLogger("batchwright")
+
+Parts = dict[str, float | None]
+"""The share that each source has in the one it came from; None where it is that one."""
+
+
+def flatten(
+    sources: Any, *, chunk_size: int | None, split: str, has_weights: bool = True
+) -> tuple[list[Member], Parts]:
+    """Every single source in what is given, and what share it has in its entry if that is a mixture itself.
+
+    A store or a loader with several sources becomes name/source for each of them; a loader's own order, cursor and seed
+    are not used. One store alone, without a name, keeps the names of its own sources. Without weights, a mixture by
+    weights inside is refused: what it asks for would be lost.
+    """
+    if not isinstance(sources, Mapping):
+        members, _ = _of(None, sources, chunk_size, split, has_weights)
+        return members, dict.fromkeys(m.name for m in members)
+    if not sources:
+        raise SpecError("a mixture of no sources", parameter="sources", remedy="sources={'web': 'web.store', ...}")
+    asked = chunk_size
+    if chunk_size is None:  # stores beside loaders have rows as long as theirs
+        chunk_size = next((s.plan.row_tokens for s in sources.values() if _has_windows(s)), None)
+    found: list[Member] = []
+    parts: Parts = {}
+    for name, source in sources.items():
+        length = asked if isinstance(source, DataLoader) else chunk_size
+        members, shares = _of(str(name), source, length, split, has_weights)
+        found += members
+        parts.update(shares)
+    if repeated := next((m.name for m in found if sum(n.name == m.name for n in found) > 1), None):
+        raise SpecError(
+            f"two sources are called {repeated!r}", parameter="sources", source=repeated, remedy="rename one"
+        )
+    first = found[0]
+    for member in found[1:]:
+        refuse_other_tokenizer(first.name, first.stream.store, member.name, member.stream.store)
+    return found, parts
+
+
+def _has_windows(source: Any) -> bool:
+    return isinstance(source, DataLoader) and not source._flow.has_samples
+
+
+def hand_down(weights: Any, parts: Parts) -> Any:
+    """Weights in which entries with several sources stand for them: each of these has its share of the weight.
+
+    >>> hand_down({"web": 1.0, "code": 2.0}, {"web": None, "code/py": 0.75, "code/js": 0.25})
+    {'web': 1.0, 'code/py': 1.5, 'code/js': 0.5}
+    """
+    if not isinstance(weights, Mapping):
+        try:
+            return [(at, hand_down(dict(mapping), parts)) for at, mapping in weights]
+        except (TypeError, ValueError):
+            return weights  # not weights at all, which `segments_of` says
+    handed: dict[str, Any] = {}
+    for name, weight in weights.items():
+        inner = {n: share or 0.0 for n, share in parts.items() if n.startswith(f"{name}/") and name not in parts}
+        if inner and is_weight(weight):
+            handed.update((n, weight * share) for n, share in inner.items())
+        else:
+            handed[name] = weight
+    return handed
+
+
+def parts_of(plan: Plan, added: Sequence[PlanSource] = ()) -> Parts:
+    """The share that each source of a plan has in its entry: as its weights are now, else by its rows."""
+    sources, weights = (*plan.all_sources, *added), plan.weights or {}
+    parts: Parts = {}
+    for source in sources:
+        entry, slash, _ = source.name.partition("/")
+        mine = [s for s in sources if s.name.startswith(f"{entry}/")]
+        weighted = {s.name: weights.get(s.name, 0.0) for s in mine}
+        sizes = weighted if any(weighted.values()) else {s.name: float(s.num_rows) for s in mine}
+        parts[source.name] = sizes[source.name] / sum(sizes.values()) if slash else None
+    return parts
+
+
+def caps_of_entries(max_epochs: Any, names: Sequence[str]) -> dict[str, int]:
+    """Caps by single source: an entry with several stands for them, and one number for all."""
+    if not isinstance(max_epochs, Mapping):
+        return dict.fromkeys(names, at_least(1, max_epochs=max_epochs))
+    caps: dict[str, int] = {}
+    for name, epochs in max_epochs.items():
+        inner = [n for n in names if n.startswith(f"{name}/")] if name not in names else [name]
+        caps.update(dict.fromkeys(inner or [name], epochs))
+    return caps
+
+
+def _of(
+    name: str | None, source: Any, chunk_size: int | None, split: str, has_weights: bool
+) -> tuple[list[Member], Parts]:
+    if isinstance(source, DataLoader):
+        return _of_loader(name, source, chunk_size, has_weights)
+    if isinstance(source, list) and source and all(isinstance(member, Member) for member in source):
+        return _named(name, source, None)  # opened already, as `batchwright plan` does
+    if not isinstance(source, str | os.PathLike | Store):
+        raise SpecError(
+            f"a {type(source).__name__} cannot be a source of a mixture",
+            parameter="sources",
+            source=name,
+            remedy="sources={'web': 'web.store', ...}: stores, paths, or loaders over them, by name",
+        )
+    if chunk_size is None:
+        raise SpecError("how long is a row?", parameter="chunk_size", source=name, remedy="chunk_size=2048")
+    store = source if isinstance(source, Store) else Store(source)
+    refuse_conversations(store)
+    streams = [store.stream(stream, split) for stream in store.names]
+    long_enough = [s for s in streams if s.num_tokens > chunk_size] or streams[:1]
+    for short in [s for s in streams if s not in long_enough]:
+        log.warning(
+            "source %r (%s) is left out: its %d tokens are too few for one row of %d",
+            *(short.name, split, short.num_tokens, chunk_size),
+        )
+    return _named(name, [Member(s.name, s, chunk_size) for s in long_enough], None)
+
+
+def _of_loader(
+    name: str | None, loader: DataLoader, chunk_size: int | None, has_weights: bool
+) -> tuple[list[Member], Parts]:
+    plan = loader.plan
+    members = [
+        Member(
+            r.name,
+            r.stream,
+            r.row_tokens,
+            rows=r.spec if isinstance(r, SampleRows) else None,
+            pad=loader._flow.pad if isinstance(r, SampleRows) else None,
+        )
+        for r in loader._flow.stored
+        if isinstance(r.stream, TokenStream)
+    ]
+    if len(members) < len(loader._flow.rows) or not members:
+        raise SpecError(
+            f"{name!r} does not read stores, so it has no row numbers to mix by",
+            parameter="sources",
+            source=name,
+            remedy="bake its data, and give the store",
+        )
+    if chunk_size is not None and any(m.row_tokens != chunk_size for m in members if m.rows is None):
+        raise SpecError(
+            f"chunk_size={chunk_size} was asked for, and the loader of {name!r} has rows of {plan.row_tokens} tokens",
+            parameter="chunk_size",
+            source=name,
+            remedy=f"chunk_size={plan.row_tokens}, or leave it out",
+        )
+    _refuse_what_does_not_flatten(name, plan, has_weights)
+    return _named(name, members, plan.weights)
+
+
+def _refuse_what_does_not_flatten(name: str | None, plan: Plan, has_weights: bool) -> None:
+    for what, is_there in (
+        ("weights, and this mixture has none", plan.weights is not None and not has_weights),
+        ("weights that change", len(plan.schedule) > 1),
+        ("amendments", bool(plan.amendments)),
+        ("capped sources", bool(plan.max_epochs) or plan.exhausted != "repeat"),
+    ):
+        if is_there:
+            raise SpecError(
+                f"the loader of {name!r} has {what}, which cannot be a part of another mixture",
+                parameter="sources",
+                source=name,
+                remedy="say it in the outer mixture, over the single sources",
+            )
+
+
+def _named(name: str | None, members: list[Member], weights: dict[str, float] | None) -> tuple[list[Member], Parts]:
+    """Members under the name of their entry, and the share that each has in it."""
+    if name is None:
+        return members, dict.fromkeys(m.name for m in members)
+    if len(members) == 1:
+        return [members[0]._replace(name=name)], {name: None}
+    sizes = {m.name: float(m.num_rows) for m in members}
+    shares = sizes if weights is None else weights
+    total = sum(shares.values())
+    named = [m._replace(name=f"{name}/{m.name}") for m in members]
+    return named, {f"{name}/{m.name}": shares.get(m.name, 0.0) / total for m in members}

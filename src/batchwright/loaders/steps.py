@@ -1,0 +1,150 @@
+"""Which rows make each step on all ranks: by count or by a budget of tokens, as they come or balanced over ranks.
+
+A step is planned from the lengths of its rows alone, so that every rank plans the same one without a word to the
+others. What it is made of, and how ranks share it, is then read off: no array is as long as the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.loaders.budget import budget_state
+from batchwright.order.balance import Cost, balance, imbalance
+from batchwright.order.budget import BudgetCut
+from batchwright.order.sharding import Sharding, row_numbers
+from batchwright.order.split import Cut
+from batchwright.plan import State
+
+__all__ = ["AnyCut", "Step", "Steps"]
+
+AnyCut = Cut | BudgetCut
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one global batch, and which of them are whose."""
+
+    positions: Numbers
+    """Of all rows of the global batch, in the order in which ranks share them; rows that fill it up repeat its last."""
+    weight: NDArray[np.float32] | None
+    """0 for those; None: every row counts."""
+    borders: Numbers
+    """[world + 1]: rows borders[r]:borders[r + 1] are rank r's."""
+    mine: Numbers
+    """This rank's rows: numbers into `positions`."""
+    width: int
+    """Tokens that each row of the global batch has, by its longest."""
+    after: int
+    """The position after the step (settled)."""
+    after_in_block: int | None = None
+    """With a budget: how many batches of the block in which that lies come before it."""
+    imbalance: tuple[float, float] | None = None
+    """Of a balanced step: (measured, lower bound), each the costliest rank's cost over the mean, less 1."""
+
+    @property
+    def real_positions(self) -> Numbers:
+        """Of all rows of the global batch that are data."""
+        return self.positions if self.weight is None else self.positions[self.weight > 0]
+
+    def told(self) -> dict[str, Any]:
+        """What metadata says of how well it is balanced."""
+        if self.imbalance is None:
+            return {}
+        measured, bound = self.imbalance
+        return {"imbalance": {"measured": measured, "bound": bound}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a run that is cut one way, as one rank sees them."""
+
+    cut: AnyCut
+    end: int | None
+    """Positions of the whole run; None for an endless one."""
+    rank: int
+    world: int
+    sharding: Sharding
+    """Which rows of a batch are whose, where it is not balanced."""
+    uneven: bool = False
+    lengths_at: Callable[[Numbers], Numbers]
+    widths_of: Callable[[Numbers], Numbers]
+    cost: Cost | None = None
+    """Balanced by this; None: not balanced."""
+    equal_counts: bool = True
+    pad_to: Any = None
+    """How widths follow from lengths, as states say it."""
+
+    def is_over(self, position: int) -> bool:
+        return self.cut.is_over(position, self.end)
+
+    def planned(self, position: int, *, every: int = 1, stop: int | None = None) -> Iterator[Step]:
+        """Each `every`-th step from a position to the end of the run, or up to `stop`."""
+        position = self.cut.settle(position)
+        while not self.is_over(position) and (stop is None or position < stop):
+            step = self.at(position)
+            yield step
+            position = step.after if every == 1 else self.cut.settle(self.cut.after(position, every))
+
+    def at(self, position: int) -> Step:
+        """The step that begins at a (settled) position."""
+        cut = self.cut
+        after_in_block: int | None = None
+        if isinstance(cut, BudgetCut):
+            positions, lengths, num_rows, after, after_in_block = cut.batch(position)
+        else:
+            positions, num_rows = cut.positions(position, cut.real_rows(position)), cut.rows_per_step
+            after, lengths = cut.settle(cut.after(position, 1)), self.lengths_at(positions)
+        return self.of(positions, lengths, num_rows, after, after_in_block)
+
+    def of(
+        self, positions: Numbers, lengths: Numbers, num_rows: int, after: int, after_in_block: int | None = None
+    ) -> Step:
+        """The step of these rows, filled up to `num_rows`, and who shares it."""
+        row = np.minimum(np.arange(num_rows), len(positions) - 1)  # what fills up repeats the last one
+        weight = (np.arange(num_rows) < len(positions)).astype(np.float32) if num_rows > len(positions) else None
+        order, borders, imbalanced = self._shared(lengths[row], weight)
+        return Step(
+            positions=positions[row[order]],
+            weight=None if weight is None else weight[order],
+            borders=borders,
+            mine=np.arange(borders[self.rank], borders[self.rank + 1]),
+            width=int(self.widths_of(lengths.max(keepdims=True))[0]),
+            after=after,
+            after_in_block=after_in_block,
+            imbalance=imbalanced,
+        )
+
+    def _shared(
+        self, lengths: Numbers, weight: NDArray[np.float32] | None
+    ) -> tuple[Numbers, Numbers, tuple[float, float] | None]:
+        """(rows of the batch in the order in which ranks share them, borders of the ranks, imbalance)."""
+        if self.cost is not None and self.world == 1:
+            return np.arange(len(lengths)), np.array([0, len(lengths)]), (0.0, 0.0)
+        if self.cost is not None:
+            costs = self.cost.costs(lengths)
+            costs = costs if weight is None else np.where(weight > 0, costs, 0)
+            balanced = balance(costs, self.world, equal_counts=self.equal_counts)
+            measured, bound = imbalance(costs, balanced)
+            return balanced.order, balanced.borders, (measured, bound)
+        num_rows, world = len(lengths), self.world
+        if self.sharding.is_contiguous:
+            return np.arange(num_rows), np.arange(world + 1) * num_rows // world, None
+        shares = [
+            row_numbers(self.sharding.share(num_rows, rank=rank, world=world, uneven=self.uneven))
+            for rank in range(world)
+        ]
+        borders = np.concatenate([[0], np.cumsum([len(rows) for rows in shares])])
+        return np.concatenate(shares), borders, None
+
+    def state(self, step: Step, plan: str, record: Sequence[Sequence[int]]) -> State:
+        """A loader's state after a step. `plan` is the plan's fingerprint."""
+        state: State = {"position": step.after, "plan": plan, "steps": [list(entry) for entry in record]}
+        if step.after_in_block is not None:
+            state |= budget_state(step.after_in_block, self.pad_to)
+        return state

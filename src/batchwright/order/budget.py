@@ -1,0 +1,295 @@
+"""Cut the stream of rows into steps by tokens: as many rows of similar length as fit, inside blocks of 4,096 rows.
+
+What is cut, and in which order it comes, is a function of the block's widths alone, so every rank cuts alike, and a
+position (rows handed over) says where a run is: its block, and by their counts the batches that came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.order.epochs import Epochs
+from batchwright.seeds import key_of, mix64
+from batchwright.spec import at_least
+
+__all__ = ["BLOCK_ROWS", "Blocks", "BudgetBatch", "BudgetCut", "block_batches", "cut_block", "refuse_wide_rows"]
+
+BLOCK_ROWS = 4096
+"""Rows that are cut together. More would leave less padding; saved positions depend on it."""
+_KEPT_BLOCKS = 8
+"""Cuts that are remembered: of the block in which a run is, and of some around it."""
+
+Numbers = NDArray[np.int64]
+Entry = tuple[int, int, int]
+"""(rows of the block handed over before, batch_tokens, row_multiple): from there on it is cut so."""
+Record = Sequence[Sequence[int]]
+"""[[from_step, from_position, batch_tokens, row_multiple], ...]: how a run cut batches."""
+
+
+def cut_block(widths: Numbers, batch_tokens: int, *, row_multiple: int = 1, key: int) -> list[Numbers]:
+    """Batches of the rows of a block: the row numbers of each, every row once.
+
+    A batch of r rows whose widest has w tokens has r * w <= batch_tokens, where r is rounded up to row_multiple. All
+    have a multiple of it but at most one, where rows run out. Rows of similar width come together; the batches come in
+    an order that `key` fixes, and rows inside one by their number.
+
+    >>> [rows.tolist() for rows in cut_block(np.array([5, 2, 9, 2, 4]), 10, key=2)]
+    [[0, 4], [2], [1, 3]]
+    """
+    at_least(1, row_multiple=row_multiple)
+    refuse_wide_rows(widths, batch_tokens, row_multiple)
+    by_width = np.argsort(widths, kind="stable")
+    sorted_widths, count = widths[by_width].tolist(), len(widths)
+    batches, first = [], 0
+    while first < count:
+        last, more = first, min(first + row_multiple, count)
+        while (
+            more > last and -(-(more - first) // row_multiple) * row_multiple * sorted_widths[more - 1] <= batch_tokens
+        ):
+            last, more = more, min(more + row_multiple, count)
+        batches.append(np.sort(by_width[first:last]))
+        first = last
+    noise = mix64(np.arange(len(batches), dtype=np.uint64), np.uint64(key))
+    return [batches[number] for number in np.argsort(noise, kind="stable").tolist()]
+
+
+def block_batches(widths: Numbers, record: Sequence[Entry], *, key: int) -> list[Numbers]:
+    """The batches of a block in which the budget may have changed on the way: what was left was cut anew each time.
+
+    >>> [rows.tolist() for rows in block_batches(np.array([5, 2, 9, 2, 4]), [(0, 10, 1), (2, 30, 1)], key=2)]
+    [[0, 4], [1, 2, 3]]
+    """
+    batches: list[Numbers] = []
+    rest = np.arange(len(widths))
+    for (offset, batch_tokens, row_multiple), (until, *_) in pairwise([*record, (len(widths), 0, 0)]):
+        taken: list[Numbers] = []
+        room = until - offset
+        for rows in cut_block(widths[rest], batch_tokens, row_multiple=row_multiple, key=key):
+            if room <= 0:
+                break
+            taken.append(rest[rows[:room]])  # less than the whole where somebody went to a position inside a batch
+            room -= len(taken[-1])
+        batches += taken
+        rest = np.setdiff1d(rest, np.concatenate([rest[:0], *taken]), assume_unique=True)
+    return batches
+
+
+def refuse_wide_rows(widths: Numbers, batch_tokens: int, row_multiple: int, positions: Numbers | None = None) -> None:
+    """Refuse a row that no batch has room for. `positions` are those of the rows, for the message."""
+    over = np.flatnonzero(widths * row_multiple > batch_tokens)
+    if not len(over):
+        return
+    row = int(over[0])
+    tokens, needed = int(widths[row]), int(widths.max()) * row_multiple
+    times = f", {row_multiple} times (row_multiple)," if row_multiple > 1 else ""
+    raise SpecError(
+        f"a row of {tokens:,} tokens{times} is more than batch_tokens={batch_tokens:,}",
+        parameter="batch_tokens",
+        row=row,
+        position=None if positions is None else int(positions[row]),
+        tokens=tokens,
+        remedy=f"batch_tokens={needed} or more, or shorter rows",
+    )
+
+
+class _Cut(NamedTuple):
+    """One block's batches."""
+
+    rows: list[Numbers]
+    """Of each batch, counted from the block's first."""
+    borders: Numbers
+    """Rows before each batch, and of all."""
+    lengths: Numbers
+    """Of the block's rows."""
+
+
+class Blocks:
+    """The cuts of blocks, each computed when it is first asked for; those asked for last are remembered."""
+
+    def __init__(
+        self,
+        epochs: Epochs,
+        seed: int,
+        lengths_at: Callable[[Numbers], Numbers],
+        tokens_of: Callable[[Numbers], Numbers],
+    ) -> None:
+        """`lengths_at(positions)` says how long rows are, `tokens_of(lengths)` how many tokens each takes in a batch in
+        which it is the longest."""
+        self.epochs, self.seed, self.lengths_at, self.tokens_of = epochs, seed, lengths_at, tokens_of
+        self._limit = None if epochs.limit is None else epochs.skips.live(epochs.limit)
+        self._cuts: dict[tuple[int, tuple[Entry, ...]], _Cut] = {}
+        self._counts: dict[tuple[int, tuple[Entry, ...]], int] = {}
+
+    def span(self, live: int) -> tuple[int, int]:
+        """(first row, last row + 1) of the block that a live row lies in: blocks begin anew with each epoch."""
+        _, begin, end = self.epochs.span(live)
+        start = begin + (live - begin) // BLOCK_ROWS * BLOCK_ROWS
+        return start, min(stop for stop in (start + BLOCK_ROWS, end, self._limit) if stop is not None)
+
+    def cut(self, live: int, record: tuple[Entry, ...]) -> _Cut:
+        """The batches of the block that a live row lies in."""
+        start, stop = self.span(live)
+        known = self._cuts.pop((start, record), None)
+        if known is None:
+            number, begin, _ = self.epochs.span(start)
+            positions = self.epochs.skips.positions(np.arange(start, stop))
+            lengths = self.lengths_at(positions)
+            tokens = self.tokens_of(lengths)
+            _, batch_tokens, row_multiple = record[-1]
+            refuse_wide_rows(tokens, batch_tokens, row_multiple, positions)
+            key = key_of(self.seed, "batches of a block", number, (start - begin) // BLOCK_ROWS)
+            rows = block_batches(tokens, record, key=key)
+            borders = np.concatenate([[0], np.cumsum([len(batch) for batch in rows], dtype=np.int64)])
+            known = _Cut(rows, borders, lengths)
+            self._counts[start, record] = len(rows)
+            while len(self._cuts) >= _KEPT_BLOCKS:
+                self._cuts.pop(next(iter(self._cuts)))
+        self._cuts[start, record] = known
+        return known
+
+    def count(self, live: int, record: tuple[Entry, ...]) -> int:
+        """How many batches that block has: one number for each block stays in memory."""
+        key = (self.span(live)[0], record)
+        return self._counts[key] if key in self._counts else len(self.cut(live, record).rows)
+
+
+class BudgetBatch(NamedTuple):
+    """The rows of one step."""
+
+    positions: Numbers
+    """Of its rows, in ascending order, which are data."""
+    lengths: Numbers
+    num_rows: int
+    """With those that fill it up to a multiple of row_multiple."""
+    after: int
+    """The position after it."""
+    after_in_block: int
+    """How many batches of the block that this position lies in come before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCut:
+    """How steps of at most so many tokens follow each other: what `Cut` says of steps of so many rows.
+
+    All positions, in and out. Finding a step by its number cuts all blocks before it, once.
+    """
+
+    record: Record
+    blocks: Blocks
+
+    is_linear = False
+    """No batch crosses the end of an epoch."""
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.blocks.epochs
+
+    def settle(self, position: int) -> int:
+        """The position at which the next batch really starts: what is skipped is passed over."""
+        return self._position(self._live(position))
+
+    def is_over(self, position: int, end: int | None) -> bool:
+        """Whether a run that ends at a position (None: never) has no batch left at a (settled) position."""
+        ends = [self._live(stop) for stop in (end, self.epochs.limit) if stop is not None]
+        return any(self._live(position) >= stop for stop in ends)
+
+    def batch(self, position: int) -> BudgetBatch:
+        """The batch that begins at a (settled) position."""
+        live = self._live(position)
+        start, stop = self.blocks.span(live)
+        entries = self._entries(start, stop)
+        cut = self.blocks.cut(live, entries)
+        number = _number(cut, live - start)
+        multiple = next(entry[2] for entry in reversed(entries) if entry[0] <= live - start)
+        rows, after = cut.rows[number], start + int(cut.borders[number + 1])
+        return BudgetBatch(
+            positions=self.epochs.skips.positions(start + rows),
+            lengths=cut.lengths[rows],
+            num_rows=-(-len(rows) // multiple) * multiple,
+            after=self._position(after),
+            after_in_block=0 if after == stop else number + 1,
+        )
+
+    def in_block(self, position: int) -> int | None:
+        """How many batches of its block come before a position; None where it lies inside a batch."""
+        live = self._live(position)
+        start, stop = self.blocks.span(live)
+        if live == start or live >= stop:
+            return 0
+        cut = self._cut(live)
+        number = _number(cut, live - start)
+        return number if int(cut.borders[number]) == live - start else None
+
+    def after(self, position: int, num_steps: int, end: int | None = None) -> int:
+        """The position after `num_steps` more steps, or the `end` of a run that has fewer."""
+        live = self._live(position)
+        while num_steps:
+            start, stop = self.blocks.span(live)
+            if live >= stop or (end is not None and live >= self._live(end)):
+                break  # the stream or the run ends here
+            number = _number(self._cut(live), live - start) if live > start else 0
+            left = self._count(live) - number
+            if num_steps < left:
+                return self._position(start + int(self._cut(live).borders[number + num_steps]))
+            live, num_steps = stop, num_steps - left
+        return self._position(live)
+
+    def steps_until(self, position: int, later: int) -> int:
+        """How many whole steps lead from one position to a later one."""
+        live, goal = self._live(position), self._live(later)
+        steps = 0
+        while live < goal:
+            start, stop = self.blocks.span(live)
+            if live >= stop:
+                break
+            before = _number(self._cut(live), live - start) if live > start else 0
+            if goal < stop:
+                return steps + _number(self._cut(live), goal - start) - before
+            steps, live = steps + self._count(live) - before, stop
+        return steps
+
+    def steps_of_epoch(self, live: int) -> int:
+        """Steps of the epoch that a live row lies in, from its beginning."""
+        _, begin, end = self.epochs.span(live)
+        assert end is not None
+        return sum(self._count(start) for start in self._starts(begin, end))
+
+    def most_steps_of_epoch(self, position: int) -> int:
+        return self.steps_of_epoch(self._live(position))
+
+    def _starts(self, begin: int, end: int) -> Iterator[int]:
+        limit = self.epochs.limit
+        return iter(range(begin, end if limit is None else min(end, self._live(limit)), BLOCK_ROWS))
+
+    def _count(self, live: int) -> int:
+        return self.blocks.count(live, self._entries(*self.blocks.span(live)))
+
+    def _cut(self, live: int) -> _Cut:
+        return self.blocks.cut(live, self._entries(*self.blocks.span(live)))
+
+    def _entries(self, start: int, stop: int) -> tuple[Entry, ...]:
+        """How the block of these rows was cut."""
+        found: dict[int, Entry] = {}
+        for _, position, batch_tokens, row_multiple in self.record:
+            offset = max(self._live(position) - start, 0)
+            if offset < stop - start:
+                found[offset] = (offset, batch_tokens, row_multiple)
+        return tuple(found.values())
+
+    def _live(self, position: int) -> int:
+        return self.epochs.skips.live(position)
+
+    def _position(self, live: int) -> int:
+        return self.epochs.skips.position(live)
+
+
+def _number(cut: _Cut, offset: int) -> int:
+    """The batch that the row at an offset into the order of batches lies in."""
+    return int(np.searchsorted(cut.borders, offset, side="right")) - 1

@@ -1,0 +1,321 @@
+"""Lanes: a stream in C parallel lanes, each with its own windows, so that a rank reads only the windows of its lanes.
+
+Rows are dealt to the lanes in turn, `lane_rows` at a time: a batch of lanes * lane_rows rows has one stretch of rows
+for each lane. In an epoch a source's blocks are permuted as for one pool, and each lane gets its own stretch of them;
+the lanes' stretches tile the epoch. Each lane is an order of its own over its stretches. To which lane a position
+belongs does not depend on ranks: ranks that divide the lanes read whole lanes, and others read the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.errors import SpecError
+from batchwright.order.epochs import Skips
+from batchwright.order.permute import Permutation, permutation
+from batchwright.order.pool import Pool, pool
+from batchwright.order.schedule import NEVER, Draw, Order, Stretch
+from batchwright.order.sweep import Change, Leg, Schedule, Size
+
+__all__ = ["LaneView", "LanedOrder"]
+
+
+class LanePool:
+    """One lane's stretch [start, stop) of a source's permuted blocks, shuffled inside windows."""
+
+    def __init__(self, whole: Pool, start: int, stop: int, *names: str | int) -> None:
+        self.whole, self.start, self.n, self._names = whole, start, stop - start, names
+        self.window_rows = min(whole.window_rows, self.n)
+
+    def window_start(self, window: int) -> int:
+        return min(window * self.window_rows, self.n)
+
+    def window_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        windows: NDArray[np.int64] = positions // self.window_rows
+        return windows
+
+    def blocks(self, window: int) -> list[tuple[int, int]]:
+        """Rows [first, last) of each piece of a block that a window has, in the order of the rows."""
+        places = np.arange(self.window_start(window), self.window_start(window + 1)) + self.start
+        rows = np.sort(self.whole.rows_at(places))
+        borders = np.flatnonzero(np.diff(rows) != 1) + 1
+        return [(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, borders)]
+
+    def at(self, index: ArrayLike) -> NDArray[np.int64]:
+        positions = np.asarray(index, dtype=np.int64)
+        place = np.empty_like(positions)
+        window = self.window_of(positions)
+        for w in np.unique(window).tolist():
+            mine, first = window == w, self.window_start(w)
+            place[mine] = first + self._shuffle(w).at(positions[mine] - first)
+        return self.whole.rows_at(place + self.start)
+
+    def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
+        """Where rows lie in this lane. Only for rows of this lane."""
+        place = self.whole.places_of(np.asarray(image, dtype=np.int64)) - self.start
+        positions = np.empty_like(place)
+        window = self.window_of(place)
+        for w in np.unique(window).tolist():
+            mine, first = window == w, self.window_start(w)
+            positions[mine] = first + self._shuffle(w).inverse(place[mine] - first)
+        return positions
+
+    def _shuffle(self, window: int) -> Permutation:
+        length = self.window_start(window + 1) - self.window_start(window)
+        return permutation(length, *self._names, "window", window)
+
+
+@lru_cache(maxsize=1024)
+def _lane_pool(
+    n: int, block_rows: int, window_blocks: int, start: int, stop: int, lane: int, *names: str | int
+) -> LanePool:
+    return LanePool(pool(n, block_rows, window_blocks, *names), start, stop, *names, "lane", lane)
+
+
+class _Lane(Order):
+    """The order of one lane, in its own positions."""
+
+    def __init__(
+        self, lane: int, cuts: NDArray[np.int64], sizes: Mapping[str, int], schedule: Schedule, **others: Any
+    ) -> None:
+        """`cuts`: where the stretches of each source's permuted blocks begin and end, [source, lane + 1]."""
+        self.lane, self.cuts = lane, cuts
+        self.num_lanes = cuts.shape[1] - 1
+        self.turns = schedule[0][1] is not None
+        """Stretches differ in length by a row, and lanes change them in turn with every epoch: none runs ahead."""
+        super().__init__(sizes, weights=schedule, **others)
+        self._has_grown = [self.turns] * len(self.names)
+
+    def bounds(self, source: int, epoch: int) -> tuple[int, int]:
+        """The lane's stretch of a source's permuted blocks in an epoch: [start, stop)."""
+        stretch = (self.lane + epoch) % self.num_lanes if self.turns else self.lane
+        return int(self.cuts[source, stretch]), int(self.cuts[source, stretch + 1])
+
+    def epoch_of(self, source: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if not self.turns:
+            return super().epoch_of(source, ordinals)
+        round_, rest = np.divmod(ordinals, int(self.cuts[source, -1]))  # in as many epochs as lanes: every row once
+        starts = self._starts(source)
+        epoch = np.searchsorted(starts, rest, side="right") - 1
+        return round_ * self.num_lanes + epoch, rest - starts[epoch]
+
+    def epoch_size(self, source: int, epoch: int) -> tuple[int, int]:
+        if not self.turns:
+            return super().epoch_size(source, epoch)
+        round_, number = divmod(epoch, self.num_lanes)
+        start, stop = self.bounds(source, epoch)
+        return round_ * int(self.cuts[source, -1]) + int(self._starts(source)[number]), stop - start
+
+    def _starts(self, source: int) -> NDArray[np.int64]:
+        """Rows that the lane gave before each epoch of a round."""
+        lengths = np.diff(self.cuts[source])[(self.lane + np.arange(self.num_lanes)) % self.num_lanes]
+        starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
+        return starts
+
+    def _permutation(self, source: int, epoch: int) -> LanePool:  # type: ignore[override]
+        assert self.pool is not None
+        start, stop = self.bounds(source, epoch)
+        whole = int(self.cuts[source, -1])
+        return _lane_pool(whole, *self.pool, start, stop, self.lane, self.seed, self.names[source], epoch)
+
+
+class LanedOrder:
+    """An order in lanes: the methods of `Order` that others use."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        seed: int,
+        weights: Schedule,
+        pool: tuple[int, int],
+        lanes: tuple[int, int],
+        num_rows: int | None,
+        skips: Sequence[tuple[int, int]],
+        changes: Sequence[Change] = (),
+    ) -> None:
+        self.num_lanes, self.lane_rows = lanes
+        self.names, self.sizes, self.seed = tuple(sizes), tuple(sizes.values()), seed
+        self.shuffle, self.pool = "pool", pool
+        self.growth = tuple((Size(0, 0, n),) for n in self.sizes)
+        self.bindings: tuple[()] = ()
+        self.skips = Skips(skips)
+        total = sum(self.sizes)
+        self._epoch_rows = total if weights[0][1] is None else None
+        """Rows after which lanes are dealt anew: an epoch, where every row comes once in it."""
+        # Epochs are those of the same mixture without lanes.
+        self.epochs = Order(sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes).epochs
+        self._refuse_small_sources()
+        shares = [self._before(lane + 1, total) if self._epoch_rows else lane + 1 for lane in range(-1, self.num_lanes)]
+        cuts = _table(self.sizes, shares, exact=self._epoch_rows is not None)
+        self.lanes = [
+            _Lane(
+                lane,
+                cuts,
+                {name: int(cuts[i, lane + 1] - cuts[i, lane]) for i, name in enumerate(self.names)},
+                tuple({self._lane_position(lane, at): mapping for at, mapping in weights}.items()),
+                seed=seed,
+                shuffle="pool",
+                pool=pool,
+            )
+            for lane in range(self.num_lanes)
+        ]
+
+    def _refuse_small_sources(self) -> None:
+        for name, n in zip(self.names, self.sizes, strict=True):
+            if n < 4 * self.num_lanes:
+                raise SpecError(
+                    f"source {name!r} has {n} rows, too few for {self.num_lanes} lanes",
+                    parameter="lanes",
+                    source=name,
+                    remedy=f"lanes={max(n // 4, 1)} or fewer, or without lanes",
+                )
+
+    # Positions and lanes
+
+    def _split(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(lane, position in that lane) of positions."""
+        epoch = np.zeros(len(positions), np.int64)
+        if self._epoch_rows is not None:
+            epoch, positions = np.divmod(positions, self._epoch_rows)
+        turn, within = np.divmod(positions, self.num_lanes * self.lane_rows)
+        lane, row = np.divmod(within, self.lane_rows)
+        local = turn * self.lane_rows + row
+        if self._epoch_rows is not None:
+            local += epoch * self._lane_epochs[lane]
+        return lane, local
+
+    def _join(self, lane: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of a lane's own positions."""
+        epoch = np.zeros(len(local), np.int64)
+        if self._epoch_rows is not None:
+            epoch, local = np.divmod(local, int(self._lane_epochs[lane]))
+        turn, row = np.divmod(local, self.lane_rows)
+        joined: NDArray[np.int64] = (turn * self.num_lanes + lane) * self.lane_rows + row
+        return joined if self._epoch_rows is None else joined + epoch * self._epoch_rows
+
+    def _before(self, lane: int, positions: int) -> int:
+        """How many of the first `positions` positions belong to lanes before a lane."""
+        turns, rest = divmod(positions, self.num_lanes * self.lane_rows)
+        return turns * lane * self.lane_rows + min(rest, lane * self.lane_rows)
+
+    def _lane_position(self, lane: int, position: int) -> int:
+        """How many positions of a lane lie before a position."""
+        if self._epoch_rows is None:
+            return self._before(lane + 1, position) - self._before(lane, position)
+        epoch, within = divmod(position, self._epoch_rows)
+        here = self._before(lane + 1, within) - self._before(lane, within)
+        return epoch * int(self._lane_epochs[lane]) + here
+
+    @cached_property
+    def _lane_epochs(self) -> NDArray[np.int64]:
+        """Rows of an epoch that each lane has, where an epoch is every row once."""
+        assert self._epoch_rows is not None
+        return np.diff([self._before(lane, self._epoch_rows) for lane in range(self.num_lanes + 1)])
+
+    # What an order is asked
+
+    @property
+    def shares(self) -> list[float]:
+        return self.lanes[0].shares if self._epoch_rows is None else [n / sum(self.sizes) for n in self.sizes]
+
+    def at(self, positions: ArrayLike) -> Draw:
+        positions = np.asarray(positions, dtype=np.int64)
+        lane, local = self._split(positions)
+        source = np.empty(len(positions), np.int32)
+        index, epoch = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for number in np.unique(lane).tolist():
+            mine = np.flatnonzero(lane == number)
+            source[mine], index[mine], epoch[mine] = self.lanes[number].at(local[mine])
+        return Draw(source, index, epoch)
+
+    def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
+        rows = np.asarray(index, dtype=np.int64)
+        place = pool(self.sizes[source], *self.pool, self.seed, self.names[source], epoch).places_of(rows)
+        stretch = np.searchsorted(self.lanes[0].cuts[source, 1:], place, side="right")
+        which = (stretch - epoch) % self.num_lanes if self.lanes[0].turns else stretch
+        found = np.empty(len(rows), np.int64)
+        for number in np.unique(which).tolist():
+            mine = np.flatnonzero(which == number)
+            found[mine] = self._join(number, self.lanes[number].positions(source, rows[mine], epoch))
+        return found
+
+    def counts(self, position: int) -> list[int]:
+        each = [lane.counts(self._lane_position(number, position)) for number, lane in enumerate(self.lanes)]
+        return [sum(column) for column in zip(*each, strict=True)]
+
+    given = Order.given
+
+    @property
+    def legs(self) -> list[Leg]:
+        """As lane 0 has them, from where they begin in the whole stream."""
+        starts = self._join(0, np.array([leg.start for leg in self.lanes[0].legs]))
+        return [leg._replace(start=start) for leg, start in zip(self.lanes[0].legs, starts.tolist(), strict=True)]
+
+    def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the rows number `ordinals` lie that a source gives, counted through all lanes."""
+        found = []
+        for ordinal in ordinals.tolist():
+            low, high = 0, 1
+            while self.counts(high)[source] <= ordinal and high < NEVER:
+                high *= 2
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self.counts(middle)[source] > ordinal else (middle + 1, high)
+            found.append(low - 1)
+        return np.array(found, np.int64)
+
+    def epochs_begun(self, source: int, position: int) -> int:
+        return max(lane.epochs_begun(source, self._lane_position(n, position)) for n, lane in enumerate(self.lanes))
+
+    def epoch_size(self, source: int, epoch: int) -> tuple[int, int]:
+        return epoch * self.sizes[source], self.sizes[source]
+
+    def first_epoch_ends_at(self, source: int) -> int:
+        return max(
+            int(self._join(n, np.array([lane.first_epoch_ends_at(source) - 1]))[0]) + 1
+            for n, lane in enumerate(self.lanes)
+        )
+
+    def exhausted_at(self, *, first: bool) -> int:
+        ends = [self.first_epoch_ends_at(i) for i, share in enumerate(self.shares) if share]
+        return min(ends) if first else max(ends)
+
+    def views(self, rank: int, world_size: int) -> list[LaneView]:
+        """The lanes that a rank's contiguous share of a batch lies in: more than its own, where they do not divide."""
+        first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
+        return [LaneView(self, lane) for lane in range(first, last)]
+
+
+class LaneView:
+    """One lane, asked in positions of the whole stream: what reading ahead needs."""
+
+    def __init__(self, order: LanedOrder, lane: int) -> None:
+        self.order, self.lane, self.sizes = order, lane, order.lanes[lane].sizes
+
+    def counts(self, position: int) -> list[int]:
+        return self.order.lanes[self.lane].counts(self.order._lane_position(self.lane, position))
+
+    def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.order._join(self.lane, self.order.lanes[self.lane].position_of(source, ordinals))
+
+    def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
+        return self.order.lanes[self.lane].stretches(source, ordinal, longest)
+
+
+def _table(sizes: Sequence[int], shares: Sequence[int], *, exact: bool) -> NDArray[np.int64]:
+    """Where each lane's stretch of each source begins and ends: [source, lane + 1].
+
+    `shares` is cumulative over lanes. Exact: lane l gets exactly its share of all rows; otherwise an even part of each.
+    """
+    rows = np.concatenate([[0], np.cumsum(sizes)]).astype(object)  # Python's integers: products are large
+    total = int(rows[-1]) if exact else int(shares[-1])
+    if not exact:
+        return np.array([[n * share // total for share in shares] for n in sizes], np.int64)
+    corner = np.array([[row * share // total for share in shares] for row in rows], np.int64)
+    return np.diff(corner, axis=0)

@@ -1,0 +1,140 @@
+"""Mix sources by weight as a lookup: a pattern of L slots in which every prefix is within one row of its share.
+
+Shares are integers k_i / L; draw.py says which source each of the L slots draws. The pattern repeats for ever; counts
+of occurrences give the index inside a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from math import gcd, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.order.draw import draw_slots, source_dtype
+from batchwright.order.kept import kept_pattern
+
+__all__ = ["Pattern", "build_pattern", "integer_shares"]
+
+_FIRST_SLOTS = 1 << 16
+_MOST_SLOTS = 1 << 22
+_FEWEST_ROWS = 50
+"""A source has at least this many slots of the pattern, so that its effective share is within 1 % of what was asked."""
+_WORTH_KEEPING = 1 << 18
+"""Patterns from this many slots on are kept on disk: building one takes 0.1 s or more, reading it a millisecond."""
+
+
+def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int, list[int]]:
+    """Slots L, and for each source its k_i, with sum(k) == L, by largest remainder.
+
+    >>> integer_shares([0.75, 0.25], ["web", "code"])
+    (65536, [49152, 16384])
+    """
+    for name, weight in zip(names, weights, strict=True):
+        if not isfinite(weight) or weight < 0:
+            raise SpecError(f"the weight of {name!r} is {weight}", source=name, remedy="a number of 0 or more")
+    largest = max(weights, default=0.0)
+    weights = [weight / largest for weight in weights] if largest > 1e150 else weights  # their sum must be a number
+    total = sum(weights)
+    if total <= 0:
+        raise SpecError("all weights are 0", sources=", ".join(names), remedy="give at least one source a weight")
+    shares = [weight / total for weight in weights]
+    slots = _FIRST_SLOTS
+    while min(share for share in shares if share > 0) * slots < _FEWEST_ROWS:
+        slots *= 2
+        if slots > _MOST_SLOTS:
+            smallest = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
+            raise SpecError(
+                f"the weight of {smallest[1]!r} is {smallest[0]:.3g} of the mixture, too small to be kept exactly",
+                parameter="weights",
+                source=smallest[1],
+                remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
+            )
+    counts = [int(share * slots) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i] * slots, i))
+    for i in by_remainder[: slots - sum(counts)]:
+        counts[i] += 1
+    return slots, counts
+
+
+class Pattern:
+    """Which source each slot draws, for ever. `at` and `position` are inverses of each other.
+
+    A run whose weights change holds many of these: only `source_of_slot` is there from the start, a byte or two each
+    slot, and the tables that `at` and `position` look into (4 bytes each slot) are made when first used.
+    """
+
+    def __init__(self, source_of_slot: NDArray[Any], num_sources: int) -> None:
+        self.num_slots = len(source_of_slot)
+        self.source_of_slot = source_of_slot.astype(source_dtype(num_sources), copy=False)
+        self.counts_per_cycle = np.bincount(source_of_slot, minlength=num_sources).astype(np.int64)
+
+    @cached_property
+    def _by_source(self) -> NDArray[np.int32]:
+        """All slots: first those of source 0 in order, then those of source 1, ..."""
+        return np.argsort(self.source_of_slot, kind="stable").astype(np.int32)
+
+    @cached_property
+    def _first(self) -> NDArray[np.int64]:
+        """Where in `_by_source` each source begins."""
+        first: NDArray[np.int64] = np.cumsum(self.counts_per_cycle) - self.counts_per_cycle
+        return first
+
+    @cached_property
+    def occurrence(self) -> NDArray[np.int32]:
+        """How many slots of the same source come before each slot."""
+        by_source = np.argsort(self.source_of_slot, kind="stable")
+        occurrence = np.empty(self.num_slots, np.int32)
+        occurrence[by_source] = np.arange(self.num_slots) - np.repeat(self._first, self.counts_per_cycle)
+        return occurrence
+
+    def slots_of(self, source: int) -> NDArray[np.int32]:
+        """The slots that draw a source."""
+        first = int(self._first[source])
+        return self._by_source[first : first + int(self.counts_per_cycle[source])]
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(source, how many rows of that source came before) of each position."""
+        cycle, slot = np.divmod(positions, self.num_slots)
+        source = self.source_of_slot[slot].astype(np.int32)
+        cycle *= self.counts_per_cycle[source]
+        cycle += self.occurrence[slot]
+        return source, cycle
+
+    def position(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the rows of a source lie, by their number inside it."""
+        slots = self.slots_of(source)
+        cycle, within = np.divmod(ordinals, len(slots))
+        cycle *= self.num_slots
+        cycle += slots[within]
+        return cycle
+
+    def counts(self, position: int) -> list[int]:
+        """Rows of each source before a position."""
+        cycle, slot = divmod(position, self.num_slots)
+        counts: list[int] = (
+            cycle * self.counts_per_cycle
+            + np.bincount(self.source_of_slot[:slot], minlength=len(self.counts_per_cycle))
+        ).tolist()
+        return counts
+
+
+@lru_cache(maxsize=128)
+def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Pattern:
+    """The pattern in which source i has counts[i] of sum(counts) slots; `num_slots`: only so many will be looked at.
+
+    >>> build_pattern((3, 1)).source_of_slot.tolist()
+    [0, 0, 1, 0]
+    """
+    common = gcd(*counts)  # shares with a common divisor repeat sooner, and in the same order
+    counts = tuple(count // common for count in counts)
+    dtype = source_dtype(len(counts))
+    if num_slots is not None and num_slots < sum(counts):
+        return Pattern(draw_slots(counts, num_slots), len(counts))
+    if sum(counts) < _WORTH_KEEPING or max(counts) == sum(counts):
+        return Pattern(draw_slots(counts), len(counts))
+    return Pattern(kept_pattern(counts, dtype, draw_slots), len(counts))

@@ -1,0 +1,260 @@
+"""Shuffle n numbers without a list of them: a keyed bijection of [0, n) that is computed per index, both ways.
+
+A Feistel network over pairs (left, right) with left < a, right < b and a * b just above n, so that the rare image
+outside [0, n) is walked on: about one index in sqrt(n). Any index costs the same, whatever n is. Up to 4,096 a
+small table of sorted keyed hashes is used instead, because a network over so few pairs does not look random.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.seeds import U64, key_of, mix64, scale_to
+
+__all__ = ["Permutation", "Shuffles", "permutation"]
+
+_ROUNDS = 6
+_LARGEST_TABLE = 4096
+_LARGEST = 1 << 62
+
+
+@lru_cache(maxsize=2048)
+def permutation(n: int, *names: str | int) -> Permutation:
+    """The permutation of [0, n) that these names key. Cheap, and remembered.
+
+    >>> shuffled = permutation(10, 7, "web", 0)
+    >>> sorted(shuffled.at(range(10)).tolist()) == list(range(10))
+    True
+    >>> shuffled.inverse(shuffled.at([3, 4])).tolist()
+    [3, 4]
+    """
+    return Permutation(n, key_of("permute", *names))
+
+
+class Network(NamedTuple):
+    """What fixes a Feistel network: numbers for one of them, or arrays with a network for each index."""
+
+    n: U64 | np.uint64
+    a: U64 | np.uint64
+    b: U64 | np.uint64
+    keys: Sequence[U64 | np.uint64]
+
+
+class Permutation:
+    """A bijection of [0, n), fixed by (n, key)."""
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 0 < n <= _LARGEST:
+            raise ValueError(f"a permutation has 1 to 2^62 elements, got {n}")
+        self.n = n
+        self.table: NDArray[np.int16] | None = None
+        """Where each index goes, if there are few."""
+        if n <= _LARGEST_TABLE:
+            noise = mix64(np.arange(n, dtype=np.uint64), np.uint64(key))
+            self.table = np.argsort(noise, kind="stable").astype(np.int16)
+            return
+        a = isqrt(n - 1) + 1
+        b = -(-n // a)
+        keys = mix64(np.arange(1, _ROUNDS + 1, dtype=np.uint64), np.uint64(key))
+        self.network = Network(np.uint64(n), np.uint64(a), np.uint64(b), list(keys))
+
+    @cached_property
+    def _inverse_table(self) -> NDArray[np.int16]:
+        assert self.table is not None
+        return np.argsort(self.table, kind="stable").astype(np.int16)
+
+    def at(self, index: ArrayLike) -> NDArray[np.int64]:
+        """Where each index goes."""
+        if self.table is not None:
+            looked_up: NDArray[np.int64] = self.table[np.asarray(index)].astype(np.int64)
+            return looked_up
+        return _walk(np.asarray(index, dtype=np.uint64), self.network)
+
+    def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
+        """The index that goes to each image."""
+        if self.table is not None:
+            looked_up: NDArray[np.int64] = self._inverse_table[np.asarray(image)].astype(np.int64)
+            return looked_up
+        x, network = np.asarray(image, dtype=np.uint64), self.network
+        y = _backward(x, network)
+        outside = np.flatnonzero(y >= network.n)
+        while outside.size:
+            y[outside] = _backward(y[outside], network)
+            outside = outside[y[outside] >= network.n]
+        return y.view(np.int64)
+
+
+class Shuffles:
+    """The permutations of many sources, each in some epoch: one pass, however many of them there are.
+
+    The parameters of the last few epochs of every source are kept as arrays, from which each index takes those of its
+    own permutation. 256 permutations then cost about what one costs. Safe to use from several threads.
+
+    >>> def made(source, epoch):
+    ...     return permutation([10, 10**6][source], 7, ["web", "code"][source], epoch)
+    >>> Shuffles(2).at(np.array([1, 0, 1]), np.array([0, 0, 3]), np.array([0, 3, 5]), made).tolist()
+    [800495, 6, 354339]
+    """
+
+    EPOCHS = 4
+    """Epochs of a source that are remembered: each has a slot, by its number modulo this."""
+    TABLE_ITEMS = 1 << 25
+    """Length of all tables together, at most, before they are begun anew. Memory is used as they grow."""
+
+    def __init__(self, num_sources: int) -> None:
+        self._num_sources = num_sources
+        self._known = _Known.of_none(num_sources * self.EPOCHS)
+
+    def __reduce__(self) -> tuple[type[Shuffles], tuple[int]]:
+        return Shuffles, (self._num_sources,)
+
+    def at(
+        self,
+        source: NDArray[np.int32],
+        epoch: NDArray[np.int64],
+        index: NDArray[np.int64],
+        made: Callable[[int, int], Permutation],
+    ) -> NDArray[np.int64]:
+        """Where each index goes in the permutation of its source and epoch, which `made` makes."""
+        slot = source * np.int64(self.EPOCHS)
+        slot += epoch % self.EPOCHS
+        known = self._known
+        is_known = known.epoch[slot] == epoch
+        for _ in range(2):  # twice, because tables that are begun anew forget the others
+            if is_known.all():
+                return known.at(slot, index)
+            known = self._add(_pairs(source[~is_known], epoch[~is_known]), made)
+            is_known = known.epoch[slot] == epoch
+        if is_known.all():
+            return known.at(slot, index)
+        # A source with so few rows that these lie in many of its epochs.
+        image = np.empty(len(index), np.int64)
+        here = np.flatnonzero(is_known)
+        image[here] = known.at(slot[here], index[here])
+        for s, e in _pairs(source[~is_known], epoch[~is_known]):
+            mine = np.flatnonzero((source == s) & (epoch == e))
+            image[mine] = made(s, e).at(index[mine])
+        return image
+
+    def _add(self, pairs: list[tuple[int, int]], made: Callable[[int, int], Permutation]) -> _Known:
+        permutations = [(s * self.EPOCHS + e % self.EPOCHS, e, made(s, e)) for s, e in pairs]
+        with _adding:
+            known = self._known
+            num_items = sum(each.n for _, _, each in permutations if each.table is not None)
+            if known.used + num_items > len(known.tables):
+                room = max(min(len(known.epoch) * _LARGEST_TABLE, self.TABLE_ITEMS), num_items)
+                known = _Known.of_none(len(known.epoch))._replace(tables=np.empty(room, np.int16))
+            self._known = known.with_more(permutations)
+            return self._known
+
+
+_adding = threading.Lock()
+"""One for all: it is held for microseconds, and objects without a lock of their own can go to other processes."""
+
+
+def _pairs(source: NDArray[np.int32], epoch: NDArray[np.int64]) -> list[tuple[int, int]]:
+    return sorted(set(zip(source.tolist(), epoch.tolist(), strict=True)))
+
+
+class _Known(NamedTuple):
+    """Permutations by slot, as arrays. Never changed, but for the unused end of `tables`."""
+
+    epoch: NDArray[np.int64]
+    """The epoch whose permutation a slot has; -1 for none."""
+    start: NDArray[np.int64]
+    """Where in `tables` a slot's table begins; -1 for a network."""
+    networks: U64
+    """[n, a, b and the keys, slot]."""
+    tables: NDArray[np.int16]
+    used: int
+    num_networks: int
+
+    @classmethod
+    def of_none(cls, num_slots: int) -> _Known:
+        none = np.full(num_slots, -1, np.int64)
+        return cls(none, none, np.zeros((3 + _ROUNDS, num_slots), np.uint64), np.empty(0, np.int16), 0, 0)
+
+    def with_more(self, permutations: list[tuple[int, int, Permutation]]) -> _Known:
+        epochs, starts, networks, used = self.epoch.copy(), self.start.copy(), self.networks, self.used
+        if any(each.table is None for _, _, each in permutations):
+            networks = networks.copy()
+        for slot, epoch, each in permutations:
+            epochs[slot] = epoch
+            if each.table is None:
+                n, a, b, keys = each.network
+                starts[slot], networks[:, slot] = -1, (n, a, b, *keys)
+            else:
+                self.tables[used : used + each.n] = each.table
+                starts[slot], used = used, used + each.n
+        num_networks = int(((epochs >= 0) & (starts < 0)).sum())
+        return _Known(epochs, starts, networks, self.tables, used, num_networks)
+
+    def at(self, slot: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not self.used:
+            return self._by_network(slot, index)
+        start = self.start[slot]
+        if not self.num_networks:
+            looked_up: NDArray[np.int64] = self.tables[start + index].astype(np.int64)
+            return looked_up
+        image = np.empty(len(index), np.int64)
+        mine = np.flatnonzero(start >= 0)
+        image[mine] = self.tables[start[mine] + index[mine]]
+        mine = np.flatnonzero(start < 0)
+        image[mine] = self._by_network(slot[mine], index[mine])
+        return image
+
+    def _by_network(self, slot: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _walk_many(index.astype(np.uint64), self.networks.take(slot, axis=1))
+
+
+def _walk_many(x: U64, networks: U64) -> NDArray[np.int64]:
+    n, a, b, *keys = networks
+    y = _forward(x, Network(n, a, b, keys))
+    outside = np.flatnonzero(y >= n)
+    if outside.size:
+        y[outside] = _walk_many(y[outside], networks[:, outside])
+    return y.view(np.int64)
+
+
+def _walk(x: U64, network: Network) -> NDArray[np.int64]:
+    y = _forward(x, network)
+    outside = np.flatnonzero(y >= network.n)
+    while outside.size:
+        y[outside] = _forward(y[outside], network)
+        outside = outside[y[outside] >= network.n]
+    return y.view(np.int64)
+
+
+def _forward(x: U64, network: Network) -> U64:
+    _, a, b, keys = network
+    left = x // b
+    right = x - left * b
+    for r in range(0, _ROUNDS, 2):
+        left += scale_to(mix64(right, keys[r]), a)
+        np.minimum(left, left - a, out=left)  # unsigned: left - a wraps to a huge number where left < a
+        right += scale_to(mix64(left, keys[r + 1]), b)
+        np.minimum(right, right - b, out=right)
+    left *= b
+    left += right
+    return left
+
+
+def _backward(y: U64, network: Network) -> U64:
+    _, a, b, keys = network
+    left = y // b
+    right = y - left * b
+    for r in range(_ROUNDS - 2, -1, -2):
+        right -= scale_to(mix64(left, keys[r + 1]), b)
+        np.minimum(right, right + b, out=right)  # a negative difference wrapped to a huge number
+        left -= scale_to(mix64(right, keys[r]), a)
+        np.minimum(left, left + a, out=left)
+    left *= b
+    left += right
+    return left

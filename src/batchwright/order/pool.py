@@ -1,0 +1,143 @@
+"""Shuffle inside windows of a few blocks: rows near in the stream then lie in few places on disk, known beforehand.
+
+The rows of an epoch are cut into blocks of consecutive rows. Blocks are permuted, cut into windows of some blocks each,
+and rows are permuted inside their window. Where a position lies is arithmetic: only the last block can be short, so
+every border after the place where it landed is moved by the rows that it lacks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.order.permute import Permutation, permutation
+
+__all__ = ["Pool", "blocks_for", "pool"]
+
+_BLOCKS_IN_WINDOW = 16
+"""Blocks that a window is made of: each is 1/16 of it, and comes from its own place in the epoch."""
+
+
+def blocks_for(pool_rows: int) -> tuple[int, int]:
+    """(rows of a block, blocks of a window) of windows that have `pool_rows` rows, rounded up to whole blocks.
+
+    >>> blocks_for(262_144), blocks_for(100), blocks_for(3)
+    ((16384, 16), (7, 16), (1, 3))
+    """
+    window_blocks = min(pool_rows, _BLOCKS_IN_WINDOW)
+    return -(-pool_rows // window_blocks), window_blocks
+
+
+@lru_cache(maxsize=256)
+def pool(n: int, block_rows: int, window_blocks: int, *names: str | int) -> Pool:
+    """The pool shuffle of [0, n) that these names key. Cheap, and remembered.
+
+    >>> shuffled = pool(10, 2, 2, 7, "web", 0)
+    >>> sorted(shuffled.at(range(10)).tolist()) == list(range(10))
+    True
+    >>> shuffled.blocks(0)                             # window 0 has the rows of these blocks, and no others
+    [(0, 2), (8, 10)]
+    >>> shuffled.at(range(4)).tolist()
+    [0, 9, 1, 8]
+    """
+    return Pool(n, block_rows, window_blocks, *names)
+
+
+class Pool:
+    """A bijection of [0, n), fixed by (n, block_rows, window_blocks, names)."""
+
+    def __init__(self, n: int, block_rows: int, window_blocks: int, *names: str | int) -> None:
+        if min(block_rows, window_blocks) < 1:
+            raise ValueError(f"a window has at least one block of one row, got {window_blocks} of {block_rows}")
+        self.n, self._names = n, names
+        self.block_rows = min(block_rows, max(n, 1))
+        num_blocks = -(-n // self.block_rows)
+        self._order = permutation(num_blocks, *names, "blocks")
+        self.window_blocks = min(window_blocks, num_blocks)
+        self.window_rows = self.window_blocks * self.block_rows
+        self.num_windows = -(-num_blocks // self.window_blocks)
+        self._num_blocks = num_blocks
+        self._lacking = num_blocks * self.block_rows - n
+        """Rows that the last block lacks."""
+        self._short_slot = int(self._order.inverse([num_blocks - 1])[0])
+        """Where the last block landed among the permuted blocks."""
+        self._short_window = self._short_slot // self.window_blocks
+
+    def window_start(self, window: int) -> int:
+        """The first position of a window; n for the window after the last one."""
+        if window >= self.num_windows:
+            return self.n
+        return window * self.window_rows - self._lacking * (window > self._short_window)
+
+    def window_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The window in which each position lies."""
+        after_short = positions >= self.window_start(self._short_window + 1)
+        windows: NDArray[np.int64] = (positions + self._lacking * after_short) // self.window_rows
+        return windows
+
+    def blocks(self, window: int) -> list[tuple[int, int]]:
+        """Rows [first, last) of each block of a window, in the order of the rows."""
+        firsts = sorted(self._block_starts(window).tolist())
+        return [(first, min(first + self.block_rows, self.n)) for first in firsts]
+
+    def rows_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows at some places of all permuted blocks laid end to end, before windows are shuffled."""
+        short_stop = (self._short_slot + 1) * self.block_rows - self._lacking
+        padded = places + self._lacking * (places >= short_stop)
+        slot = padded // self.block_rows
+        rows: NDArray[np.int64] = self._order.at(slot) * self.block_rows + padded - slot * self.block_rows
+        return rows
+
+    def places_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The inverse of `rows_at`."""
+        block = rows // self.block_rows
+        slot = self._order.inverse(block)
+        places: NDArray[np.int64] = slot * self.block_rows + rows - block * self.block_rows
+        return places - self._lacking * (slot > self._short_slot)
+
+    def at(self, index: ArrayLike) -> NDArray[np.int64]:
+        """The row at each position."""
+        positions = np.asarray(index, dtype=np.int64)
+        window = self.window_of(positions)
+        touched = np.unique(window).tolist()
+        if len(touched) == 1:  # nearly always: positions are asked for in runs
+            (w,) = touched
+            return self._from_window(w, self._shuffle(w).at(positions - self.window_start(w)))
+        image = np.empty_like(positions)
+        for w in touched:
+            chosen = window == w
+            image[chosen] = self._from_window(w, self._shuffle(w).at(positions[chosen] - self.window_start(w)))
+        return image
+
+    def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
+        """The position at which each row lies."""
+        rows = np.asarray(image, dtype=np.int64)
+        block = rows // self.block_rows
+        slot = self._order.inverse(block)
+        window = slot // self.window_blocks
+        place = (slot - window * self.window_blocks) * self.block_rows + rows - block * self.block_rows
+        place -= self._lacking * ((window == self._short_window) & (slot > self._short_slot))
+        positions = np.empty_like(rows)
+        for w in np.unique(window).tolist():
+            chosen = window == w
+            positions[chosen] = self.window_start(w) + self._shuffle(w).inverse(place[chosen])
+        return positions
+
+    def _shuffle(self, window: int) -> Permutation:
+        return permutation(self.window_start(window + 1) - self.window_start(window), *self._names, "window", window)
+
+    def _block_starts(self, window: int) -> NDArray[np.int64]:
+        """The first row of each block of a window, in the order of the permuted blocks."""
+        first = window * self.window_blocks
+        return self._order.at(np.arange(first, min(first + self.window_blocks, self._num_blocks))) * self.block_rows
+
+    def _from_window(self, window: int, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows that lie at some places of a window whose blocks lie end to end."""
+        if window == self._short_window and self._lacking:
+            short_end = (self._short_slot - window * self.window_blocks + 1) * self.block_rows - self._lacking
+            place = place + self._lacking * (place >= short_end)
+        block = place // self.block_rows
+        rows: NDArray[np.int64] = self._block_starts(window)[block] + place - block * self.block_rows
+        return rows

@@ -1,0 +1,233 @@
+"""Draws from a pool that is refilled: which row of a sequence is drawn when, by numbers alone.
+
+Rows come in shards. A pool holds entries, `factor` for each row, in the order in which they will be drawn. At the draw
+that leaves `threshold` of them, whole shards are added while they fit, at least one; then all entries, those that are
+left first, are permuted under the key of this refill. No clock and no data take part, so the stream is a function of
+how many were drawn, and going anywhere in it is a matter of permuting numbers.
+
+Where a stream is cut into lanes, row m of the sequence belongs to lane m mod L, and each lane has a pool of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.seeds import key_of, mix64
+
+__all__ = [
+    "Generation",
+    "NoRoom",
+    "PoolSize",
+    "Refill",
+    "Refills",
+    "generations",
+    "lane_share",
+    "mixed_in",
+    "num_rows_of",
+    "replay",
+]
+
+Names = tuple[str | int, ...] | None
+_MIXED_AT_ONCE = 1 << 16
+"""Hashes made at once: bounds what a permutation needs beside itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How large a lane's pool is, from some draw on."""
+
+    at: int
+    """Entries of the lane that were drawn when this came into force."""
+    entries: int
+    threshold: int
+    most_rows: int | None = None
+    """Rows that it may hold at all, whatever `entries` says; None: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """What is added to a pool at once."""
+
+    number: int
+    at: int
+    """Entries of the lane that were drawn before it."""
+    survivors: int
+    """Entries that were still there."""
+    shards: range
+    """What is added, as places in the epoch's sequence."""
+    first_row: int
+    """The rows that are added are rows [first_row, first_row + num_rows) of the lane."""
+    num_rows: int
+
+
+class NoRoom(Exception):
+    """Not one more shard fits under `most_rows`; without one, not even what is there. Nothing was added."""
+
+    def __init__(self, shard: int | None, held_rows: int, shard_rows: int, most_rows: int) -> None:
+        self.shard, self.held_rows, self.shard_rows, self.most_rows = shard, held_rows, shard_rows, most_rows
+        super().__init__(f"{held_rows} rows and the {shard_rows} of shard {shard} are more than {most_rows}")
+
+
+class Refills:
+    """The refills of one lane in one epoch, one after another.
+
+    >>> refills = Refills([6, 6, 6, 6].__getitem__, 4, [PoolSize(0, entries=12, threshold=8)])
+    >>> refills.next(held_rows=0)
+    Refill(number=0, at=0, survivors=0, shards=range(0, 2), first_row=0, num_rows=12)
+    >>> refills.due()                            # 12 entries are 8 after 4 draws
+    4
+    >>> refills.next(held_rows=8)                # at least one, though only 4 would fit
+    Refill(number=1, at=4, survivors=8, shards=range(2, 3), first_row=12, num_rows=6)
+    """
+
+    def __init__(
+        self, rows_of: Callable[[int], int], num_shards: int, sizes: Sequence[PoolSize], factor: int = 1
+    ) -> None:
+        """`rows_of(i)`: how many rows of shard i belong to this lane. Asked when it is needed, each in turn.
+
+        `sizes`: by the draw from which each is in force; the first is from 0.
+        """
+        self._rows_of, self._num_shards, self._sizes, self.factor = rows_of, num_shards, list(sizes), factor
+        self._shard = self._row = self._number = 0
+        self._at = self._entries = 0
+        """Where the last refill was, and how many entries there were after it."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the number of rows held matters to any refill."""
+        return any(size.most_rows is not None for size in self._sizes)
+
+    def due(self) -> int | None:
+        """The draw at which the next refill happens; None when no shard is left."""
+        return None if self._shard >= self._num_shards else self._next()[0]
+
+    def end(self) -> int:
+        """The draw after which nothing is left of what was added so far."""
+        return self._at + self._entries
+
+    def next(self, held_rows: int) -> Refill:
+        """Make the refill that is due. `held_rows`: rows of which at least one entry is left at that draw."""
+        at, size = self._next()
+        survivors = self.end() - at
+        first_shard, shard, num_rows = self._shard, self._shard, 0
+        while shard < self._num_shards:
+            rows = self._rows_of(shard)
+            is_first = shard == first_shard
+            if not is_first and survivors + (num_rows + rows) * self.factor > size.entries:
+                break
+            if size.most_rows is not None and held_rows + num_rows + rows > size.most_rows:
+                if is_first:
+                    raise NoRoom(shard, held_rows, rows, size.most_rows)
+                break
+            shard, num_rows = shard + 1, num_rows + rows
+        refill = Refill(self._number, at, survivors, range(first_shard, shard), self._row, num_rows)
+        self._number, self._shard, self._row = self._number + 1, shard, self._row + num_rows
+        self._at, self._entries = at, survivors + num_rows * self.factor
+        return refill
+
+    def _next(self) -> tuple[int, PoolSize]:
+        for size, later in zip(self._sizes, [*self._sizes[1:], None], strict=True):
+            due = max(self._at, size.at, self.end() - size.threshold)
+            if later is None or due < later.at:
+                return due, size
+        raise AssertionError
+
+
+def lane_share(first: int, rows: int, lane: int, lanes: int) -> tuple[int, int]:
+    """(first row, number of rows) of a shard that belong to a lane: every `lanes`-th, if the shard begins at row
+    `first` of the sequence.
+
+    >>> [lane_share(10, 7, lane, 4) for lane in range(4)]        # rows 10 to 16 are of lanes 2, 3, 0, 1, 2, 3, 0
+    [(2, 2), (3, 1), (0, 2), (1, 2)]
+    """
+    offset = (lane - first) % lanes
+    return offset, max(0, -(-(rows - offset) // lanes))
+
+
+def mixed_in(survivors: NDArray[Any], new: NDArray[Any], key: int | None) -> NDArray[Any]:
+    """What is left and what is new in one array, permuted under a key; None: as they are.
+
+    >>> mixed_in(np.array([10, 11]), np.array([0, 1, 2]), key=5).tolist()
+    [0, 2, 10, 11, 1]
+    """
+    entries = np.concatenate([survivors, new])
+    return entries if key is None else entries.take(_permuted(len(entries), key))
+
+
+def refill_key(names: Names, number: int) -> int | None:
+    """The key of a refill, for a stream that some names key; None where they are None, and nothing is permuted."""
+    return None if names is None else key_of(*names, number)
+
+
+def _permuted(n: int, key: int) -> NDArray[np.int64]:
+    """The numbers below n by their keyed hashes: hashes whose low bits are the number itself are sorted as they are.
+
+    Twice as fast as sorting numbers by hashes, and the same for any way of sorting, because no two are equal.
+    """
+    bits = max(n - 1, 1).bit_length()
+    number, keep_high = np.uint64((1 << bits) - 1), np.uint64((1 << 64) - (1 << bits))
+    hashes = np.arange(n, dtype=np.uint64)
+    for start in range(0, n, _MIXED_AT_ONCE):
+        part = hashes[start : start + _MIXED_AT_ONCE]
+        part |= mix64(part, np.uint64(key)) & keep_high
+    hashes.sort()
+    hashes &= number
+    return hashes.view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is drawn between two refills."""
+
+    refill: Refill
+    order: NDArray[Any]
+    """Every entry of the pool, as row * factor + which, in the order of drawing."""
+    until: int
+    """The draw at which the next refill happens, or after which nothing is left."""
+
+
+def generations(refills: Refills, names: Names) -> Iterator[Generation]:
+    """A lane's epoch: what is drawn after each refill. `names` key it, with the refill's number."""
+    left = np.empty(0, np.int32)
+    while refills.due() is not None:
+        refill, order = _refilled(refills, left, names)
+        due = refills.due()
+        until = refills.end() if due is None else due
+        yield Generation(refill, order, until)
+        left = order[until - refill.at :]
+
+
+def replay(refills: Refills, drawn: int, names: Names) -> NDArray[Any]:
+    """What is left in the pool after some draws, in the order of drawing; `refills` then goes on from there.
+
+    A refill that is due at just that draw has not happened yet.
+    """
+    order, at = np.empty(0, np.int32), 0
+    while (due := refills.due()) is not None and due < drawn:
+        refill, order = _refilled(refills, order[due - at :], names)
+        at = refill.at
+    return order[drawn - at :]
+
+
+def _refilled(refills: Refills, left: NDArray[Any], names: Names) -> tuple[Refill, NDArray[Any]]:
+    refill = refills.next(num_rows_of(left, refills.factor) if refills.is_limited else 0)
+    first, last = (row * refills.factor for row in (refill.first_row, refill.first_row + refill.num_rows))
+    new = np.arange(first, last, dtype=np.int32 if last < 1 << 31 else np.int64)
+    return refill, mixed_in(left, new, refill_key(names, refill.number))
+
+
+def num_rows_of(entries: NDArray[Any], factor: int) -> int:
+    """Rows of which these are entries.
+
+    >>> num_rows_of(np.array([0, 5, 4]), factor=4)               # entry 0 is of row 0, entries 4 and 5 are of row 1
+    2
+    """
+    if factor == 1 or not len(entries):
+        return len(entries)
+    rows = np.sort(entries // factor)
+    return 1 + int(np.count_nonzero(rows[1:] != rows[:-1]))

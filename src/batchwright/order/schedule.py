@@ -1,0 +1,279 @@
+"""The order: position -> (source, row, epoch) and back, as a pure function with O(1) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.errors import SpecError
+from batchwright.order.epochs import Epochs, Skips
+from batchwright.order.mix import Pattern
+from batchwright.order.permute import Permutation, Shuffles, permutation
+from batchwright.order.pool import Pool, pool
+from batchwright.order.sweep import Change, Leg, Schedule, sweep
+from batchwright.spec import one_of
+
+__all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
+
+ORDER_VERSION = 1
+"""Saved positions of running jobs depend on the order: a new algorithm is a new version, never a changed one."""
+
+NEVER = 1 << 62
+"""The position of a row that is never given."""
+
+
+class Draw(NamedTuple):
+    """What lies at some positions, one entry each."""
+
+    source: NDArray[np.int32]
+    index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+    epoch: NDArray[np.int64]
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows that a source gives, and where those rows lie: what can be read before it is needed."""
+
+    source: int
+    epoch: int
+    first: int
+    """[first, last): how many rows the source gave before, counted through its epochs."""
+    last: int
+    rows: list[tuple[int, int]]
+    """Rows [first, last) of the source, which are all that this stretch gives."""
+
+
+class Order:
+    """Which row of which source lies at each position of the global stream.
+
+    >>> order = Order({"web": 6, "code": 2}, seed=7)
+    >>> draw = order.at(range(8))                      # one epoch: every row of every source once
+    >>> draw.source.tolist()                           # in natural proportion
+    [0, 0, 1, 0, 0, 0, 1, 0]
+    >>> order.positions(0, draw.index[:2], 0).tolist() # and back
+    [0, 1]
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        seed: int,
+        weights: Mapping[str, float] | Schedule | None = None,
+        shuffle: str = "global",
+        pool: tuple[int, int] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+        exhausted: str = "repeat",
+        num_rows: int | None = None,
+        skips: Sequence[tuple[int, int]] = (),
+        changes: Sequence[Change] = (),
+    ) -> None:
+        """`pool`: (rows of a block, blocks of a window), for shuffle="pool". `skips`: ranges [first, stop)."""
+        self.seed = seed
+        self.shuffle = one_of(("global", "pool", "none"), shuffle=shuffle)
+        if (shuffle == "pool") != (pool is not None):
+            raise SpecError(
+                f"shuffle={shuffle!r} {'needs' if pool is None else 'has no'} windows of blocks",
+                parameter="pool",
+                remedy="pool=(block_rows, window_blocks), with shuffle='pool' only",
+            )
+        self.pool = pool
+        schedule = weights if isinstance(weights, tuple) else ((0, weights),)
+        swept = sweep(
+            sizes,
+            schedule,
+            max_epochs=max_epochs or {},
+            exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
+            num_rows=num_rows,
+            changes=changes,
+        )
+        self.names = swept.names
+        self.growth = swept.sizes
+        """For each source, how many rows its epochs have, and from which on."""
+        self.sizes = tuple(growth[-1].num_rows for growth in swept.sizes)
+        """Rows of an epoch of each source, with all that it has got."""
+        self.legs, self.bindings = swept.legs, swept.bindings
+        self.skips = Skips(skips)
+        self.epochs = Epochs(swept.eras, swept.limit, self.skips)
+        self._size = np.array(self.sizes, np.int64)
+        self._shuffles = Shuffles(len(self.names))
+        self._has_grown = [len(growth) > 1 for growth in swept.sizes]
+        self._leg_starts = np.array([leg.start for leg in self.legs], np.int64)
+        self._before = np.array([leg.before for leg in self.legs], np.int64)
+
+    @property
+    def shares(self) -> list[float]:
+        """The share that each source has in the end."""
+        mix = self.legs[-1].mix
+        rows = mix.counts_per_cycle.tolist() if isinstance(mix, Pattern) else list(mix.sizes)
+        rows += [0] * (len(self.names) - len(rows))
+        return [count / sum(rows) for count in rows]
+
+    def at(self, positions: ArrayLike) -> Draw:
+        """What lies at these positions. Vectorised: ask for many at once."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if len(self.legs) == 1:
+            source, ordinal = self._at_leg(self.legs[0], positions)
+        else:
+            which = np.searchsorted(self._leg_starts, positions, side="right") - 1
+            touched = np.unique(which).tolist()
+            if len(touched) == 1:  # nearly always: positions are asked for in runs
+                source, ordinal = self._at_leg(self.legs[touched[0]], positions)
+            else:
+                source, ordinal = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
+                for number in touched:
+                    mine = np.flatnonzero(which == number)
+                    source[mine], ordinal[mine] = self._at_leg(self.legs[number], positions[mine])
+        epoch, within = self._epoch_of(source, ordinal)
+        return Draw(source, self._permute(source, within, epoch), epoch)
+
+    def _at_leg(self, leg: Leg, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(source, how many rows of that source came before) of positions of a leg."""
+        if leg.start != leg.phase:
+            positions = positions - (leg.start - leg.phase)
+        if isinstance(leg.mix, Pattern):
+            source, ordinal = leg.mix.at(positions)
+        elif len(leg.mix.sizes) == 1:
+            source, ordinal = np.zeros(len(positions), np.int32), positions
+        else:
+            epoch, within = np.divmod(positions, leg.mix.num_rows)
+            source, ordinal = leg.mix.at(within)
+            of_epochs: NDArray[np.int64] = epoch * np.array(leg.mix.sizes, np.int64)[source]
+            ordinal = ordinal + of_epochs
+        return source, ordinal if not leg.start else ordinal + np.array(leg.base, np.int64)[source]
+
+    def _epoch_of(
+        self, source: NDArray[np.int32], ordinal: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epoch of its source, number inside that epoch) of rows that are counted through epochs."""
+        epoch, within = np.divmod(ordinal, self._size[source])
+        for number, has_grown in enumerate(self._has_grown):
+            if has_grown:
+                mine = np.flatnonzero(source == number)
+                epoch[mine], within[mine] = self.epoch_of(number, ordinal[mine])
+        return epoch, within
+
+    def epoch_of(self, source: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epoch, number inside that epoch) of rows of one source, counted through its epochs."""
+        growth = self.growth[source]
+        which = np.searchsorted([size.first_row for size in growth], ordinals, side="right") - 1
+        first_row, first_epoch, num_rows = (np.array(column, np.int64)[which] for column in zip(*growth, strict=True))
+        epoch, within = np.divmod(ordinals - first_row, num_rows)
+        return epoch + first_epoch, within
+
+    def epoch_size(self, source: int, epoch: int) -> tuple[int, int]:
+        """(rows that a source gave before one of its epochs, rows of that epoch)."""
+        size = next(s for s in reversed(self.growth[source]) if s.first_epoch <= epoch)
+        return size.first_row + (epoch - size.first_epoch) * size.num_rows, size.num_rows
+
+    def _permute(
+        self, source: NDArray[np.int32], within: NDArray[np.int64], epoch: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        if self.shuffle == "none" or not len(within):
+            return within
+        if len(self.sizes) == 1 and epoch[0] == epoch[-1] and (epoch == epoch[0]).all():
+            return self._permutation(0, int(epoch[0])).at(within)
+        if self.pool is None:
+            return self._shuffles.at(source, epoch, within, self._whole_permutation)
+        index = np.empty_like(within)
+        pairs = np.unique(np.stack([source.astype(np.int64), epoch], axis=1), axis=0)
+        for which, e in pairs.tolist():
+            chosen = np.flatnonzero((source == which) & (epoch == e))
+            index[chosen] = self._permutation(which, e).at(within[chosen])
+        return index
+
+    def _permutation(self, source: int, epoch: int) -> Permutation | Pool:
+        if self.pool is None:
+            return self._whole_permutation(source, epoch)
+        return pool(self.epoch_size(source, epoch)[1], *self.pool, self.seed, self.names[source], epoch)
+
+    def _whole_permutation(self, source: int, epoch: int) -> Permutation:
+        return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
+
+    def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
+        """Where these rows of a source lie in its given epoch: the inverse of `at`. NEVER for one that is not given."""
+        within = np.asarray(index, dtype=np.int64)
+        if self.shuffle != "none":
+            within = self._permutation(source, epoch).inverse(within)
+        return self.position_of(source, within + self.epoch_size(source, epoch)[0])
+
+    def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where a source gives its rows number `ordinals`, counted through its epochs."""
+        positions = np.empty(len(ordinals), np.int64)
+        which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
+        for number in np.unique(which).tolist():
+            mine, leg = np.flatnonzero(which == number), self.legs[number]
+            found = self._position_in(leg, source, ordinals[mine] - leg.base[source])
+            positions[mine] = leg.start - leg.phase + found
+        return np.minimum(positions, NEVER)
+
+    def _position_in(self, leg: Leg, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How far after the start of a leg a source gives its rows, counted from there."""
+        mix = leg.mix
+        per_cycle = mix.counts_per_cycle if isinstance(mix, Pattern) else mix.sizes
+        if source >= len(per_cycle) or not per_cycle[source]:
+            return np.full(len(ordinals), NEVER, np.int64)
+        if isinstance(mix, Pattern):
+            return mix.position(source, ordinals)
+        epoch, within = np.divmod(ordinals, mix.sizes[source])
+        positions: NDArray[np.int64] = mix.position(source, within) + epoch * mix.num_rows
+        return positions
+
+    def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
+        """What a source gives from its row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
+
+        Without an end. Rows that are shuffled over a whole epoch lie anywhere in it: there a stretch is an epoch.
+        """
+        while True:
+            epoch = int(self.epoch_of(source, np.array([ordinal]))[0][0])
+            start, size = self.epoch_size(source, epoch)
+            within = ordinal - start
+            if self.shuffle == "none":
+                first, last = within, min(within + longest, size)
+                rows = [(first, last)]
+            elif self.pool is None:
+                first, last, rows = 0, size, [(0, size)]
+            else:
+                windows = self._permutation(source, epoch)
+                assert not isinstance(windows, Permutation)
+                window = int(windows.window_of(np.array([within]))[0])
+                first, last = windows.window_start(window), windows.window_start(window + 1)
+                rows = windows.blocks(window)
+            yield Stretch(source, epoch, start + first, start + last, rows)
+            ordinal = start + last
+
+    def counts(self, position: int) -> list[int]:
+        """Rows of each source that lie before a position, skipped ones too."""
+        number = int(np.searchsorted(self._leg_starts, position, side="right")) - 1
+        counts = self.legs[number].counts(position)
+        return counts + [0] * (len(self.names) - len(counts))
+
+    def given(self, position: int) -> list[int]:
+        """Rows of each source that were given out before a position: without those that are skipped."""
+        counts = self.counts(position)
+        for first, stop in self.skips.ranges:
+            if first < position:
+                skipped = zip(self.counts(first), self.counts(min(stop, position)), strict=True)
+                counts = [count - (b - a) for count, (a, b) in zip(counts, skipped, strict=True)]
+        return counts
+
+    def first_epoch_ends_at(self, source: int) -> int:
+        """The position after which a source has given every row of its first epoch; beyond NEVER if it never has."""
+        return int(self.position_of(source, np.array([self.epoch_size(source, 0)[1] - 1]))[0]) + 1
+
+    def epochs_begun(self, source: int, position: int) -> int:
+        """Epochs of a source that have begun before a position."""
+        rows = self.counts(position)[source]
+        return 1 + int(self.epoch_of(source, np.array([rows - 1]))[0][0]) if rows else 0
+
+    def exhausted_at(self, *, first: bool) -> int:
+        """Rows after which the first (or the last) source with a weight has given its last row of its first epoch."""
+        ends = [self.first_epoch_ends_at(source) for source in range(len(self.names))]
+        ends = [end for end in ends if end <= NEVER]
+        return min(ends) if first else max(ends)
+
+    def views(self, rank: int, world_size: int) -> list[Order]:
+        """The orders in which a rank meets its rows: one for all ranks, but for lanes."""
+        return [self]

@@ -1,0 +1,218 @@
+"""Cut the stream of rows into steps, and a step into ranks: arithmetic on positions, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import PlanError, SpecError
+from batchwright.order.epochs import Epochs
+from batchwright.spec import at_least, one_of
+
+__all__ = ["Cut", "Steps", "position_of_step", "share", "step_of_position"]
+
+Steps = Sequence[Sequence[int]]
+"""[[from_step, from_position, rows_per_step], ...]: how a run cut batches."""
+
+
+def share(n: int, *, rank: int, world: int) -> range:
+    """Rows of a batch of `n` that rank `rank` of `world` gets: disjoint, complete, within one of each other in number.
+
+    >>> share(10, rank=0, world=3), share(10, rank=2, world=3)
+    (range(0, 3), range(6, 10))
+    """
+    return range(n * rank // world, n * (rank + 1) // world)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How steps of `rows_per_step` rows follow each other through the epochs of a stream. All positions, in and out.
+
+    >>> drop = Cut(rows_per_step=4, epochs=Epochs.of(10), epoch_end="drop")
+    >>> [drop.after(0, steps) for steps in range(4)]   # rows 8 and 9 of each epoch are dropped
+    [0, 4, 10, 14]
+    """
+
+    rows_per_step: int
+    epochs: Epochs
+    epoch_end: str = "drop"
+    """`drop` leaves out an epoch's last, partial batch; `pad` fills it up; `wrap` lets it cross into the next epoch."""
+
+    def __post_init__(self) -> None:
+        at_least(1, batch_size=self.rows_per_step)
+        one_of(("drop", "pad", "wrap"), epoch_end=self.epoch_end)
+        rows = self.epochs.most_rows
+        if self.epoch_end == "drop" and rows is not None and rows < self.rows_per_step:
+            raise SpecError(
+                f"batch_size={self.rows_per_step} is more than an epoch, which has {rows} rows",
+                parameter="batch_size",
+                remedy=f"batch_size={rows} or less, or epoch_end='pad' or 'wrap'",
+            )
+
+    @property
+    def epoch_rows(self) -> int | None:
+        """Rows of the epochs that go on for ever; None: the stream has no epochs."""
+        return self.epochs.last_rows
+
+    @property
+    def is_linear(self) -> bool:
+        return self.epoch_end == "wrap" or all(rows is None for _, rows in self.epochs.eras)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of each of the epochs that go on for ever."""
+        assert self.epoch_rows is not None
+        return self._steps_in(self.epoch_rows)
+
+    def steps_of_epoch(self, live: int) -> int:
+        """Steps of the epoch that a live row lies in, from its beginning."""
+        _, start, stop = self.epochs.span(live)
+        assert stop is not None
+        return self._steps_in(stop - start)
+
+    def most_steps_of_epoch(self, position: int) -> int:
+        """The same, or one more where steps cross the ends of epochs: as many as may begin in it."""
+        _, start, stop = self.epochs.span(self.epochs.skips.live(position))
+        assert stop is not None
+        return -(-(stop - start) // self.rows_per_step) if self.is_linear else self._steps_in(stop - start)
+
+    def _steps_in(self, rows: int) -> int:
+        return rows // self.rows_per_step if self.epoch_end != "pad" else -(-rows // self.rows_per_step)
+
+    def settle(self, position: int) -> int:
+        """The position at which the next batch really starts: skipped, and a tail too short for a batch, passed over.
+
+        The end of the stream stays what it is.
+        """
+        return self.epochs.skips.position(self._settle(self.epochs.skips.live(position)))
+
+    def _settle(self, live: int) -> int:
+        if self.is_linear or self.epoch_end != "drop":
+            return live
+        while True:
+            _, _, stop = self.epochs.span(live)
+            if stop is None or stop - live >= self.rows_per_step or self._is_too_small_for_ever(live):
+                return live
+            live = stop
+
+    def _is_too_small_for_ever(self, live: int) -> bool:
+        """Whether no epoch from here on holds a batch, and what does not fill one is dropped."""
+        _, rows, following = self.epochs.era(live)
+        return self.epoch_end == "drop" and following is None and rows is not None and rows < self.rows_per_step
+
+    def real_rows(self, position: int) -> int:
+        """How many rows of the batch at a (settled) position are data; fewer than rows_per_step only with `pad`."""
+        return self.rows_per_step if self.is_linear else min(self.rows_per_step, self._left(position))
+
+    def _left(self, position: int) -> int:
+        """Rows from a position to the end of its epoch."""
+        live = self.epochs.skips.live(position)
+        _, _, stop = self.epochs.span(live)
+        return self.rows_per_step if stop is None else stop - live
+
+    def whole_steps_left(self, position: int) -> int | None:
+        """Whole steps from a (settled) position to the end of its epoch; None where it has no end."""
+        live = self.epochs.skips.live(position)
+        stop = None if self.is_linear else self.epochs.span(live)[2]
+        return None if stop is None else (stop - live) // self.rows_per_step
+
+    def positions(self, position: int, num_rows: int) -> NDArray[np.int64]:
+        """The positions of so many rows from a position on."""
+        live = self.epochs.skips.live(position)
+        return self.epochs.skips.positions(np.arange(live, live + num_rows))
+
+    def after(self, position: int, num_steps: int) -> int:
+        """The position after `num_steps` more steps."""
+        return self.epochs.skips.position(self._after(self.epochs.skips.live(position), num_steps))
+
+    def _after(self, live: int, num_steps: int) -> int:
+        if self.is_linear:
+            return live + num_steps * self.rows_per_step
+        live = self._settle(live)
+        while True:
+            _, _, stop = self.epochs.span(live)
+            here = None if stop is None else self._steps_in(stop - live)
+            if here is None or stop is None or num_steps < here or (not here and self._is_too_small_for_ever(live)):
+                return live + num_steps * self.rows_per_step
+            live, num_steps = stop, num_steps - here
+            live, epochs = self._whole_epochs(live, None, num_steps)  # many epochs at once
+            num_steps -= epochs
+            if num_steps:
+                live = self._settle(live)
+            else:
+                return live
+
+    def _whole_epochs(self, live: int, until: int | None, most_steps: int | None) -> tuple[int, int]:
+        """(row, steps) after the whole epochs of one era from the beginning of an epoch on, within these bounds."""
+        start, rows, following = self.epochs.era(live)
+        if rows is None or not rows or (live - start) % rows or self._is_too_small_for_ever(live):
+            return live, 0
+        per_epoch = self._steps_in(rows)
+        bounds = [] if following is None else [(following - live) // rows]
+        if until is not None:
+            bounds.append(max(until - live, 0) // rows)
+        if most_steps is not None and per_epoch:
+            bounds.append(most_steps // per_epoch)
+        epochs = min(bounds)
+        return live + epochs * rows, epochs * per_epoch
+
+    def is_over(self, position: int, end: int | None) -> bool:
+        """Whether a run that ends at a position (None: never) has no batch left at a (settled) position."""
+        if end is None:
+            return not self.is_linear and self._never_fits(self.epochs.skips.live(position))
+        live, end = self.epochs.skips.live(position), self.epochs.skips.live(end)
+        is_short = self.is_linear and live + self.rows_per_step > end
+        return live >= end or is_short or (not self.is_linear and self._never_fits(live))
+
+    def _never_fits(self, live: int) -> bool:
+        _, _, stop = self.epochs.span(live)
+        return self._is_too_small_for_ever(live) and stop is not None and stop - live < self.rows_per_step
+
+    def last_simple(self, position: int) -> float:
+        """The last position of this epoch from which the next step simply begins rows_per_step further on."""
+        live = self.epochs.skips.live(position)
+        stop = None if self.is_linear else self.epochs.span(live)[2]
+        last = float("inf") if stop is None else float(position + stop - live - 2 * self.rows_per_step)
+        skipped = self.epochs.skips.next_from(position)
+        return last if skipped is None else min(last, float(skipped - 2 * self.rows_per_step))
+
+    def steps_until(self, position: int, later: int) -> int:
+        """How many whole steps lead from one position to a later one."""
+        live, goal = self.epochs.skips.live(position), self.epochs.skips.live(later)
+        if self.is_linear:
+            return (goal - live) // self.rows_per_step
+        live, steps = self._settle(live), 0
+        while live <= goal:
+            _, _, stop = self.epochs.span(live)
+            if stop is None or goal < stop:
+                here = (goal - live) // self.rows_per_step
+                return steps + (here if stop is None else min(here, self._steps_in(stop - live)))
+            steps, live = steps + self._steps_in(stop - live), stop
+            live, more = self._whole_epochs(live, goal, None)
+            steps += more
+        return steps
+
+
+def position_of_step(steps: Steps, step: int, *, epochs: Epochs, epoch_end: str) -> tuple[int, int]:
+    """(position, rows_per_step) of a step, looked up in how the run cut batches.
+
+    >>> position_of_step([[0, 0, 8], [100, 800, 16]], 102, epochs=Epochs.of(None), epoch_end="drop")
+    (832, 16)
+    """
+    if step < 0:
+        raise PlanError(f"step {step} does not exist", remedy="a step of 0 or more")
+    from_step, from_position, rows = max((triple for triple in steps if triple[0] <= step), key=lambda t: t[0])
+    cut = Cut(rows_per_step=rows, epochs=epochs, epoch_end=epoch_end)
+    return cut.after(from_position, step - from_step), rows
+
+
+def step_of_position(steps: Steps, position: int, *, epochs: Epochs, epoch_end: str) -> int:
+    """The step that uses (or would use next) a position."""
+    from_step, from_position, rows = max(
+        (triple for triple in steps if triple[1] <= position), key=lambda t: (t[0], t[1])
+    )
+    cut = Cut(rows_per_step=rows, epochs=epochs, epoch_end=epoch_end)
+    return from_step + cut.steps_until(from_position, position)

@@ -1,0 +1,322 @@
+"""What a plan's weights, caps and changes come to: legs, each with one mix, found by going once through the changes.
+
+A leg is a stretch of positions in which one pattern (or natural proportion) holds. Every leg knows how many rows each
+source gave before it, so that the next leg goes on where the last one stopped: nothing repeats, nothing is lost. Where
+a cap binds is a result, never an input.
+
+A leg does not begin with the first slot of its pattern, but with the one that its position has (modulo 65,536): weights
+that change often would otherwise be served from the beginnings of patterns only, where rare sources never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from batchwright.errors import SpecError
+from batchwright.order.mix import Pattern, build_pattern, integer_shares
+from batchwright.order.natural import Natural
+from batchwright.spec import suggest
+
+__all__ = ["Binding", "Change", "Leg", "Schedule", "Size", "Sweep", "sweep"]
+
+_PHASES = 1 << 16
+"""Slots among which a leg may begin: those of the shortest patterns."""
+_MOST_EPOCHS = 1 << 20
+"""A cap above this never binds in any run that ends."""
+
+Schedule = tuple[tuple[int, Mapping[str, float] | None], ...]
+"""((from position, weights), ...); weights None: every row once, in natural proportion."""
+
+
+class Change(NamedTuple):
+    """What an amendment does to the order, from a position on."""
+
+    at: int
+    weights: Schedule | None = None
+    """What replaces all weights that were to come from here on; None: they stay."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Sources that join, and sources that have more rows now."""
+    max_epochs: tuple[tuple[str, int], ...] = ()
+    """Caps that are set anew."""
+    num_rows: int | None = None
+
+    @property
+    def touches_the_mix(self) -> bool:
+        return bool(self.weights or self.sizes or self.max_epochs)
+
+
+class Size(NamedTuple):
+    """From its row number `first_row` on, counted through epochs, a source has epochs of `num_rows` rows."""
+
+    first_row: int
+    first_epoch: int
+    num_rows: int
+
+
+class Leg(NamedTuple):
+    start: int
+    before: tuple[int, ...]
+    """Rows that each source gave before."""
+    mix: Pattern | Natural
+    weights: tuple[float, ...] | None
+    """Asked for, of the sources that are still there; None: natural proportion."""
+    phase: int
+    """The slot of the pattern with which the leg begins."""
+    base: tuple[int, ...]
+    """What to add to how often the mix has drawn a source, to have the rows that it gave in all."""
+
+    @classmethod
+    def begin(
+        cls, start: int, before: Sequence[int], mix: Pattern | Natural, weights: Sequence[float] | None, phase: int = 0
+    ) -> Leg:
+        passed = mix.counts(phase) if phase else [0] * len(before)
+        base = tuple(b - p for b, p in zip(before, passed, strict=True))
+        return cls(start, tuple(before), mix, None if weights is None else tuple(weights), phase, base)
+
+    def among(self, num_sources: int) -> Leg:
+        """The same leg, among sources of which some joined later."""
+        later = (0,) * (num_sources - len(self.before))
+        return self._replace(before=self.before + later, base=self.base + later)
+
+    def after_row(self, source: int, ordinal: int) -> int:
+        """The position after a row of a source, counted through its epochs; beyond the leg if it comes later."""
+        assert isinstance(self.mix, Pattern)
+        if not self.mix.counts_per_cycle[source]:  # only the beginning of the pattern was drawn
+            return self.start - self.phase + self.mix.num_slots
+        slot = int(self.mix.position(source, np.array([ordinal - self.base[source]]))[0])
+        return self.start - self.phase + slot + 1
+
+    def counts(self, position: int) -> list[int]:
+        """Rows that each source gave before a position of this leg."""
+        if isinstance(self.mix, Pattern):
+            given = self.mix.counts(position - self.start + self.phase)
+        else:
+            epoch, within = divmod(position - self.start, self.mix.num_rows)
+            given = [epoch * n + c for n, c in zip(self.mix.sizes, self.mix.counts(within), strict=True)]
+        given += [0] * (len(self.before) - len(given))  # sources that joined later
+        return [b + g for b, g in zip(self.base, given, strict=True)]
+
+
+class Binding(NamedTuple):
+    """A source that had given all its epochs: it is left out from this position on."""
+
+    position: int
+    source: str
+    epochs: int
+
+
+class Sweep(NamedTuple):
+    names: tuple[str, ...]
+    sizes: tuple[tuple[Size, ...], ...]
+    legs: tuple[Leg, ...]
+    bindings: tuple[Binding, ...]
+    eras: tuple[tuple[int, int | None], ...]
+    """(from position, rows of an epoch): as `Epochs` takes it."""
+    limit: int | None
+    """The position at which nothing is left to give."""
+
+
+def sweep(
+    sizes: Mapping[str, int],
+    schedule: Schedule,
+    *,
+    max_epochs: Mapping[str, int],
+    exhausted: str,
+    num_rows: int | None,
+    changes: Sequence[Change],
+) -> Sweep:
+    """Go through all changes once."""
+    run = _Run(sizes, max_epochs, exhausted, num_rows)
+    for change in changes:
+        schedule = schedule if change.weights is None else (*(s for s in schedule if s[0] < change.at), *change.weights)
+    asked = dict(schedule)
+    mixing = {*asked, *(change.at for change in changes if change.touches_the_mix)}
+    for mark in sorted({*mixing, *(change.at for change in changes)}):
+        following = min((other for other in mixing if other > mark), default=None)
+        for change in changes:
+            if change.at == mark:
+                run.apply(change)
+        if mark in asked:
+            run.weights, run.is_changed = asked[mark], True
+        run.go(mark, following)
+        if run.limit is not None:
+            break
+    legs = [leg.among(len(run.names)) for leg in run.legs]
+    return Sweep(
+        tuple(run.names),
+        tuple(tuple(s) for s in run.sizes),
+        tuple(legs),
+        tuple(run.bindings),
+        run.eras_to_the_end(),
+        run.limit,
+    )
+
+
+class _Run:
+    """Where a sweep is."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], max_epochs: Mapping[str, int], exhausted: str, num_rows: int | None
+    ) -> None:
+        self.names = list(sizes)
+        self.sizes = [[Size(0, 0, n)] for n in sizes.values()]
+        self.caps, self.exhausted, self.num_rows = dict(max_epochs), exhausted, num_rows
+        self.weights: Mapping[str, float] | None = None
+        self.is_changed = True
+        self.joining: dict[str, int] = {}
+        self.legs: list[Leg] = []
+        self.bindings: list[Binding] = []
+        self.eras: list[tuple[int, int | None]] = []
+        self.limit: int | None = None
+
+    def apply(self, change: Change) -> None:
+        self.joining.update(change.sizes)
+        self.caps.update(change.max_epochs)
+        self.bindings = [b for b in self.bindings if b.epochs >= self.caps.get(b.source, b.epochs)]
+        self.is_changed |= change.touches_the_mix
+        if change.num_rows is not None:
+            self.num_rows = change.num_rows
+            if self.eras and self.weights is not None:
+                self._begin_era(self._epoch_start(change.at), change.num_rows)
+
+    def go(self, mark: int, following: int | None) -> None:
+        if not self.is_changed:
+            return
+        if self.weights is None:
+            self._go_naturally(mark, following)
+        else:
+            self._go_by_weights(mark, following, self.weights)
+
+    def _go_naturally(self, mark: int, following: int | None) -> None:
+        """Every row of every source once in an epoch: whoever joins or grows waits for the next epoch."""
+        boundary = mark
+        if self.legs:
+            leg = self.legs[-1]
+            assert isinstance(leg.mix, Natural)
+            boundary = leg.start + -(-(mark - leg.start) // leg.mix.num_rows) * leg.mix.num_rows
+            if following is not None and boundary >= following:
+                return  # still to be done, at the next mark
+        before = self._admit_at(boundary)
+        mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
+        self.legs.append(Leg.begin(boundary, before, mix, None))
+        self.eras.append((boundary, mix.num_rows))
+        self.is_changed = False
+
+    def _go_by_weights(self, mark: int, following: int | None, weights: Mapping[str, float]) -> None:
+        position, before = mark, self._admit_at(mark)
+        if not self.eras:
+            self.eras.append((0, self.num_rows))
+        elif self.legs[-1].weights is None:
+            self._begin_era(self._epoch_start(mark), self.num_rows)
+        self.is_changed = False
+        check_weights(weights, self.names)
+        asked = [weights.get(name, 0.0) for name in self.names]
+        integer_shares(asked, self.names)  # refuses what no mixture can have, also of a source that has left
+        ends = [self._rows_allowed(i) for i in range(len(self.names))]
+        while True:
+            active = [w if e is None or b < e else 0.0 for w, e, b in zip(asked, ends, before, strict=True)]
+            self._bind(position, [i for i, weight in enumerate(asked) if weight and not active[i]])
+            if not any(active) or (self.exhausted == "stop" and active != asked):
+                self.limit = position
+                return
+            last_rows = {i: end for i, end in enumerate(ends) if end is not None and active[i]}
+            leg = self._begin_leg(position, before, active, last_rows, following)
+            leaves_at = min((leg.after_row(i, end - 1) for i, end in last_rows.items()), default=None)
+            if leaves_at is None or (following is not None and leaves_at >= following):
+                return
+            position, before = leaves_at, leg.counts(leaves_at)
+
+    def _begin_leg(
+        self, position: int, before: list[int], active: list[float], ends: Mapping[int, int], following: int | None
+    ) -> Leg:
+        """A leg with these weights. No slot of its pattern is drawn that will not be looked at.
+
+        A leg ends at the next mark, or where the first source has given its last row: when that is due, at the latest.
+        """
+        counts = tuple(integer_shares(active, self.names)[1])
+        self._refuse_empty(counts)
+        phase = position % _PHASES
+        lengths = [following - position] if following is not None else []
+        lengths += [(end - before[i] + 1) * sum(counts) // counts[i] + 1 for i, end in ends.items()]
+        mix = build_pattern(counts, phase + min(lengths) if lengths else None)
+        self.legs.append(Leg.begin(position, before, mix, active, phase))
+        return self.legs[-1]
+
+    def _bind(self, position: int, sources: list[int]) -> None:
+        """Note which sources have given what they may."""
+        known = {binding.source for binding in self.bindings}
+        for name in (self.names[source] for source in sources):
+            if name not in known:
+                self.bindings.append(Binding(position, name, self.caps.get(name, 1)))
+
+    def _rows_allowed(self, source: int) -> int | None:
+        """Rows that a source may give in all, counted through its epochs; None: it starts over for ever."""
+        epochs = self.caps.get(self.names[source], None if self.exhausted == "repeat" else 1)
+        if epochs is None or epochs > _MOST_EPOCHS:
+            return None
+        size = next(s for s in reversed(self.sizes[source]) if s.first_epoch < epochs or s.first_epoch == 0)
+        return size.first_row + (epochs - size.first_epoch) * size.num_rows
+
+    def _counts(self, position: int) -> list[int]:
+        if not self.legs:
+            return [0] * len(self.names)
+        counts = next(leg for leg in reversed(self.legs) if leg.start <= position).counts(position)
+        return counts + [0] * (len(self.names) - len(counts))
+
+    def _admit_at(self, position: int) -> list[int]:
+        """Let new sources join, and let those that grew have their new rows after the epoch that they are in.
+
+        Returns the rows that each source has given by then.
+        """
+        given = self._counts(position)
+        for name, num_rows in self.joining.items():
+            if name not in self.names:
+                self.names.append(name)
+                self.sizes.append([Size(0, 0, num_rows)])
+                continue
+            source = self.names.index(name)
+            last = self.sizes[source][-1]
+            if num_rows != last.num_rows:
+                epochs = -(-max(given[source] - last.first_row, 0) // last.num_rows)
+                grown = Size(last.first_row + epochs * last.num_rows, last.first_epoch + epochs, num_rows)
+                self.sizes[source] = [*(self.sizes[source] if epochs else self.sizes[source][:-1]), grown]
+        self.joining = {}
+        return given + [0] * (len(self.names) - len(given))
+
+    def _refuse_empty(self, counts: tuple[int, ...]) -> None:
+        for name, sizes, count in zip(self.names, self.sizes, counts, strict=True):
+            if count and not sizes[-1].num_rows:
+                raise SpecError(
+                    f"source {name!r} has a weight but no rows", source=name, remedy=f"weights without {name!r}"
+                )
+
+    def _epoch_start(self, position: int) -> int:
+        """Where the epoch begins in which the last row before a position lies."""
+        start, rows = next(era for era in reversed(self.eras) if era[0] < position or era[0] == 0)
+        return start if rows is None or position <= start else start + (position - start - 1) // rows * rows
+
+    def _begin_era(self, start: int, end: int | None) -> None:
+        self.eras = [era for era in self.eras if era[0] < start]
+        self.eras.append((start, None if end is None else end - start))
+
+    def eras_to_the_end(self) -> tuple[tuple[int, int | None], ...]:
+        """The eras, of which the last ends where the stream does."""
+        if self.limit is not None:
+            start, rows = self.eras[-1]
+            if rows is None or self.limit < start + rows or (self.limit - start) % rows:
+                self._begin_era(self._epoch_start(self.limit), self.limit)
+        return tuple(self.eras)
+
+
+def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
+    for name in weights:
+        if name not in names:
+            raise SpecError(
+                f"weights= names a source {name!r} that is not there",
+                source=name,
+                sources=", ".join(names),
+                remedy=f"{suggest(name, names) or names[0]!r}",
+            )

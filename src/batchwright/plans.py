@@ -1,0 +1,135 @@
+"""Plans kept with their store: written when a loader opens, found again by fingerprint, file, state or loader."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import PlanError, StoreError
+from batchwright.plan import Plan, PlanSource, is_fingerprint, plan_home
+from batchwright.store.reader import Store
+from batchwright.store.stream import TokenStream
+from batchwright.store.versions import list_versions
+
+__all__ = ["find_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places"]
+
+log = logging.getLogger("batchwright")
+
+
+def keep_plan(store: Path, plan: Plan) -> None:
+    """Write a plan beside its store, or under $BATCHWRIGHT_HOME where the store cannot be written."""
+    for folder in (store / "plans", plan_home()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            plan.save(folder / f"{plan.fingerprint}.json")
+            return
+        except (OSError, PlanError) as error:  # a damaged file there must not keep a run from starting
+            log.warning("plan %s cannot be kept in %s: %s", plan.fingerprint, folder, error)
+
+
+def with_places(plan: Plan, streams: Mapping[str, TokenStream]) -> Plan:
+    """A plan that says where its sources were found, if that is not one store."""
+    paths = {source.name: str(streams[source.name].store.path.absolute()) for source in plan.all_sources}
+    return replace(plan, places=tuple(paths.items())) if len(set(paths.values())) > 1 else plan
+
+
+def list_plans(store: Path) -> list[Plan]:
+    """The plans kept with a store, newest first."""
+    files = sorted((store / "plans").glob("[0-9a-f]*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [Plan.load(path) for path in files]
+
+
+def find_plan(where: Any, plan: Any, *, batch_size: int | None = None) -> Plan:
+    """The plan that somebody means by a plan, loader, state, fingerprint (or its beginning) or file.
+
+    `where` is a store or its path, or several: a plan is kept with every store that it uses.
+    """
+    roots = [_root(store) for store in _listed(where)]
+    found = _find(roots, plan)
+    return found if batch_size is None else found.cut_as([[0, 0, batch_size]])
+
+
+def _find(stores: list[Path], plan: Any) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(getattr(plan, "plan", None), Plan):
+        return plan.plan  # type: ignore[no-any-return]
+    if isinstance(plan, Mapping):
+        if "plan" not in plan or "steps" not in plan:
+            raise PlanError("this is not a loader's state", remedy="what state_dict() returned")
+        return _find(stores, plan["plan"]).cut_as(plan["steps"])
+    if isinstance(plan, str) and is_fingerprint(plan):
+        for folder in (*(store / "plans" for store in stores), plan_home()):
+            matches = sorted(folder.glob(f"{plan}*.json"))
+            if len(matches) == 1:
+                return Plan.load(matches[0])
+            if matches:
+                raise PlanError(
+                    f"several plans begin with {plan}", plans=", ".join(m.stem for m in matches), remedy="more digits"
+                )
+        known = ", ".join(p.fingerprint for store in stores for p in list_plans(store)) or "none"
+        where = ", ".join(map(str, stores))
+        raise PlanError(f"no plan {plan} is kept with {where}", plans=known, remedy="one of these, or the plan's file")
+    if isinstance(plan, str | os.PathLike):
+        return Plan.load(plan)
+    raise PlanError(
+        f"a {type(plan).__name__} is not a plan", remedy="a plan, its fingerprint or file, a state, or a loader"
+    )
+
+
+def streams_for_plan(where: Any, plan: Plan) -> dict[str, TokenStream]:
+    """The token streams that have the content of a plan's sources, by the names that the plan gives them.
+
+    `where` is a store, its path, several of them, or a mapping to them. Older versions of these are looked through too,
+    and then the stores in which the plan's run found its sources.
+    """
+    given = _listed(where)
+    found: dict[str, TokenStream] = {}
+    for store in _candidates(given, [Path(path) for _, path in plan.places]):
+        for source in plan.all_sources:
+            if source.name not in found and (stream := _with_content(store, source)) is not None:
+                found[source.name] = stream
+        if len(found) == len(plan.all_sources):
+            return found
+    missing = [source for source in plan.all_sources if source.name not in found]
+    roots = ", ".join(str(_root(store)) for store in given)
+    raise PlanError(
+        f"no version of {roots} has the content of plan {plan.fingerprint}",
+        source=", ".join(f"{s.name} ({s.split})" for s in missing),
+        remedy="the stores that the plan was made over; `batchwright gc` may have removed a version",
+    )
+
+
+def _listed(where: Any) -> list[str | os.PathLike[str] | Store]:
+    if isinstance(where, Mapping):
+        return list(where.values())
+    return [where] if isinstance(where, str | os.PathLike | Store) else list(where)
+
+
+def _candidates(given: list[str | os.PathLike[str] | Store], places: list[Path]) -> Iterator[Store]:
+    """Stores that may have it: those that are given, their older versions, then those of the plan's run."""
+    yield from (store if isinstance(store, Store) else Store(_root(store)) for store in given)
+    for root in dict.fromkeys([*map(_root, given), *places]):
+        for version in list_versions(root):
+            try:
+                yield Store(root, version=version)
+            except StoreError:  # damaged, or removed since: another may have the content
+                continue
+
+
+def _with_content(store: Store, source: PlanSource) -> TokenStream | None:
+    """The stream that has a source's content: of its name, if there is a choice."""
+    named = sorted(
+        (s.source != source.name, s.source)
+        for s in store.manifest.streams
+        if (s.split, s.fingerprint) == (source.split, source.fingerprint)
+    )
+    return store.stream(named[0][1], source.split) if named else None
+
+
+def _root(store: str | os.PathLike[str] | Store) -> Path:
+    return store.path if isinstance(store, Store) else Path(os.path.expanduser(store))

@@ -1,0 +1,363 @@
+"""One position as several: symmetries of a board, applied to batches of columns.
+
+An augmentation is a function `f(columns, which) -> columns` with a factor. `columns` are arrays whose first axis is
+rows, `which` holds one number per row, from 0 to factor - 1: row i is to be transformed by element `which[i]`, and
+element 0 changes nothing. Names, shapes and dtypes stay, and the given arrays are read-only.
+
+>>> @register_augmentation("mirror", factor=2)
+... def mirror(columns, which):
+...     boards = columns["board"]
+...     return {**columns, "board": np.where(which[:, None, None] == 1, boards[:, :, ::-1], boards)}
+>>> columns = {"board": np.array([[[1, 2], [3, 4]], [[1, 2], [3, 4]]])}
+>>> apply(augmentation_for("mirror"), columns, np.array([0, 1]))["board"].tolist()
+[[[1, 2], [3, 4]], [[2, 1], [4, 3]]]
+
+Two come with the package: `dihedral8` for boards where every turn and mirror image is the same game (Go, Othello), and
+`hex4` for Hex. As names, `augmentation="hex4"`, they find their columns by shape, and refuse to guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.plugins import Registry
+from batchwright.pool.symmetries import Symmetry
+from batchwright.spec import at_least, one_of
+
+__all__ = [
+    "Augmentation",
+    "apply",
+    "augmentation_for",
+    "dihedral8",
+    "hex4",
+    "register_augmentation",
+]
+
+Columns = dict[str, NDArray[Any]]
+Function = Callable[[Columns, NDArray[np.int64]], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+Names = str | Iterable[str] | None
+"""A column, several, () for none, or None for those that are found by shape."""
+Written = Literal["signs", "0/1", "1/2"]
+"""How a column says red and blue: 1 and -1, 0 and 1 (or anything between them, as a chance), 1 and 2."""
+Encoded = Names | Mapping[str, Written]
+Colours = Literal["planes", "signs", "1/2", "mover"]
+ThirdPlane = Literal["to_move", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """A function of columns with its name and its factor: how many entries each position gives."""
+
+    name: str
+    factor: int
+    function: Function
+
+    def __post_init__(self) -> None:
+        at_least(1, factor=self.factor)
+        if not callable(self.function):
+            raise SpecError(
+                f"augmentation {self.name!r} is not a function: {_shortened(self.function)}",
+                parameter="augmentation",
+                remedy="a function f(columns, which) -> columns",
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By value, as functions travel to workers: a script can define its own augmentation.
+        import cloudpickle
+
+        return _unpacked, (self.name, self.factor, cloudpickle.dumps(self.function))
+
+
+def _unpacked(name: str, factor: int, packed: bytes) -> Augmentation:
+    import cloudpickle
+
+    return Augmentation(name, factor, cloudpickle.loads(packed))
+
+
+_augmentations: Registry[Augmentation] = Registry("augmentation", group="batchwright.augmentations")
+
+
+def register_augmentation(name: str, factor: int) -> Callable[[F], F]:
+    """Make a function `f(columns, which) -> columns` an augmentation: `augmentation="name"` then means it."""
+
+    def register(function: F) -> F:
+        _augmentations.add(name, Augmentation(name, factor, function))
+        return function
+
+    return register
+
+
+def augmentation_for(given: Any) -> Augmentation | None:
+    """What `augmentation=` means: a registered name, an `Augmentation`, or a function with an int `.factor`.
+
+    >>> augmentation_for("hex4").factor, augmentation_for(None)
+    (4, None)
+    """
+    if given is None or isinstance(given, Augmentation):
+        return given
+    if isinstance(given, str):
+        return _augmentations.get(given)
+    if given is dihedral8 or given is hex4:
+        name = given.__name__
+        raise SpecError(
+            f"{name} makes an augmentation when it is called",
+            parameter="augmentation",
+            remedy=f'augmentation={name}(), or "{name}"',
+        )
+    if not callable(given):
+        raise SpecError(
+            f"augmentation={_shortened(given)} is neither a name nor a function",
+            parameter="augmentation",
+            remedy='"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor',
+        )
+    for known in _augmentations.known():
+        if known.function is given:
+            return known
+    name = getattr(given, "__qualname__", type(given).__qualname__)
+    factor = getattr(given, "factor", None)
+    if not isinstance(factor, int | np.integer) or isinstance(factor, bool) or factor < 1:
+        has = "has no factor" if factor is None else f"has the factor {_shortened(factor)}"
+        raise SpecError(
+            f"augmentation {name!r} {has}: how many entries does a position give?",
+            parameter="augmentation",
+            remedy=f"{name}.factor = 8, or @register_augmentation({name!r}, factor=8) above it",
+        )
+    return Augmentation(name, int(factor), given)
+
+
+def apply(
+    augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[Any], *, where: str | None = None
+) -> Columns:
+    """The columns of these rows, row i transformed by element `which[i]`: arrays that can be written, in C order.
+
+    What the function returns is checked: same columns, same shapes, same dtypes. It sees the given arrays read-only,
+    so they stay what they are. `where` says which rows these are, for a note on what the function raises.
+    """
+    which = _checked_which(augmentation, columns, which)
+    seen = {name: _read_only(array) for name, array in columns.items()}
+    try:
+        result = augmentation.function(dict(seen), _read_only(which))
+    except Exception as error:
+        rows = f"{len(which)} rows" + (f" ({where})" if where else "")
+        error.add_note(f"in augmentation {augmentation.name!r}, given {rows} of read-only columns: {', '.join(seen)}")
+        raise
+    if not isinstance(result, Mapping):
+        raise SpecError(
+            f"augmentation {augmentation.name!r} returned {_shortened(result)}, not columns",
+            parameter="augmentation",
+            augmentation=augmentation.name,
+            remedy="return a dict with the columns that were given: {**columns, 'board': turned}",
+        )
+    for name in [*seen, *result]:
+        if name not in result or name not in seen:
+            _refuse_names(augmentation, name, list(seen), list(result))
+    return {name: _checked(augmentation, name, columns[name], seen[name], result[name]) for name in seen}
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked_which(
+    augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[Any]
+) -> NDArray[np.int64]:
+    which = np.asarray(which)
+    if which.ndim != 1 or (which.size and which.dtype.kind not in "iu"):
+        raise SpecError(
+            f"which has one whole number per row, got {which.dtype} {list(which.shape)}",
+            parameter="which",
+            remedy=f"an array of numbers from 0 to {augmentation.factor - 1}, one per row",
+        )
+    for name, array in columns.items():
+        if array.ndim < 1 or len(array) != len(which):
+            raise SpecError(
+                f"column {name!r} is {list(array.shape)}, and which has {len(which)} rows",
+                parameter="which",
+                column=name,
+                remedy="as many elements as the columns have rows",
+            )
+    if which.size and not (which.min() >= 0 and which.max() < augmentation.factor):
+        row = int(np.flatnonzero((which < 0) | (which >= augmentation.factor))[0])
+        raise SpecError(
+            f"augmentation {augmentation.name!r} has no element {which[row]}",
+            parameter="which",
+            row=row,
+            remedy=f"numbers from 0 to {augmentation.factor - 1}",
+        )
+    return which.astype(np.int64, copy=False)
+
+
+def _refuse_names(augmentation: Augmentation, name: str, given: list[str], got: list[str]) -> None:
+    raise SpecError(
+        f"augmentation {augmentation.name!r} {'lost' if name in given else 'added'} column {name!r}",
+        parameter="augmentation",
+        augmentation=augmentation.name,
+        column=name,
+        given=", ".join(given),
+        returned=", ".join(map(str, got)) or "none",
+        remedy="return every column that was given, and no other; add columns with transform= instead",
+    )
+
+
+def _checked(augmentation: Augmentation, name: str, given: NDArray[Any], seen: NDArray[Any], got: Any) -> NDArray[Any]:
+    """A column that was returned, as an array that the caller may write."""
+    if got is seen:
+        return given
+    if not isinstance(got, np.ndarray):
+        what, remedy = "returned no array for", "a NumPy array for every column"
+    elif got.shape[:1] != given.shape[:1]:
+        what, remedy = "changed the rows of", "one row for each that was given: its factor counts the entries"
+    elif got.shape != given.shape:
+        what, remedy = "changed the shape of", "keep it: only transform= may give columns another shape"
+    elif got.dtype != given.dtype:
+        what, remedy = "changed the dtype of", f"result.astype(columns[{name!r}].dtype)"
+    else:
+        # A view of what was given cannot be written, and frameworks take no arrays with negative strides.
+        return np.ascontiguousarray(got) if got.flags.writeable else got.copy(order="C")
+    raise SpecError(
+        f"augmentation {augmentation.name!r} {what} column {name!r}",
+        parameter="augmentation",
+        augmentation=augmentation.name,
+        column=name,
+        given=f"{given.dtype} {list(given.shape)}",
+        returned=f"{got.dtype} {list(got.shape)}" if isinstance(got, np.ndarray) else _shortened(got),
+        remedy=remedy,
+    )
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# What ships
+
+
+def dihedral8(boards: Names = None, moves: Names = None, policies: Names = None) -> Augmentation:
+    """The 8 symmetries of a square board, for games that no turn or mirror changes: Go, Othello, tic-tac-toe.
+
+    Element e < 4 is e quarter turns counter-clockwise, `np.rot90(board, e)`; element 4 + e mirrors left and right
+    first, `np.rot90(np.fliplr(board), e)`. Element 4s + a and then 4t + b are together 4(s xor t) + c, with
+    c = (b + a) mod 4 where t is 0 and (b - a) mod 4 where it is 1. The inverse of a < 4 is (4 - a) mod 4; each of
+    4 to 7 is its own.
+
+    `boards`      [rows, ..., n, n], or a last axis of n * n: turned
+    `policies`    a last axis of n * n, or n * n + 1 with the pass move last, or [rows, ..., n, n]: each number
+                  stays with its cell, and the pass where it is
+    `moves`       cell numbers from 0 to n * n - 1, counted along the board's rows: the cell's new number; others
+                  (-1, the pass) stay
+
+    Each is a name, several, or () for none. None finds them: boards are the columns whose last two axes are equal (all
+    of one size), policies those of [rows, n * n] or [rows, n * n + 1], moves those called move, last_move, best_move or
+    action. Any other column of whole numbers can have moves too: unless its name says what it is (value, ply, player,
+    game_id, ...), it is refused until `moves=` is given. All other columns stay.
+
+    >>> columns = {"board": np.array([[[1, 2], [3, 4]]]), "move": np.array([1])}      # a move to where the 2 is
+    >>> turned = apply(dihedral8(), columns, np.array([1]))
+    >>> turned["board"].tolist(), turned["move"].tolist()
+    ([[[2, 4], [1, 3]]], [0])
+    """
+    symmetry = Symmetry(
+        "dihedral8", boards=_names(boards=boards), moves=_names(moves=moves), policies=_names(policies=policies)
+    )
+    return Augmentation(symmetry.name, 8, symmetry)
+
+
+def hex4(
+    boards: Names = None,
+    moves: Names = None,
+    policies: Names = None,
+    players: Encoded = None,
+    values: Encoded = (),
+    colours: Colours = "planes",
+    third_plane: ThirdPlane = "to_move",
+) -> Augmentation:
+    """The 4 symmetries of Hex. Two of them exchange the players: red's sides of the board come to be blue's.
+
+    0 nothing; 1 half a turn; 2 the mirror image in the main diagonal, `board.T`; 3 that in the other diagonal.
+    Elements 2 and 3 carry red's two sides onto blue's, so they are symmetries of the game only with the colours
+    exchanged. Element a and then b are together element a xor b; each is its own inverse. It makes no difference
+    which colour is called red, which pair of sides it connects, nor to which side the rows of cells are shifted.
+
+    `boards`, `policies` and `moves` are turned as in `dihedral8`. Elements 2 and 3 exchange colours besides:
+
+    `colours`     how boards tell red from blue. "planes": [rows, 2 or 3, n, n], planes 0 and 1 change places;
+                  "signs": 1 and -1, the sign changes; "1/2": 1 and 2 change places, other numbers stay; "mover": mine
+                  and theirs, no stone changes, for the side to move is the same player under another colour
+    `third_plane` of boards with 3 planes (colours "planes" or "mover"). "to_move": all 0 or all 1, the colour to move:
+                  inverted, and refused where it is neither; "keep": only turned (say, which cells are empty)
+    `players`     whose move it is, by colour: exchanged. Written like the stones ("planes" and "mover": 0 and 1),
+                  unless given as {"column": "signs", "0/1" or "1/2"}
+    `values`      what is seen from red: the sign changes; or {"column": "0/1"} for the chance that red wins, which
+                  becomes 1 - value, and {"column": "1/2"} for the number of the winner
+
+    A value from the view of the side to move stays: under its other colour that side is as well off as before. So
+    does each value that `values` does not name.
+
+    None finds boards, policies and moves as in `dihedral8`, and players by their names: player, to_move, side_to_move,
+    turn. Boards must have planes, or be the only square column. Flat columns of whole numbers can be boards or
+    policies, and other whole numbers moves or players: they are refused until they are named, or until
+    `moves=(), players=()` says that they are neither.
+
+    Where neither a plane nor a column says who is to move, a network must count stones: elements 2 and 3 then look like
+    a game that blue began.
+
+    >>> red, blue = [[1, 0], [1, 0]], [[0, 1], [0, 0]]                    # red has won, from top to bottom
+    >>> columns = {"board": np.array([[red, blue]]), "player": np.array([1]), "value": np.array([-1.0])}
+    >>> seen = apply(hex4(), columns, np.array([2]))                      # now blue has, from left to right
+    >>> seen["board"].tolist(), seen["player"].tolist(), seen["value"].tolist()
+    ([[[[0, 0], [1, 0]], [[1, 1], [0, 0]]]], [0], [-1.0])
+    """
+    one_of(get_args(Colours), colours=colours)
+    one_of(get_args(ThirdPlane), third_plane=third_plane)
+    symmetry = Symmetry(
+        "hex4",
+        boards=_names(boards=boards),
+        moves=_names(moves=moves),
+        policies=_names(policies=policies),
+        players=_encodings(players=players),
+        values=_encodings(values=values) or (),
+        colours=colours,
+        third_plane=third_plane,
+    )
+    return Augmentation(symmetry.name, 4, symmetry)
+
+
+def _names(**parameter: Any) -> tuple[str, ...] | None:
+    """The one named parameter as names of columns."""
+    ((called, given),) = parameter.items()
+    if given is None:
+        return None
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            raise SpecError(
+                f"{called}={_shortened(given)} does not name columns",
+                parameter=called,
+                remedy=f'{called}="name", or ("one", "other"), or () for none',
+            )
+    return names
+
+
+def _encodings(**parameter: Any) -> tuple[tuple[str, str], ...] | None:
+    """The one named parameter as (column, how it is written, or "" for the usual way)."""
+    ((called, given),) = parameter.items()
+    names = _names(**parameter)
+    if names is None or not isinstance(given, Mapping):
+        return None if names is None else tuple((name, "") for name in names)
+    for how in given.values():
+        one_of(get_args(Written), **{called: how})
+    return tuple(given.items())
+
+
+_augmentations.add("dihedral8", dihedral8())
+_augmentations.add("hex4", hex4())

@@ -1,0 +1,68 @@
+"""Rows as records: the columns of a row lie together, so that drawing a row is one read from memory and not one for
+each column. A batch is gathered as records, and taken apart into columns while it is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.memory import BlockPool
+from batchwright.shards import Schema
+
+__all__ = ["Layout", "Records"]
+
+Records = NDArray[np.void]
+
+
+class Layout:
+    """Where each column lies in a record.
+
+    >>> from batchwright.shards import Column
+    >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
+    >>> layout.row_bytes
+    8
+    >>> records = layout.empty(2)
+    >>> layout.pack({"board": np.arange(8, dtype="u1").reshape(2, 2, 2), "value": np.array([1, -1], "f4")}, records)
+    >>> columns = layout.unpack(records[::-1].copy(), BlockPool())
+    >>> columns["value"].tolist(), columns["board"][0].tolist()
+    ([-1.0, 1.0], [[4, 5], [6, 7]])
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = dict(schema)
+        sizes = [column.num_bytes for column in schema.values()]
+        self.row_bytes = sum(sizes)
+        self.dtype = np.dtype(f"V{self.row_bytes}")
+        # Columns as opaque bytes: NumPy then copies each row's part at once, whatever its type and alignment.
+        self._fields = np.dtype(
+            {
+                "names": list(schema),
+                "formats": [f"V{size}" for size in sizes],
+                "offsets": [sum(sizes[:place]) for place in range(len(sizes))],
+                "itemsize": self.row_bytes,
+            }
+        )
+
+    def empty(self, rows: int) -> Records:
+        return np.empty(rows, self.dtype)
+
+    def pack(self, columns: Mapping[str, NDArray[Any]], out: Records) -> None:
+        """Write columns of as many rows as `out` has into it."""
+        fields = out.view(self._fields)
+        for name in self.schema:
+            array = np.ascontiguousarray(columns[name])
+            fields[name] = array.reshape(-1).view(np.uint8).view(self._fields[name])
+
+    def unpack(self, records: Records, memory: BlockPool) -> dict[str, NDArray[Any]]:
+        """The columns of some records, in memory of their own."""
+        fields, rows = records.view(self._fields), len(records)
+        columns = {}
+        for name, column in self.schema.items():
+            num_bytes = column.num_bytes * rows
+            block = memory.take(1, -(-num_bytes // 8))[0].view(np.uint8)[:num_bytes]
+            block.view(self._fields[name])[:] = fields[name]
+            columns[name] = block.view(column.dtype).reshape(rows, *column.shape)
+        return columns

@@ -1,0 +1,114 @@
+"""Rendered conversations -> tokens and their spans: the ids of the whole text, and no special token from a message.
+
+The ids are those of `tokenizers` for the whole text, without what it would add; only special tokens are told apart:
+the template's own are recognised, their names inside of messages are plain text, and so is a name that is written in
+part by the template and in part by a message. Other added tokens are recognised everywhere, as `tokenizers` does.
+
+A `tokenizer.json` for which tiktoken is proved is encoded by it: texts are cut at the added tokens, as `tokenizers`
+cuts them, and where tokens lie is known from their bytes. What is not plain enough for that goes through whole.py,
+which is also what the fast way is tested against. Bytes, characters, functions and users' own tokenizers have no
+special tokens and no offsets: they encode span by span, so none of their tokens crosses a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import TokenizerError
+from batchwright.prepare.chat.added import AddedTokens
+from batchwright.prepare.chat.align import SpanTable, token_stops
+from batchwright.prepare.chat.cut import FastConversations, are_plain
+from batchwright.prepare.chat.spans import Encoded, Rendered
+from batchwright.prepare.chat.whole import WholeEncoder
+from batchwright.prepare.tokenizers import CharsTokenizer, JsonTokenizer
+
+__all__ = ["ConversationEncoder"]
+
+
+class ConversationEncoder:
+    """Encodes conversations with one of the tokenizers of prepare/tokenizers.py. A pickle of it is the tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if isinstance(tokenizer, CharsTokenizer) and tokenizer.chars is None:
+            raise TokenizerError(
+                "a vocabulary of characters is made from text, and conversations need theirs before",
+                parameter="tokenizer",
+                remedy="'bytes', or a tokenizer.json",
+            )
+        self.tokenizer = tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tokenizer": self.tokenizer}
+
+    def encode(self, rendered: Sequence[Rendered]) -> list[Encoded]:
+        """Tokens and spans of each conversation. A TokenizerError says by `number` which one it is about."""
+        _check_utf8(rendered)
+        if not isinstance(self.tokenizer, JsonTokenizer):
+            return _encode_spans(self.tokenizer, rendered)
+        encoded: list[Encoded | None] = [None] * len(rendered)
+        if self._fast is not None:
+            encoded = self._fast.encode(rendered)
+        left = [number for number, one in enumerate(encoded) if one is None]
+        for number, one in zip(left, self._encode_whole([rendered[number] for number in left], left), strict=True):
+            encoded[number] = one
+        return encoded  # type: ignore[return-value]
+
+    @cached_property
+    def _added(self) -> AddedTokens:
+        return AddedTokens(self.tokenizer.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _whole(self) -> WholeEncoder:
+        return WholeEncoder(self.tokenizer.backend)
+
+    @cached_property
+    def _fast(self) -> FastConversations | None:
+        fast = self.tokenizer.fast
+        return FastConversations(fast, self._added) if fast is not None and are_plain(self._added, fast) else None
+
+    def _encode_whole(self, rendered: Sequence[Rendered], numbers: Sequence[int]) -> list[Encoded]:
+        if not rendered:
+            return []
+        marked = [self._added.in_template(one) for one in rendered]
+        pieces = self._whole.encode([one.text for one in rendered], marked, numbers)
+        return [_aligned(one, *found) for one, found in zip(rendered, pieces, strict=True)]
+
+
+def _check_utf8(rendered: Sequence[Rendered]) -> None:
+    for number, one in enumerate(rendered):
+        if one.text.isascii():
+            continue
+        try:
+            one.text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"this text cannot be written as UTF-8: it has half a surrogate pair at character {error.start:,}",
+                number=number,
+                remedy="text.encode('utf-8', 'replace').decode() in a step before chat",
+            ) from None
+
+
+def _aligned(rendered: Rendered, tokens: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Encoded:
+    table = SpanTable([rendered.spans])
+    stops = token_stops(starts, ends, table.borders, table.ranks)
+    stops[-1:] = len(tokens)
+    (spans,) = table.of_tokens(stops, np.array([len(tokens)]))
+    return Encoded(tokens, spans)
+
+
+def _encode_spans(tokenizer: Any, rendered: Sequence[Rendered]) -> list[Encoded]:
+    """Each span by itself: for tokenizers that do not say where a token lies."""
+    table = SpanTable([one.spans for one in rendered])
+    ids = list(tokenizer.encode_batch([one.text[span.start : span.stop] for one in rendered for span in one.spans]))
+    arrays = [np.asarray(one) for one in ids]
+    stops = np.cumsum([len(array) for array in arrays], dtype=np.int64)
+    of_spans = np.append(0, np.cumsum(table.num_spans)).tolist()
+    tokens = [np.concatenate(arrays[a:b] or [np.empty(0, np.uint32)]) for a, b in pairwise(of_spans)]
+    num_tokens = np.array([len(one) for one in tokens], np.int64)
+    return list(map(Encoded, tokens, table.of_tokens(stops, num_tokens)))

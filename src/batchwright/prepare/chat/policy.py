@@ -1,0 +1,101 @@
+"""Which tokens of a conversation are trained: a lookup over its spans, so any policy can be asked of any store.
+
+"assistant"                 what assistants say, and that they stop (default)
+"last"                      the last assistant turn alone
+"all"                       every token, the template's too
+"user+assistant"            what these roles say, and that they stop
+
+A message that says itself whether it is to be learned ("weight" or "train") is heard under every policy but "all".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.prepare.chat.spans import END, ROLES, TEXT
+from batchwright.spec import suggest
+
+__all__ = ["LossPolicy"]
+
+_ASSISTANT = ROLES.index("assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """See the module. `str` of it is how a plan keeps it, and `parse` reads that."""
+
+    roles: tuple[str, ...] = ("assistant",)
+    last_only: bool = False
+    everything: bool = False
+    end_of_turn: bool = True
+
+    @classmethod
+    def of(cls, loss: str | Sequence[str], end_of_turn: bool = True) -> LossPolicy:
+        """What a user asks for."""
+        if loss == "all":
+            return cls((), everything=True)
+        if loss == "last":
+            return cls(last_only=True, end_of_turn=end_of_turn)
+        asked = loss.split("+") if isinstance(loss, str) else loss
+        if not isinstance(asked, Sequence) or not asked:
+            raise _unknown(loss)
+        for role in asked:
+            if role not in ROLES[1:]:
+                raise _unknown(role)
+        return cls(tuple(role for role in ROLES if role in asked), end_of_turn=end_of_turn)
+
+    @classmethod
+    def parse(cls, text: str) -> LossPolicy:
+        """
+        >>> LossPolicy.parse("user+assistant, without end of turn")
+        LossPolicy(roles=('user', 'assistant'), last_only=False, everything=False, end_of_turn=False)
+        """
+        loss, _, ends = text.partition(", ")
+        return cls.of(loss, not ends)
+
+    def __str__(self) -> str:
+        if self.everything:
+            return "all"
+        what = "last" if self.last_only else "+".join(self.roles)
+        return what if self.end_of_turn else f"{what}, without end of turn"
+
+    def weights(self, starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """The weight of each span's tokens. Document d has the spans [starts[d], starts[d + 1])."""
+        if self.everything:
+            return np.ones(len(spans["stop"]), np.float32)
+        role, part = spans["role"], spans["part"]
+        learned = np.isin(role, [ROLES.index(name) for name in self.roles])
+        if self.last_only:
+            learned &= _is_last_turn(starts, spans)
+        asked = spans["weight"]
+        weight = np.where(np.isnan(asked), learned.astype(np.float32), asked)
+        is_said = (part == TEXT) | (part == END) if self.end_of_turn else part == TEXT
+        return np.where(is_said, weight, 0).astype(np.float32)
+
+
+def _is_last_turn(starts: NDArray[np.integer], spans: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Whether a span is of the last assistant turn of its document (of its side, in a pair)."""
+    number = np.repeat(np.arange(len(starts) - 1), np.diff(starts)) * 2 + spans["side"]
+    is_mine = spans["role"] == _ASSISTANT
+    last = np.full(2 * (len(starts) - 1), -1, np.int64)
+    np.maximum.at(last, number[is_mine], spans["turn"][is_mine].astype(np.int64))
+    result: NDArray[np.bool_] = is_mine & (spans["turn"] == last[number])
+    return result
+
+
+def _unknown(loss: Any) -> SpecError:
+    names = ("assistant", "last", "all", *ROLES[1:])
+    near = suggest(str(loss), names)
+    return SpecError(
+        f"loss={loss!r} is no policy",
+        parameter="loss",
+        remedy=f"perhaps {near!r}"
+        if near
+        else "'assistant', 'last', 'all', or roles such as 'user+assistant', of " + ", ".join(ROLES[1:]),
+    )

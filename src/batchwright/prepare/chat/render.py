@@ -1,0 +1,351 @@
+"""Conversation -> text by a chat template, and what every character of it is.
+
+    template = find_template("chatml", tokenizer)
+    template.render(conversation)        the text, as transformers' apply_chat_template gives it
+    template.rendered(conversation)      the text, with spans
+
+Masks come from unmodified templates: nothing needs to be marked in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batchwright.errors import SpecError, TokenizerError
+from batchwright.fingerprint import fingerprint
+from batchwright.prepare.chat.blind import is_blind
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.sandbox import Compiled, compile_template
+from batchwright.prepare.chat.skeleton import Skeletons
+from batchwright.prepare.chat.spans import Rendered
+from batchwright.prepare.chat.tagging import locate, plain_conversation
+from batchwright.prepare.chat.templates import BUILT_IN
+from batchwright.prepare.chat.turns import Markers, find_turns
+from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
+from batchwright.spec import suggest
+
+__all__ = ["ChatTemplate", "find_template"]
+
+_RULES_VERSION = 1
+"""Rules by which texts and spans are made. A new number makes bakes with the old ones another dataset."""
+
+_WELL_KNOWN = {
+    "bos_token": ("<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>"),
+    "eos_token": WELL_KNOWN_EOS,
+}
+_SPECIAL = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{2,32}\]")
+_ASKED, _ANSWER, _ASKED_AGAIN = "\ufdd6", "\ufdd7", "\ufdd8"
+
+
+class _Calls(NamedTuple):
+    """How tool calls are given to a template."""
+
+    content: str | None
+    """Of a message that has no other: some templates print calls only where content is null, as APIs give it."""
+    json: bool
+    """Whether arguments are one JSON string; most templates take an object."""
+
+
+_WAYS_TO_CALL = (_Calls("", False), _Calls(None, False), _Calls("", True), _Calls(None, True))
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with all that it sees besides conversations. A value: equal fingerprints, equal texts."""
+
+    name: str
+    source: str
+    special_tokens: dict[str, str] = field(default_factory=dict, hash=False)
+    """As the template sees them: bos_token, eos_token, pad_token, ..."""
+    args: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Further variables for the template, such as enable_thinking=False. `strftime_now='2025-01-31'` is the day that a
+    template gets when it asks for today's: without it, one that must have a date is refused, and one that has a date of
+    its own to fall back on uses that."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("name", "source", "special_tokens", "args")}
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([_RULES_VERSION, self.source, self.special_tokens, self.args])[:16]
+
+    def render(self, conversation: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
+        """The text of a conversation."""
+        return self._render(plain_conversation(self._fitted(conversation)), False, add_generation_prompt)
+
+    def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
+        """The text of a conversation, with the spans that tile it, and what was said.
+
+        Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
+        """
+        # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
+        return (self._rendered_in_full if self._compiled.has_generation else self._skeletons.rendered)(conversation)
+
+    @cached_property
+    def _skeletons(self) -> Skeletons:
+        return Skeletons(self._rendered_in_full, self.render, is_blind=is_blind(self.source))
+
+    def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
+        conversation = self._fitted(conversation)
+        located = locate(
+            conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
+        )
+        messages = conversation["messages"]
+
+        def prefix(number: int, asked: bool) -> str | None:
+            try:
+                return self.render({**conversation, "messages": messages[:number]}, add_generation_prompt=asked)
+            except ChatError:
+                return None
+
+        return find_turns(located, messages, self._markers, prefix)
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """What ends an assistant's turn, such as "<|im_end|>"; None if nothing does that looks like a token."""
+        return next(iter(self._markers.ends), None)
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return compile_template(self.source, self.name)
+
+    def _render(self, conversation: dict[str, Any], marks: bool, add_generation_prompt: bool = False) -> str:
+        variables = {
+            "documents": None,
+            **self.special_tokens,
+            **self.args,
+            **conversation,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        num_characters = sum(len(message["content"]) for message in conversation["messages"])
+        if any(_only_calls(message) for message in conversation["messages"]) and self._calls_as.content is None:
+            variables["messages"] = [{**m, "content": None} if _only_calls(m) else m for m in conversation["messages"]]
+        return self._compiled.render(variables, num_characters=num_characters, marks=marks)
+
+    def _fitted(self, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A conversation with the arguments of tool calls as this template takes them."""
+        messages = conversation["messages"]
+        if not any(message.get("tool_calls") for message in messages) or not self._calls_as.json:
+            return conversation
+        return {**conversation, "messages": [_with_json_arguments(message) for message in messages]}
+
+    # What is found out by rendering conversations made for it
+
+    def _try(self, *messages: dict[str, Any], prompt: bool = False) -> str | None:
+        """The text of made-up messages, with a system message if it must have one; None if refused."""
+        system = {"role": "system", "content": "system"}
+        for said in (messages, (system, *messages)):
+            try:
+                return self.render({"messages": list(said)}, add_generation_prompt=prompt)
+            except ChatError:
+                continue
+        return None
+
+    @cached_property
+    def _markers(self) -> Markers:
+        user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
+        again = {"role": "user", "content": _ASKED_AGAIN}
+        before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
+        ends = self._ends_in(after)[:1]
+        between = (self._try(user, answer, again) or "").partition(_ANSWER)[2].partition(_ASKED_AGAIN)[0]
+        first, *others = [*self._ends_in(between), ""]
+        if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
+            ends.append(first)
+        elif not after.strip() and first not in before.partition(_ASKED)[0]:  # others do not end it; this is no header
+            ends = [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
+        alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
+        header = _behind_ends(before.partition(_ASKED)[2], ends)
+        behind = prompted.partition(_ASKED)[2]
+        if prompted.startswith(alone) and prompted != alone:
+            prompt = prompted[len(alone) :]
+        elif behind and behind == after and not ends:  # what ends any turn, though it looks like no token
+            prompt, header = "", header.removeprefix(behind)
+        else:  # always or never there: what stands behind the user's turn
+            prompt = _behind_ends(behind, ends)
+        prompt = prompt if prompt.strip() else header
+        lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
+        return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
+
+    def _ends_in(self, after: str) -> list[str]:
+        """What looks like a token in the text after an answer, if it starts with one."""
+        eos = self.special_tokens.get("eos_token")
+        found = re.compile(f"{re.escape(eos)}|{_SPECIAL.pattern}") if eos else _SPECIAL
+        return found.findall(after) if found.match(after.lstrip()) else []
+
+    @cached_property
+    def _calls_as(self) -> _Calls:
+        """How a message with nothing but tool calls must be given, so that they are printed."""
+        for calls in _WAYS_TO_CALL:
+            arguments = f'{{"x": "{_ASKED}"}}' if calls.json else {"x": _ASKED}
+            call = {"type": "function", "id": "123456789", "function": {"name": _ANSWER, "arguments": arguments}}
+            messages = [
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": calls.content, "tool_calls": [call]},
+                {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
+                {"role": "assistant", "content": "a"},
+            ]
+            given = {"documents": None, "tools": None, **self.special_tokens, **self.args, "messages": messages}
+            try:
+                text = self._compiled.render({**given, "add_generation_prompt": False})
+            except ChatError:
+                continue
+            if _ANSWER in text and _ASKED in text:
+                return calls
+        return _WAYS_TO_CALL[0]
+
+    def _is_trimmed(self, role: str, kind: str) -> bool:
+        if kind not in ("content", "reasoning"):
+            return False
+        known: dict[tuple[str, str], bool] = self.__dict__.setdefault("_trimmed", {})
+        if (role, kind) not in known:
+            known[role, kind] = self._find_trimmed(role, kind)
+        return known[role, kind]
+
+    def _find_trimmed(self, role: str, kind: str) -> bool:
+        """Whether the template strips the blanks around such strings."""
+        user, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+        call = {"type": "function", "id": "123456789", "function": {"name": "f", "arguments": {}}}
+        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+        around: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+            "system": ([], [user, answer]),
+            "developer": ([], [user, answer]),
+            "user": ([], [answer]),
+            "assistant": ([user], []),
+        }
+        before, after = around.get(role, ([user, asked], [answer]))
+        texts = []
+        for text in (f" \n{_ASKED}\n ", _ASKED):
+            message = {"role": role, "content": text, "name": "f", "tool_call_id": "123456789"}
+            if kind == "reasoning":
+                message |= {"content": "a", "reasoning_content": text}
+            if role != "tool":
+                del message["name"], message["tool_call_id"]
+            texts.append(self._try(*before, message, *after))
+        return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
+
+
+def _only_calls(message: Mapping[str, Any]) -> bool:
+    return not message["content"] and bool(message.get("tool_calls"))
+
+
+def _with_json_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments", {})
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _behind_ends(text: str, ends: list[str]) -> str:
+    """What follows the first end-of-turn marker in a text; all of it if there is none."""
+    for end in ends:
+        if end in text:
+            return text.partition(end)[2]
+    return text
+
+
+def find_template(
+    template: str | os.PathLike[str] | None, tokenizer: Any, *, args: Mapping[str, Any] | None = None
+) -> ChatTemplate:
+    """A chat template: a built-in name, Jinja, the path of a .jinja file, or None for the tokenizer's own.
+
+    A tokenizer may have several templates of its own: "default" is taken, and any other by its name.
+    """
+    config = getattr(tokenizer, "config", None) or {}
+    tokens = _special_tokens(config)
+    given = dict(args or {})
+    own = _own_templates(config)
+    if template is None:
+        if not own:
+            raise TokenizerError(
+                f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+                parameter="chat_template",
+                names=", ".join(BUILT_IN),
+                remedy="chat_template='chatml', another of these names, or a Jinja string",
+            )
+        name = "default" if "default" in own else next(iter(own))
+        found = ChatTemplate(_name_of(tokenizer), own[name], tokens, given)
+    elif isinstance(template, str) and ("{{" in template or "{%" in template):
+        found = ChatTemplate("inline", template, tokens, given)
+    elif isinstance(template, str) and template in BUILT_IN:
+        built_in = BUILT_IN[template]
+        vocab = getattr(tokenizer, "vocab", None) or {}
+        defaults = {name: _token_for(name, literal, vocab) for name, literal in built_in.tokens.items()}
+        found = ChatTemplate(template, built_in.source, defaults | tokens, given)
+    elif isinstance(template, str) and template in own:
+        found = ChatTemplate(f"{_name_of(tokenizer)}:{template}", own[template], tokens, given)
+    elif isinstance(template, str | os.PathLike):
+        found = ChatTemplate(Path(template).name, _read(template, [*BUILT_IN, *own]), tokens, given)
+    else:
+        raise SpecError(
+            f"chat_template={template!r} is not a chat template",
+            parameter="chat_template",
+            remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
+        )
+    _ = found._compiled  # says now, not at the first row, that it is not valid
+    return found
+
+
+def _name_of(tokenizer: Any) -> str:
+    return str(getattr(tokenizer, "name", type(tokenizer).__name__))
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name; a config has each as a string, or as an object with its content."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _own_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    own = config.get("chat_template")
+    if isinstance(own, str):
+        return {"default": own}
+    if isinstance(own, Mapping):
+        return {str(name): source for name, source in own.items() if isinstance(source, str)}
+    if isinstance(own, list):
+        return {str(each["name"]): each["template"] for each in own if isinstance(each, Mapping) and "template" in each}
+    return {}
+
+
+def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:
+    if literal in vocab:
+        return literal
+    return next((token for token in _WELL_KNOWN[name] if token in vocab), literal)
+
+
+def _read(template: str | os.PathLike[str], names: list[str]) -> str:
+    path = Path(os.path.expanduser(template))
+    looks_like_path = path.suffix in (".jinja", ".jinja2", ".j2", ".txt") or len(path.parts) > 1
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if looks_like_path:
+            raise SpecError(
+                "this chat template cannot be read",
+                file=path,
+                reason=getattr(error, "strerror", None) or error,
+                parameter="chat_template",
+                remedy=f"the path of a .jinja file, or one of {', '.join(names)}",
+            ) from None
+    near = suggest(str(template), names)
+    raise SpecError(
+        f"no chat template {str(template)!r}",
+        parameter="chat_template",
+        names=", ".join(names),
+        remedy=f"{near!r}" if near else "one of these names, a Jinja string, or the path of a .jinja file",
+    )

@@ -1,0 +1,259 @@
+"""The step that turns conversations into tokens, and says what each token is: `bw.chat(...)`, in place of tokenize."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchwright.errors import SpecError, TokenizerError
+from batchwright.fingerprint import fingerprint
+from batchwright.prepare.chat.encode import ConversationEncoder
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.formats import Layout, layout_of
+from batchwright.prepare.chat.spans import Encoded, Rendered
+from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
+from batchwright.spec import at_least
+
+if TYPE_CHECKING:
+    from batchwright.prepare.chat.render import ChatTemplate
+
+__all__ = ["Chat", "Prepared", "chat"]
+
+CHAT_VERSION = 1
+"""Part of every chat step's name: a release that renders or marks otherwise takes another."""
+
+
+def chat(
+    tokenizer: Any,
+    template: str | None = None,
+    *,
+    format: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
+    roles: Mapping[str, str] | None = None,
+    template_args: Mapping[str, Any] | None = None,
+    keep_newest: int | None = None,
+    vocab_size: int | None = None,
+) -> Chat:
+    """A recipe step that renders each row's conversation by a chat template and encodes it.
+
+    chat("tokenizer.json")                          the tokenizer's own template
+    chat("tokenizer.json", "chatml")                a built-in one: chatml llama-3 mistral gemma zephyr qwen plain
+    chat(tokenizer, "{% for m in messages %}...")   any Jinja template, in a sandbox
+
+    `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference"; if not given, the first row
+    tells, and all must have it. `columns` and `roles` rename what a row has. `template_args` are variables for the
+    template. `keep_newest` drops the oldest turns of conversations with more tokens than this, until they fit.
+    """
+    from batchwright.prepare.chat.render import find_template  # Jinja, which plain text does not need
+
+    resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size)
+    if isinstance(resolved, CharsTokenizer) and resolved.chars is None:
+        raise TokenizerError(
+            "a vocabulary of characters is made from text, and conversations need theirs before",
+            parameter="tokenizer",
+            remedy="'bytes', or a tokenizer.json",
+        )
+    found = find_template(template, resolved)
+    return Chat(
+        tokenizer=resolved,
+        template=replace(found, args=_checked_args(template_args)) if template_args else found,
+        layout=layout_of(format, columns, roles),
+        keep_newest=None if keep_newest is None else at_least(1, keep_newest=keep_newest),
+    )
+
+
+def _checked_args(args: Any) -> dict[str, Any]:
+    """Variables for a template that it can have: they name the dataset, so JSON must have a word for them."""
+    if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+        raise SpecError(
+            f"template_args={args!r} is not a mapping of names", parameter="template_args", remedy="{'name': value}"
+        )
+    if own := next((name for name in ("messages", "tools", "add_generation_prompt") if name in args), None):
+        raise SpecError(
+            f"template_args gives {own!r}, which every conversation has of its own",
+            parameter="template_args",
+            remedy=f"leave out {own!r}",
+        )
+    try:
+        json.dumps(dict(args), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"template_args has a value that is not JSON: {error}",
+            parameter="template_args",
+            remedy="text, numbers, true or false, lists and objects of them",
+        ) from None
+    return dict(args)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation (or the two of a preference pair) that was rendered, and is not encoded yet."""
+
+    conversations: tuple[dict[str, Any], ...]
+    sides: tuple[Rendered, ...]
+
+    @property
+    def text(self) -> str:
+        """What a holdout and a hash see of it."""
+        return "\0".join(side.text for side in self.sides)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """See `chat`. Has what a bake asks of a tokenize step."""
+
+    tokenizer: Any
+    template: ChatTemplate
+    layout: Layout | None
+    """None: the first row of a source tells."""
+    keep_newest: int | None = None
+
+    needs_fit = False
+    text = "text"
+
+    @cached_property
+    def _encoder(self) -> ConversationEncoder:
+        return ConversationEncoder(self.tokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        eos = getattr(self.tokenizer, "eos_id", None)
+        return max(int(self.tokenizer.vocab_size), (eos or 0) + 1)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        return np.min_scalar_type(max(self.vocab_size - 1, 0))
+
+    @property
+    def fingerprint(self) -> str:
+        layout = None if self.layout is None else self.layout.spec()
+        return fingerprint(
+            ["chat", CHAT_VERSION, self.tokenizer.fingerprint, self.template.fingerprint, layout, self.keep_newest]
+        )
+
+    def describe(self) -> str:
+        return f"chat({self.tokenizer.name}, {self.template.name})"
+
+    @property
+    def encoder(self) -> str | None:
+        return getattr(self.tokenizer, "encoder", None)
+
+    def info(self) -> dict[str, Any]:
+        """What a store's manifest says of its tokenizer, and of its template."""
+        return {
+            "name": self.tokenizer.name,
+            "kind": self.tokenizer.kind,
+            "fingerprint": self.tokenizer.fingerprint,
+            "vocab_size": self.vocab_size,
+            "eos": getattr(self.tokenizer, "eos_id", None),
+            "eos_from": None,
+            "chat": {
+                "template": self.template.name,
+                "source": self.template.source,
+                "special_tokens": self.template.special_tokens,
+                "args": self.template.args,
+                "end_of_turn": self.template.end_of_turn,
+                "layout": None if self.layout is None else self.layout.spec(),
+                "keep_newest": self.keep_newest,
+            },
+        }
+
+    def prepare(self, row: Mapping[str, Any]) -> Prepared:
+        """A row's conversation, rendered; ChatError says why there is none."""
+        if self.layout is None:
+            raise SpecError("this chat step does not know its format yet", parameter="format", remedy="format=")
+        found = self.layout.normalise(row)
+        conversations = found if isinstance(found, tuple) else (found,)
+        prepared = Prepared(conversations, tuple(self.template.rendered(c) for c in conversations))
+        for side in prepared.sides:
+            if not side.text.isascii():
+                _refuse_half_characters(side.text)
+        return prepared
+
+    def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
+        """The tokens and spans of each; a pair's two sides are one document, chosen first.
+
+        A TokenizerError says by `number` which one it is about.
+        """
+        sides = [side for one in prepared for side in one.sides]
+        try:
+            encoded = self._encoder.encode(sides)
+            for number, side in enumerate(encoded):
+                _check_ids(side, self.vocab_size, number)
+        except TokenizerError as error:
+            owners = [number for number, one in enumerate(prepared) for _ in one.sides]
+            error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
+            raise
+        found, at = [], 0
+        for one in prepared:
+            mine = encoded[at : at + len(one.sides)]
+            if self.keep_newest is not None and any(len(side.tokens) > self.keep_newest for side in mine):
+                mine = self._newest(one.conversations, mine)
+            found.append(self._joined(mine))
+            at += len(one.sides)
+        return found
+
+    def _newest(self, conversations: Sequence[dict[str, Any]], whole: list[Encoded]) -> list[Encoded]:
+        """A conversation without its oldest turns: as many of the newest as fit, from a user's message on.
+
+        System messages stay. The two of a pair lose the same turns, which both have: what was asked stays the same.
+        Where not even the last exchange fits, it stays as it is, and is too long.
+        """
+        assert self.keep_newest is not None
+        always = ("system", "developer")
+        kept = [[m for m in one["messages"] if m["role"] in always] for one in conversations]
+        rest = [[m for m in one["messages"] if m["role"] not in always] for one in conversations]
+        for first in range(1, min(map(len, rest))):
+            if any(messages[: first + 1] != rest[0][: first + 1] for messages in rest):
+                break
+            if rest[0][first]["role"] != "user":
+                continue
+            shorter = [
+                {**one, "messages": [*before, *after[first:]]}
+                for one, before, after in zip(conversations, kept, rest, strict=True)
+            ]
+            try:
+                encoded = self._encoder.encode([self.template.rendered(one) for one in shorter])
+            except ChatError:  # a template may not take what is left
+                continue
+            if all(len(side.tokens) <= self.keep_newest for side in encoded):
+                return encoded
+        return whole
+
+    def _joined(self, sides: Sequence[Encoded]) -> Encoded:
+        tokens = np.concatenate([side.tokens for side in sides]).astype(self.dtype)
+        if len(sides) == 1:
+            return Encoded(tokens, sides[0].spans)
+        spans = []
+        begin = 0
+        for number, side in enumerate(sides):
+            mine = side.spans.copy()
+            mine["stop"] += begin
+            mine["side"] = number
+            spans.append(mine)
+            begin += len(side.tokens)
+        return Encoded(tokens, np.concatenate(spans))
+
+
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ChatError(
+            "not UTF-8", f"half a surrogate pair at character {error.start:,} of the rendered text"
+        ) from None
+
+
+def _check_ids(encoded: Encoded, limit: int, number: int) -> None:
+    if len(encoded.tokens) and int(encoded.tokens.max()) >= limit:
+        raise TokenizerError(
+            f"the tokenizer gave id {int(encoded.tokens.max())}, outside its vocabulary of {limit:,}",
+            number=number,
+            parameter="vocab_size",
+            remedy=f"vocab_size={int(encoded.tokens.max()) + 1} or more",
+        )

@@ -1,0 +1,257 @@
+"""From where each string of a conversation is in its text to what every character is: spans that tile the text.
+
+An assistant's TEXT starts where the generation prompt ends, and stops where its last string does (with tool calls:
+where the end-of-turn marker begins). `{% generation %}` blocks, where a template has them, are taken at their word.
+
+Text of the template between two messages goes to one of them, so that turns can be cut out whole: through the
+end-of-turn marker and the blanks after it to the message before, the rest to the message after. What stands before
+the header of the first message (the start token, a default system message) or after the last turn belongs to none: its
+turn is -1 and its role 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
+from batchwright.prepare.chat.tagging import Located, Region
+
+__all__ = ["Markers", "Prefix", "find_turns", "role_number"]
+
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES) if number} | dict.fromkeys(
+    ("function", "ipython", "tool_results", "observation"), ROLES.index("tool")
+)
+_ASSISTANT = ROLES.index("assistant")
+_FOR_TEXT = "a template for such messages, or leave them out"
+_FOR_CALLS = "a template that writes tool calls: the tokenizer's own, 'qwen' or 'mistral'; or leave such rows out"
+
+
+class Markers(NamedTuple):
+    """What a template writes around turns."""
+
+    ends: tuple[str, ...]
+    """End-of-turn markers."""
+    prompt: str
+    """What makes the model answer, such as "<|im_start|>assistant\\n"; of a template without one, the header of an
+    answer."""
+    lead: str
+    """What stands between the prompt and the content of an answer, and so must be generated: " " in mistral."""
+    bos: str
+
+
+Prefix = Callable[[int, bool], str | None]
+"""(n, whether an answer is asked for) -> the text of the first n messages, asked or not; None where it is refused."""
+
+
+class _Turn(NamedTuple):
+    number: int
+    start: int
+    stop: int
+    end: int
+    """Where its end-of-turn marker stops; `stop` if it has none."""
+
+
+def role_number(role: str, turn: int | None = None) -> int:
+    """A role's number in `ROLES`.
+
+    >>> role_number("ipython") == role_number("tool") == 5
+    True
+    """
+    try:
+        return _ROLE_NUMBERS[role]
+    except KeyError:
+        raise ChatError("unknown role", f"role {role!r}", turn=turn, remedy=f"one of {', '.join(ROLES[1:])}") from None
+
+
+def find_turns(located: Located, messages: Sequence[Mapping[str, Any]], markers: Markers, prefix: Prefix) -> Rendered:
+    """Spans of a located text."""
+    regions = _message_regions(located, messages)
+    said = _merged(sorted(region for found in located.regions for region in found if region[0] < region[1]))
+    text = _without(located.text, said)
+    turns: list[_Turn] = []
+    before = 0
+    numbers = [number for number in range(len(messages)) if regions[number]]
+    for at, number in enumerate(numbers):
+        first, stop = regions[number][0][0], max(region[1] for region in regions[number])
+        until = regions[numbers[at + 1]][0][0] if at + 1 < len(numbers) else len(text)
+        start = first
+        if messages[number]["role"] == "assistant":
+            start = _answer_start(located.text, text, before, first, number, markers, prefix)
+            if messages[number].get("tool_calls"):
+                stop = _calls_stop(located.text, text, stop, until, number, markers, prefix)
+        end = _after_end(text, stop, markers.ends)
+        turns.append(_Turn(number, start, stop, end))
+        before = end
+    spans = _tile(text, turns, messages, markers)
+    if located.generation is not None:
+        spans = _painted(spans, text, located.generation, turns, messages, markers)
+    return Rendered(located.text, tuple(spans), tuple(said))
+
+
+def _without(text: str, said: Sequence[Region]) -> str:
+    """A text of the same length without what was said: a marker written in a message is not one."""
+    pieces, at = [], 0
+    for start, stop in said:
+        pieces += [text[at:start], "\0" * (stop - start)]
+        at = stop
+    return "".join([*pieces, text[at:]])
+
+
+def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
+    """The regions of each message, in order; checks that each comes out once, in its place."""
+    regions: list[list[Region]] = [[] for _ in messages]
+    lost: dict[int, tuple[str, str]] = {}
+    for leaf, found in zip(located.leaves, located.regions, strict=True):
+        if leaf.turn < 0 or leaf.kind in ("name", "other"):
+            continue
+        if len(found) > 1 and leaf.kind == "content" and leaf.text.strip():
+            raise ChatError(
+                "repeated by the template",
+                f"its text is there {len(found)} times",
+                turn=leaf.turn,
+                remedy="a template that writes every message once",
+            )
+        if leaf.kind == "call" and not found:
+            lost[leaf.turn] = f"its call of {leaf.text!r} is not in the text", _FOR_CALLS
+        elif leaf.kind == "content" and leaf.text.strip() and all(start == stop for start, stop in found):
+            lost.setdefault(leaf.turn, ("its text is not in the rendered text", _FOR_TEXT))
+        if not (leaf.kind == "content" and not leaf.text and messages[leaf.turn].get("tool_calls")):
+            regions[leaf.turn] += found
+    for turn, (why, remedy) in lost.items():
+        if remedy is _FOR_CALLS or not any(start < stop for start, stop in regions[turn]):
+            raise ChatError("dropped by the template", why, turn=turn, remedy=remedy)
+    before = 0
+    for turn, found in enumerate(regions):
+        found.sort()
+        if found and found[0][0] < before:
+            raise ChatError(
+                "reordered by the template",
+                "its text comes before that of an earlier message",
+                turn=turn,
+                remedy="a template that keeps the order of messages",
+            )
+        before = max([before, *(stop for _, stop in found)])
+    return regions
+
+
+def _answer_start(whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Prefix) -> int:
+    """Where the generation prompt of an answer ends."""
+    if before == first:
+        return first
+    if markers.prompt and (at := text.rfind(markers.prompt, before, first)) >= 0:
+        return at + len(markers.prompt)
+    # Not the usual prompt (an answer after a tool's): ask for this very one.
+    start = prefix(number, True)
+    if start is not None and before <= len(start) <= first and whole.startswith(start):
+        return len(start)
+    return first - len(markers.lead) if text.endswith(markers.lead, before, first) else first
+
+
+def _calls_stop(whole: str, text: str, last: int, until: int, number: int, markers: Markers, prefix: Prefix) -> int:
+    """Where what a template writes after the last string of tool calls ends: brackets, closing tags."""
+    found = [at for end in markers.ends if (at := text.find(end, last, until)) >= 0]
+    if found:
+        return min(found)
+    # Some write no end after calls: then a conversation that stops here does.
+    shorter = prefix(number + 1, False)
+    if shorter is not None and last <= len(shorter) <= until and whole.startswith(shorter):
+        return len(shorter)
+    return last
+
+
+def _after_end(text: str, stop: int, ends: Sequence[str]) -> int:
+    at = _skip_blanks(text, stop)
+    for end in ends:
+        for start in (stop, at):
+            if text.startswith(end, start):
+                return start + len(end)
+    return stop
+
+
+def _skip_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _tile(text: str, turns: Sequence[_Turn], messages: Sequence[Mapping[str, Any]], markers: Markers) -> list[TextSpan]:
+    spans: list[TextSpan] = []
+    at = 0
+
+    def put(stop: int, part: int, turn: int) -> None:
+        nonlocal at
+        if at < stop:
+            role, weight = 0, math.nan
+            if turn >= 0:
+                message = messages[turn]
+                role, weight = role_number(message["role"], turn), float(message.get("weight", math.nan))
+            spans.append(TextSpan(at, stop, role, part, turn, weight))
+            at = stop
+
+    before = -1
+    for turn in turns:
+        if before < 0:
+            start = len(markers.bos) if markers.bos and text.startswith(markers.bos) else 0
+            cut = max(start, _last_end(text, 0, turn.start, markers.ends) or 0)
+        else:
+            cut = _last_end(text, at, turn.start, markers.ends) or min(_skip_blanks(text, at), turn.start)
+        put(cut, TEMPLATE, before)
+        put(turn.start, TEMPLATE, turn.number)
+        put(turn.stop, TEXT, turn.number)
+        put(turn.end, END, turn.number)
+        before = turn.number
+    put(_last_end(text, at, len(text), markers.ends) or _skip_blanks(text, at), TEMPLATE, before)
+    put(len(text), TEMPLATE, -1)
+    return spans
+
+
+def _last_end(text: str, start: int, stop: int, ends: Sequence[str]) -> int | None:
+    """Behind the last end-of-turn marker in a stretch of text, and the blanks after it."""
+    found = max((at + len(end) for end in ends if (at := text.rfind(end, start, stop)) >= 0), default=None)
+    return None if found is None else min(_skip_blanks(text, found), stop)
+
+
+def _painted(
+    spans: Sequence[TextSpan],
+    text: str,
+    generation: Sequence[Region],
+    turns: Sequence[_Turn],
+    messages: Sequence[Mapping[str, Any]],
+    markers: Markers,
+) -> list[TextSpan]:
+    """Spans in which generation blocks, and nothing else, are what assistants said."""
+    spans = [span._replace(part=TEMPLATE) if span.role == _ASSISTANT else span for span in spans]
+    answers = [turn for turn in turns if messages[turn.number]["role"] == "assistant"]
+    for start, stop in generation:
+        if not answers:
+            break
+        turn = min(answers, key=lambda turn: max(0, turn.start - stop + 1, start - turn.end + 1))
+        inside = text[start:stop].rstrip()
+        end = next((end for end in markers.ends if inside.endswith(end)), "")
+        border = start + len(inside) - len(end) if end else stop
+        model = next(span for span in spans if span.turn == turn.number)
+        spans = _over(spans, model._replace(start=start, stop=border, part=TEXT))
+        spans = _over(spans, model._replace(start=border, stop=stop, part=END))
+    return spans
+
+
+def _over(spans: Sequence[TextSpan], new: TextSpan) -> list[TextSpan]:
+    if new.start >= new.stop:
+        return list(spans)
+    left = [span._replace(stop=min(span.stop, new.start)) for span in spans if span.start < new.start]
+    right = [span._replace(start=max(span.start, new.stop)) for span in spans if span.stop > new.stop]
+    return [*left, new, *right]
+
+
+def _merged(regions: Sequence[Region]) -> list[Region]:
+    """Regions that touch or overlap, as one."""
+    merged: list[Region] = []
+    for start, stop in regions:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged

@@ -1,0 +1,369 @@
+"""Whether tiktoken gives the same ids as `tokenizers` for a `tokenizer.json`, and for which characters it may not.
+
+Both cut the text by one regex, turn each piece into bytes, and merge neighbours. So they agree if they cut alike and
+merge alike, and each of the two is proved by itself.
+
+*Merging.* `tokenizers` merges the neighbours that stand first in a list of pairs; tiktoken merges the neighbours whose
+bytes together are the token with the smallest id. Every token is given to the model's own merges, alone. Let t be one
+that comes back whole, and let a piece at some moment hold neighbours a, b whose bytes are t. Nothing was merged across
+the ends of a b, so what was merged inside it is what t alone goes through, in that order: the first pair of a whole is
+also the first pair of its part. So a b is a moment of t alone, the only one with two symbols, the one before the end:
+a, b is in the list, and is the only pair that ever makes t. With ids that never fall along the list, the smallest id is
+then the first pair, and both take the leftmost of equals: both merge the same neighbours, from the first to the last.
+A token that does not come back whole is never made by merging; tiktoken must not know it. Where pieces that are tokens
+are not merged at all (`ignore_merges`), tiktoken must know it, and does no harm if alone it ends in three or more
+symbols: there is no moment with two of them. With two it is refused.
+
+*Cutting.* The pattern is read by a strict grammar (patterns.py), and each class in it is compared between the two
+engines for every character that Unicode has. tiktoken drops what its pattern does not match: so every character must be
+matched, alone and whatever follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.files import home, write_whole
+from batchwright.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.prepare.patterns import Unproved, classes_of, matched_alone, most_folded_letters, parse_pattern
+
+__all__ = ["DIFFERS", "FOLDS", "NORMALIZES", "Proof", "bytes_of_tokens", "make_encoding", "prove", "proved_before"]
+
+_PROOF_VERSION = 3
+_CODE_POINTS = 0x110000
+_BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""ByteLevel writes 's|'t|'re|'ve|'m|'ll|'d, which is the same: no two begin alike. With one branch for all of them
+tiktoken is half as fast again."""
+_BYTE_LEVEL_PROBE = (
+    "it's 'S I've don't we'll you're I'm he'd été 12345 x1 ½² ١٢ 我们 \u200d👍🏽 --> a_b"
+    "\t\t x \n\n  y\r\n \xa0\u3000z  "
+)
+
+DIFFERS, NORMALIZES, FOLDS = 1, 2, 4
+"""Flags of a character: the engines see it differently; a normalizer may change it or its neighbours; it is not ASCII
+and means an ASCII letter where case is ignored."""
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about one tokenizer, with these versions of both libraries. Small enough to keep and send."""
+
+    reason: str | None = None
+    """Why tiktoken cannot be used; None if it gives the same ids."""
+    pattern: str = ""
+    adds_space: bool = False
+    """Whether a space goes before a text that has none."""
+    normalizes: bool = False
+    folded_letters: int = 0
+    """Letters of the longest word that the pattern matches in any case."""
+    left_out: list[int] = []
+    """Ids that merging never makes."""
+    flags: list[tuple[int, int]] = []
+    """(first character, flags) of each run of characters with the same flags."""
+
+    def table(self) -> NDArray[np.uint8]:
+        """The flags of every character."""
+        firsts = [first for first, _ in self.flags] + [_CODE_POINTS]
+        return np.repeat(np.array([flags for _, flags in self.flags], np.uint8), np.diff(firsts))
+
+
+def proved_before(json: str, canonical: Callable[[], str]) -> Proof:
+    """What `prove` says, kept from an earlier process where the home folder can be written.
+
+    `json` is a `tokenizer.json` as it was read; `canonical` gives it as `Tokenizer.to_str()` writes it.
+    """
+    versions = [(name, importlib.metadata.version(name)) for name in ("tokenizers", "tiktoken")]
+    key = fingerprint([_PROOF_VERSION, versions, fingerprint_bytes(json.encode())])
+    path = home() / "encoders" / f"{key[:32]}.json"
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        # A flipped bit would give other ids, so that it parses is not enough.
+        if kept.hash == fingerprint_bytes(msgspec.json.encode([key, kept.proof])):
+            return kept.proof
+    proof = prove(canonical())
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _Kept(proof, fingerprint_bytes(msgspec.json.encode([key, proof])))
+        write_whole(path, msgspec.json.encode(kept))
+    return proof
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    proof: Proof
+    hash: str
+
+
+def prove(canonical: str) -> Proof:
+    """Whether tiktoken gives the same ids. `canonical` is what `Tokenizer.to_str()` writes."""
+    body = msgspec.json.decode(canonical)
+    try:
+        _only_keys(body, "the tokenizer", _TOKENIZER_KEYS)
+        normalizes = _check_normalizer(body["normalizer"])
+        pattern, adds_space = _check_pre_tokenizer(body["pre_tokenizer"])
+        _check_post_processor(body["post_processor"])
+        _check_model(body["model"])
+        tree = parse_pattern(pattern)
+        with ThreadPoolExecutor(1) as other:  # the two halves of a proof, side by side
+            merges = other.submit(_check_merges, body["model"])
+            flags = _flags(sorted(classes_of(tree)), normalizes=normalizes, folds=most_folded_letters(tree) > 0)
+            missed = np.flatnonzero(~matched_alone(tree, _seen_by_tiktoken) & _is_compared())
+        if len(missed):
+            raise Unproved(f"a split pattern that does not always match {chr(missed[0])!r}")
+        left_out = merges.result()
+    except Unproved as error:
+        return Proof(reason=str(error))
+    return Proof(
+        pattern=pattern,
+        adds_space=adds_space,
+        normalizes=normalizes,
+        folded_letters=most_folded_letters(tree),
+        left_out=left_out,
+        flags=flags,
+    )
+
+
+# Structure
+
+_TOKENIZER_KEYS = {
+    *("version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"),
+    "model",
+}
+_MODEL_KEYS = {
+    *("type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"),
+    *("ignore_merges", "vocab", "merges"),
+}
+
+
+def _only_keys(body: Mapping[str, Any], what: str, known: set[str]) -> None:
+    if unknown := sorted(body.keys() - known):
+        raise Unproved(f"{what} has the setting {unknown[0]!r}, which is not known here")
+
+
+def _kind(part: Any) -> str:
+    if not isinstance(part, dict):
+        return "none"
+    inner = next((value for value in part.values() if isinstance(value, list)), [])
+    names = ", ".join(_kind(step) for step in inner) if part.get("type") == "Sequence" else ""
+    return f"{part.get('type')}[{names}]" if names else str(part.get("type"))
+
+
+def _check_normalizer(normalizer: Any) -> bool:
+    """Whether there is one. NFC is: its own object is asked for all text that it may change."""
+    if normalizer is None or normalizer == {"type": "Sequence", "normalizers": []}:
+        return False
+    if normalizer == {"type": "NFC"}:
+        return True
+    raise Unproved(f"normalizer {_kind(normalizer)}")
+
+
+def _check_pre_tokenizer(pre: Any) -> tuple[str, bool]:
+    """(the pattern that cuts a text, whether a space goes before it)."""
+    parts = pre["pretokenizers"] if isinstance(pre, dict) and pre["type"] == "Sequence" else [pre]
+    if [_kind(part) for part in parts] == ["ByteLevel"] and parts[0]["use_regex"]:
+        _check_byte_level_pattern()
+        return _BYTE_LEVEL_PATTERN, parts[0]["add_prefix_space"]
+    if [_kind(part) for part in parts] != ["Split", "ByteLevel"]:
+        raise Unproved(f"pre-tokenizer {_kind(pre)}")
+    split, byte_level = parts
+    if byte_level["use_regex"] or byte_level["add_prefix_space"]:
+        raise Unproved("pre-tokenizer ByteLevel that cuts or adds spaces after a Split")
+    if "Regex" not in split["pattern"] or split["behavior"] != "Isolated" or split["invert"]:
+        raise Unproved(f"pre-tokenizer Split that is not an isolating regex ({split['behavior']})")
+    return split["pattern"]["Regex"], False
+
+
+def _check_byte_level_pattern() -> None:
+    """That ByteLevel still cuts as it did when its pattern was written down here: the JSON does not say it."""
+    from tokenizers import Regex, pre_tokenizers
+
+    written = pre_tokenizers.Split(Regex(_BYTE_LEVEL_PATTERN), "isolated").pre_tokenize_str(_BYTE_LEVEL_PROBE)
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(_BYTE_LEVEL_PROBE)
+    if [span for _, span in written] != [span for _, span in cut]:
+        raise Unproved("pre-tokenizer ByteLevel cuts in another way than it did")
+
+
+def _check_post_processor(post: Any) -> None:
+    """These only add special tokens, which is never asked for, or change offsets, which nobody reads."""
+    for part in post["processors"] if _kind(post).startswith("Sequence") else [post]:
+        if _kind(part) not in ("none", "ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"):
+            raise Unproved(f"post-processor {_kind(part)}")
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    if model["type"] != "BPE":
+        raise Unproved(f"model {model['type']}")
+    _only_keys(model, "the model", _MODEL_KEYS)
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model[name]:
+            raise Unproved(f"{name} {model[name]}")
+    missing = [byte for character, byte in _BYTE_OF.items() if character not in model["vocab"]]
+    if missing:
+        raise Unproved(f"no token for {len(missing)} of the 256 bytes")
+
+
+# Merging
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+_TO_LATIN = str.maketrans({character: chr(byte) for character, byte in _BYTE_OF.items()})
+
+
+def bytes_of_tokens(vocab: Mapping[str, int]) -> dict[bytes, int]:
+    """The vocabulary by bytes, without tokens that no text can hold.
+
+    >>> bytes_of_tokens({"Ġa": 7, "<▁>": 8})
+    {b' a': 7}
+    """
+    words = _of_bytes(vocab)
+    data = "".join(words).translate(_TO_LATIN).encode("latin-1")  # all at once: a vocabulary is long
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    starts = [0, *ends][:-1]
+    return {data[start:end]: vocab[word] for word, start, end in zip(words, starts, ends, strict=True)}
+
+
+def _of_bytes(vocab: Iterable[str]) -> list[str]:
+    """The tokens that are made of bytes."""
+    words, alphabet = list(vocab), _BYTE_OF.keys()
+    return words if alphabet >= set("".join(words)) else [word for word in words if alphabet >= set(word)]
+
+
+def _check_merges(model: Mapping[str, Any]) -> list[int]:
+    """The ids that merging never makes. Raises Unproved where tiktoken could make others than `tokenizers`."""
+    from tokenizers import Tokenizer
+
+    vocab: dict[str, int] = model["vocab"]
+    last = -1
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if vocab[left + right] < last:
+            raise Unproved(f"merges that are not in the order of their ids (at {left + right!r})")
+        last = vocab[left + right]
+    alone = {"version": "1.0", "added_tokens": [], "model": {**model, "ignore_merges": False}}
+    merging = Tokenizer.from_str(msgspec.json.encode(alone).decode())
+    words = _of_bytes(vocab)
+    left_out = []
+    for word, merged in zip(words, merging.encode_batch_fast(words, add_special_tokens=False), strict=True):
+        if len(merged) == 1:
+            continue
+        if not model["ignore_merges"]:
+            left_out.append(vocab[word])
+        elif len(merged) == 2:
+            raise Unproved(f"a token that merges make only in part ({word!r})")
+    return sorted(left_out)
+
+
+# Cutting
+
+
+def _flags(classes: Iterable[str], *, normalizes: bool, folds: bool) -> list[tuple[int, int]]:
+    table = np.where(_is_compared(), 0, DIFFERS).astype(np.uint8)
+    for name in classes:
+        table[_seen_by_tiktoken(name) != _seen_by_tokenizers(name)] |= DIFFERS
+    if normalizes:
+        table[_changed_by_nfc()] |= NORMALIZES
+    if folds:
+        table[_fold_to_ascii()] |= FOLDS
+    firsts = np.flatnonzero(np.diff(table, prepend=255))
+    return [(int(first), int(table[first])) for first in firsts]
+
+
+@functools.cache
+def _every_character() -> str:
+    return "".join(map(chr, np.flatnonzero(_is_compared()).tolist()))
+
+
+def _is_compared() -> NDArray[np.bool_]:
+    """The code points in whose neighbourhood Unicode has any character, but surrogates, which no UTF-8 text has.
+
+    Comparing the others too, three quarters of all, would take most of the time of a proof. They count as different.
+    """
+    is_compared = np.zeros(_CODE_POINTS, bool)
+    is_compared[:0x34000] = is_compared[0xE0000:0xE0200] = True
+    is_compared[0xD800:0xE000] = False
+    return is_compared
+
+
+def _as_table(characters: str) -> NDArray[np.bool_]:
+    table = np.zeros(_CODE_POINTS, bool)
+    table[np.frombuffer(characters.encode("utf-32-le"), np.uint32)] = True
+    return table
+
+
+@functools.cache
+def _seen_by_tiktoken(name: str) -> NDArray[np.bool_]:
+    """The characters of a class: tiktoken drops all others."""
+    try:
+        # Many characters at a time: one by one, each would be a piece of its own, and there are a million.
+        encoding = _encoding(f"(?:{name}){{1,64}}", {bytes([byte]): byte for byte in range(256)})
+    except ValueError as error:
+        raise Unproved(f"tiktoken does not know {name} in the split pattern ({error})") from None
+    ids = encoding.encode_to_numpy(_every_character(), disallowed_special=())
+    return _as_table(ids.astype(np.uint8).tobytes().decode())
+
+
+@functools.cache
+def _seen_by_tokenizers(name: str) -> NDArray[np.bool_]:
+    """The characters of a class, by the engine that splits: a decoder runs it on plain text, many times faster."""
+    from tokenizers import Regex, decoders
+
+    return ~_as_table(decoders.Replace(Regex(f"(?:{name})+"), "").decode([_every_character()])) & _is_compared()
+
+
+@functools.cache
+def _changed_by_nfc() -> NDArray[np.bool_]:
+    """Characters that a normal form may change, or that may change their neighbours. All others stay, in any text.
+
+    These are: what is not left alone between two marks of the last and the first kind (so also every mark, which would
+    change places with them), and what stands second in a decomposition, because it may be composed with a first.
+    """
+    from tokenizers import normalizers
+
+    characters = _every_character()[0x80:]  # ASCII stays
+    between = "\u0345" + "\u0334\n\u0345".join(characters) + "\u0334"
+    lines = zip(characters, between.split("\n"), normalizers.NFC().normalize_str(between).split("\n"), strict=True)
+    changed = [character for character, before, after in lines if before != after]
+    decomposed = normalizers.NFD().normalize_str("\n".join(characters)).split("\n")
+    return _as_table("".join(changed) + "".join(part[1:] for part in decomposed if len(part) > 1))
+
+
+@functools.cache
+def _fold_to_ascii() -> NDArray[np.bool_]:
+    """Characters beyond ASCII that are an ASCII letter, or hold one, where case is ignored: ſ, ß, ﬀ."""
+    found = []
+    for first in range(0x80, len(_every_character()), 128):
+        block = _every_character()[first : first + 128]
+        if not block == block.casefold() == block.lower() == block.upper():  # few blocks have case at all
+            found += [c for c in block if any(map(str.isascii, c.casefold() + c.lower() + c.upper()))]
+    return _as_table("".join(found))
+
+
+# tiktoken
+
+
+def make_encoding(vocab: Mapping[str, int], proof: Proof) -> Any:
+    """The tiktoken encoding of a proved tokenizer."""
+    left_out = set(proof.left_out)
+    return _encoding(proof.pattern, {word: i for word, i in bytes_of_tokens(vocab).items() if i not in left_out})
+
+
+def _encoding(pattern: str, ranks: dict[bytes, int]) -> Any:
+    import tiktoken
+
+    # Without any special token tiktoken would look for the empty one, at every character.
+    special = {"<no text has this \U0010ffff>": max(ranks.values()) + 1}
+    return tiktoken.Encoding("batchwright", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)

@@ -1,0 +1,95 @@
+"""A user's function as a step over rows: it gets a row (a dict) and returns a row, or None to drop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.errors import SourceError, SpecError
+from batchwright.fingerprint import function_fingerprint
+
+__all__ = ["RowStep", "row_step"]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """One step of a recipe that a user's function does."""
+
+    function: Callable[[Row], Row | None]
+    name: str
+    version: str | None = None
+    select: Callable[[Row], Any] | tuple[str, ...] | None = None
+    """Which rows the function sees: a function of a row, or names of ingredients. None: all."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What the function does now: globals that it uses may have changed since the step was added."""
+        return function_fingerprint(self.function, name=self.name, version=self.version)
+
+    def spec(self) -> list[Any]:
+        """What decides the rows that come out."""
+        if self.select is None:
+            return [self.name, self.fingerprint]
+        return [self.name, self.fingerprint, list(self.select) if isinstance(self.select, tuple) else self._selects()]
+
+    def _selects(self) -> str:
+        return function_fingerprint(self.select, name=f"select= of step {self.name!r}", version=self.version)
+
+    def __call__(self, row: Row) -> Row | None:
+        result: Any = self.function(row)
+        if result is not None and not isinstance(result, dict):
+            hint = (
+                " (to keep or drop rows, pass the function as where= of add_ingredient)"
+                if isinstance(result, bool)
+                else ""
+            )
+            raise SourceError(
+                f"step {self.name!r} returned {type(result).__name__}, not a row",
+                step=self.name,
+                remedy=f"return a dict, or None to drop the row{hint}",
+            )
+        row_or_none: Row | None = result
+        return row_or_none
+
+    def describe(self) -> str:
+        """
+        >>> row_step(str.upper, name="shout", select=["web", "books"]).describe()
+        'shout, only web, books'
+        """
+        if self.select is None:
+            return self.name
+        what = ", ".join(self.select) if isinstance(self.select, tuple) else f"where {_name_of(self.select)}"
+        return f"{self.name}, only {what}"
+
+
+def row_step(
+    function: Callable[[Row], Row | None],
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    select: Callable[[Row], Any] | str | list[str] | tuple[str, ...] | None = None,
+) -> RowStep:
+    step = RowStep(function, name or _name_of(function), version, _checked_select(select))
+    _ = step.spec()  # says now, not at the bake, that it needs a version
+    return step
+
+
+def _checked_select(select: Any) -> Callable[[Row], Any] | tuple[str, ...] | None:
+    if select is None or callable(select):
+        function: Callable[[Row], Any] | None = select
+        return function
+    names = (select,) if isinstance(select, str) else select
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise SpecError(
+            f"select={select!r} says nothing about rows",
+            parameter="select",
+            remedy="a function: select=lambda row: row['score'] > 3, an ingredient's name, or a list of names",
+        )
+    return tuple(names)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

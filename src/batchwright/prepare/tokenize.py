@@ -1,0 +1,279 @@
+"""The step that turns text into tokens: which tokenizer, which id ends a document, which type holds the ids."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import TokenizerError
+from batchwright.fingerprint import fingerprint
+from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
+
+__all__ = ["Tokenize", "tokenize"]
+
+
+def tokenize(
+    tokenizer: Any,
+    *,
+    append_eos: bool = False,
+    eos: int | str | None = None,
+    text: str = "text",
+    vocab_size: int | None = None,
+    decode: Callable[[Any], str] | None = None,
+    dtype: str | None = None,
+    version: str | None = None,
+) -> Tokenize:
+    """A recipe step that encodes `row[text]`.
+
+    tokenize("tokenizer.json", append_eos=True)      a Hugging Face file; padding and truncation in it are turned off
+    tokenize(AutoTokenizer.from_pretrained("..."))   a transformers tokenizer, or a tokenizers.Tokenizer
+    tokenize("bytes")                                UTF-8 bytes, no vocabulary to make
+    tokenize("chars")                                the characters of this corpus
+    tokenize(function, vocab_size=50257)             any function from text to ids
+
+    `append_eos` ends every document with one id: `eos=` (an id or a token), else what tokenizer_config.json beside the
+    file says, else the only special token, else a well-known name. The bake report says which; where there is no
+    answer the error lists the candidates. Special tokens of the template are never added.
+    """
+    resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size, decode=decode, version=version)
+    if eos is not None and not append_eos:
+        raise TokenizerError(
+            f"eos={eos!r} has no effect without append_eos", parameter="eos", remedy="append_eos=True, or no eos="
+        )
+    eos_id, eos_from = _eos(resolved, eos) if append_eos else (None, None)
+    step = Tokenize(tokenizer=resolved, eos_id=eos_id, eos_from=eos_from, text=text, asked_dtype=_dtype_name(dtype))
+    if not step.needs_fit:
+        _ = step.dtype
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """See `tokenize`."""
+
+    tokenizer: Any
+    eos_id: int | None
+    eos_from: str | None
+    text: str
+    asked_dtype: str | None = None
+
+    @property
+    def needs_fit(self) -> bool:
+        return isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None
+
+    def fitted(self, points: set[int]) -> Tokenize:
+        """This step with the vocabulary that a corpus has."""
+        tokenizer = self.tokenizer.fitted(points)
+        return replace(self, tokenizer=tokenizer, eos_id=None if self.eos_id is None else tokenizer.eos_id)
+
+    @property
+    def vocab_size(self) -> int:
+        return max(int(self.tokenizer.vocab_size), (self.eos_id or 0) + 1)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The asked type, else the smallest unsigned one that holds the vocabulary."""
+        smallest = np.min_scalar_type(max(self.vocab_size - 1, 0))
+        if smallest.itemsize > 4:
+            raise TokenizerError(
+                f"a vocabulary of {self.vocab_size:,} ids is larger than 32 bits can hold",
+                parameter="vocab_size",
+                remedy="vocab_size=4294967296 or less",
+            )
+        if self.asked_dtype is None:
+            return smallest
+        asked = np.dtype(self.asked_dtype)
+        if asked.itemsize < smallest.itemsize:
+            raise TokenizerError(
+                f"dtype={asked.name} cannot hold a vocabulary of {self.vocab_size:,} ids",
+                parameter="dtype",
+                remedy=f"dtype='{smallest.name}', or leave it out",
+            )
+        return asked
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([self.tokenizer.fingerprint, self.eos_id, self.text, self.asked_dtype])
+
+    def describe(self) -> str:
+        end = f", eos {self.eos_id} ({self.eos_from})" if self.eos_id is not None else ""
+        return f"tokenize({self.tokenizer.name}{end})"
+
+    @property
+    def encoder(self) -> str | None:
+        """Which of two equal encoders is used, and why; None for a tokenizer that has one. Not part of a store."""
+        return getattr(self.tokenizer, "encoder", None)
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of each text, in this step's dtype, with the end of document where it was asked for.
+
+        A TokenizerError says by `number` which text it is about.
+        """
+        arrays = [np.asarray(ids) for ids in self._ids(texts)]
+        _check_ids(arrays, self.vocab_size)
+        dtype, ends = self.dtype, self.eos_id is not None
+        if len({array.dtype for array in arrays}) != 1:
+            arrays = [array.astype(dtype) for array in arrays]
+        # All documents in one array, of which each is a slice: what is done for each costs more than its tokens.
+        tokens = np.concatenate(arrays or [np.empty(0, dtype)]).astype(dtype, copy=False)
+        stops = np.cumsum([len(array) + ends for array in arrays], dtype=np.int64)
+        if ends:
+            is_token = np.ones(len(tokens) + len(arrays), bool)
+            is_token[stops - 1] = False
+            ended = np.full(len(is_token), self.eos_id, dtype)
+            ended[is_token] = tokens
+            tokens = ended
+        return [tokens[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
+
+    def _ids(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            ids = list(self.tokenizer.encode_batch(texts))
+        except Exception:
+            for number, text in enumerate(texts):  # once more, to say which text it was
+                try:
+                    self.tokenizer.encode_batch([text])
+                except Exception as error:
+                    raise _failed(self.tokenizer.name, error, number) from error
+            raise
+        if len(ids) != len(texts):
+            raise TokenizerError(
+                f"the tokenizer gave {len(ids)} lists of ids for {len(texts)} texts",
+                remedy="encode_batch must answer every text",
+            )
+        return ids
+
+    def info(self) -> dict[str, Any]:
+        """What a store's manifest says of its tokenizer."""
+        return {
+            "name": self.tokenizer.name,
+            "kind": self.tokenizer.kind,
+            "fingerprint": self.tokenizer.fingerprint,
+            "vocab_size": self.vocab_size,
+            "eos": self.eos_id,
+            "eos_from": self.eos_from,
+        }
+
+
+def _check_ids(arrays: Sequence[NDArray[Any]], limit: int) -> None:
+    """That every array is a list of ids below `limit`."""
+    kinds = {(array.dtype, array.ndim) for array in arrays if array.size or array.ndim != 1}
+    if len(kinds) == 1:  # then one look at all of them is enough
+        ((dtype, ndim),) = kinds
+        if ndim == 1 and dtype.kind in "iu":
+            if dtype == np.uint8 and limit >= 256:
+                return
+            together = np.concatenate([array for array in arrays if array.size])
+            if together.max() < limit and together.min() >= 0:
+                return
+    for number, array in enumerate(arrays):
+        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+            raise TokenizerError(
+                f"the tokenizer gave {array.dtype} of shape {array.shape}, not a list of ids",
+                number=number,
+                remedy="a function that returns whole numbers, one for each token",
+            )
+        if len(array) and not 0 <= int(array.min()) <= int(array.max()) < limit:
+            bad = int(array.max()) if int(array.max()) >= limit else int(array.min())
+            raise TokenizerError(
+                f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
+                number=number,
+                parameter="vocab_size",
+                remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
+            )
+
+
+def _failed(name: str, error: Exception, number: int) -> TokenizerError:
+    """What a tokenizer raised, with the number of the text that made it."""
+    if isinstance(error, TokenizerError):
+        error.where["number"] = number
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return TokenizerError(
+            f"this text cannot be written as UTF-8: it has half a surrogate pair at character {error.start:,}",
+            number=number,
+            remedy="text.encode('utf-8', 'replace').decode() in a step before tokenize",
+        )
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return TokenizerError(
+        f"the tokenizer {name!r} failed: {type(error).__name__}: {error}",
+        number=number,
+        at=f"{frame.filename}:{frame.lineno}",
+        remedy="mend the tokenizer, or leave such rows out with where=",
+    )
+
+
+def _dtype_name(asked: Any) -> str | None:
+    """A user's dtype, checked, by its name."""
+    if asked is None:
+        return None
+    try:
+        dtype = np.dtype(asked)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind != "u" or dtype.itemsize > 4:
+        raise TokenizerError(
+            f"dtype={asked!r} is not a type of token ids", parameter="dtype", remedy="'uint8', 'uint16' or 'uint32'"
+        )
+    return str(dtype.name)
+
+
+def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
+    if isinstance(asked, int):
+        limit = max(int(tokenizer.vocab_size), (getattr(tokenizer, "eos_id", None) or -1) + 1)
+        if isinstance(asked, bool) or not 0 <= asked < limit:
+            raise TokenizerError(
+                f"eos={asked} is outside the vocabulary of {limit:,} ids",
+                parameter="eos",
+                remedy="an id of the vocabulary",
+            )
+        return asked, "eos="
+    if not isinstance(tokenizer, JsonTokenizer):
+        if asked is not None:
+            raise TokenizerError(
+                f"eos={asked!r}: a {tokenizer.kind} tokenizer has no named tokens",
+                parameter="eos",
+                remedy="eos as an id",
+            )
+        if (own := getattr(tokenizer, "eos_id", None)) is not None:
+            return own, "its own"
+        raise TokenizerError(
+            "append_eos needs to know which id ends a document",
+            parameter="eos",
+            remedy="tokenize(function, append_eos=True, eos=50256)",
+        )
+    special = tokenizer.special
+    if asked is not None:
+        if asked not in tokenizer.vocab:
+            raise TokenizerError(
+                f"eos={asked!r} is not a token of {tokenizer.name}",
+                parameter="eos",
+                special=_listed(special) or "none",
+                remedy="one of these, or an id",
+            )
+        return tokenizer.vocab[asked], "eos="
+    configured = tokenizer.config.get("eos_token")
+    configured = configured.get("content") if isinstance(configured, dict) else configured
+    if isinstance(configured, str) and configured in tokenizer.vocab:
+        return tokenizer.vocab[configured], f"{configured} from the tokenizer's config"
+    if len(special) == 1:
+        ((token, number),) = special.items()
+        return number, f"{token}, the only special token"
+    for token in WELL_KNOWN_EOS:
+        if token in special:
+            return special[token], f"{token}, a well-known name"
+    raise TokenizerError(
+        f"append_eos: cannot tell which token of {tokenizer.name} ends a document",
+        parameter="eos",
+        special=_listed(special) or "none",
+        remedy=f"eos= with {'one of these tokens, or ' * bool(special)}an id of the vocabulary, or append_eos=False",
+    )
+
+
+def _listed(special: dict[str, int]) -> str:
+    return ", ".join(f"{token} ({number})" for token, number in list(special.items())[:12])

@@ -1,0 +1,367 @@
+"""Tokenizers of every kind behind one small interface: Hugging Face files and objects, callables, bytes, characters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import TokenizerError
+from batchwright.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from batchwright.prepare.fast import FastEncoder, find_proof
+from batchwright.prepare.proof import Proof
+from batchwright.protocols import Tokenizer
+from batchwright.spec import suggest
+
+__all__ = [
+    "WELL_KNOWN_EOS",
+    "BytesTokenizer",
+    "CallableTokenizer",
+    "CharsTokenizer",
+    "JsonTokenizer",
+    "PluginTokenizer",
+    "load_tokenizer",
+    "resolve_tokenizer",
+]
+
+WELL_KNOWN_EOS = (
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "<|eos|>",
+    "<|im_end|>",
+    "<|end▁of▁sentence|>",
+    "[EOS]",
+)
+
+
+class BytesTokenizer:
+    """UTF-8 bytes are the ids; 256 is the end of a document."""
+
+    name, kind, eos_id = "bytes", "bytes", 256
+    vocab_size = 256
+
+    @property
+    def fingerprint(self) -> str:
+        return "bytes"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint8]]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        array = np.asarray(ids)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"batchwright_tokenizer": "bytes"})
+
+
+class CharsTokenizer:
+    """Every character that the corpus has is an id, in code point order; one more is the end of a document."""
+
+    name, kind = "chars", "chars"
+
+    def __init__(self, chars: str | None = None) -> None:
+        self.chars = chars
+        """None until a bake has seen the corpus."""
+        if chars is not None:
+            self._points = np.array([ord(c) for c in chars], np.uint32)
+
+    def fitted(self, points: Iterable[int]) -> CharsTokenizer:
+        return CharsTokenizer("".join(map(chr, sorted(points))))
+
+    @property
+    def eos_id(self) -> int:
+        return len(self.chars or "")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.chars or "")
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(["chars", self.chars])[:16]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> NDArray[np.int64]:
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        ids = np.searchsorted(self._points, points)
+        unknown = self._points[np.minimum(ids, len(self._points) - 1)] != points
+        if unknown.any():
+            raise TokenizerError(
+                f"character {chr(points[unknown][0])!r} is not in the vocabulary of {len(self._points)} characters",
+                remedy="bake again over text that has it",
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        assert self.chars is not None
+        return "".join(self.chars[i] for i in np.asarray(ids).tolist() if i < len(self.chars))
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"batchwright_tokenizer": "chars", "chars": self.chars})
+
+
+class JsonTokenizer:
+    """A Hugging Face `tokenizer.json`. Padding and truncation in it are turned off: documents stay whole."""
+
+    kind = "tokenizer.json"
+
+    def __init__(self, json: str, name: str, config: dict[str, Any] | None = None) -> None:
+        self.json, self.name, self.config = json, name, config or {}
+
+    @cached_property
+    def backend(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.json)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was proved here need not be proved again in a worker.
+        return {name: self.__dict__[name] for name in ("json", "name", "config", "proof") if name in self.__dict__}
+
+    @cached_property
+    def proof(self) -> Proof:
+        """Whether tiktoken gives the same ids."""
+        return find_proof(self.json, self.backend)
+
+    @cached_property
+    def fast(self) -> FastEncoder | None:
+        return None if self.proof.reason else FastEncoder(self.backend, self.proof)
+
+    @property
+    def encoder(self) -> str:
+        """Which library encodes, and why: the ids are the same."""
+        reason = self.proof.reason or ("fast" in self.__dict__ and self.fast and self.fast.off)
+        return f"tokenizers ({reason})" if reason else "tiktoken, proved identical"
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return vocab
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self.vocab.values(), default=-1) + 1  # ids may have gaps
+
+    @property
+    def special(self) -> dict[str, int]:
+        return {t.content: i for i, t in sorted(self.backend.get_added_tokens_decoder().items()) if t.special}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_bytes(self.backend.to_str().encode())[:16]
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Any]:
+        if self.fast is not None:
+            return self.fast.encode_batch(texts)
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+        return text
+
+    def to_json(self) -> bytes:
+        return self.json.encode()
+
+
+class CallableTokenizer:
+    """A function from text to ids."""
+
+    kind = "callable"
+
+    def __init__(
+        self,
+        function: Callable[[str], Any],
+        vocab_size: int,
+        *,
+        decode: Callable[[Any], str] | None = None,
+        version: str | None = None,
+        name: str | None = None,
+        eos_id: int | None = None,
+    ) -> None:
+        self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self._version = version
+        _ = self.fingerprint  # says now, not at the bake, that it needs a version
+
+    @property
+    def fingerprint(self) -> str:
+        """What the function does now: globals that it uses may have changed since."""
+        does = function_fingerprint(self.function, name=f"the tokenizer {self.name!r}", version=self._version)
+        return fingerprint([does, self.vocab_size])[:16]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        return [self.function(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return None if self._decode is None else self._decode(np.asarray(ids).tolist())
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"batchwright_tokenizer": "callable", "name": self.name})
+
+
+class PluginTokenizer:
+    """A user's object that does what `batchwright.protocols.Tokenizer` asks for."""
+
+    kind = "plugin"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = str(getattr(tokenizer, "name", type(tokenizer).__name__))
+        self.vocab_size, self.fingerprint = int(tokenizer.vocab_size), str(tokenizer.fingerprint)
+        self.eos_id: int | None = getattr(tokenizer, "eos_id", None)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        return self.tokenizer.encode_batch(texts)
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return self.tokenizer.decode(ids)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode({"batchwright_tokenizer": "callable", "name": self.name})
+
+
+class _Undecodable:
+    """Stands for a callable in a store: the function itself is not kept."""
+
+    kind = "callable"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return None
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer that a store keeps, or a `tokenizer.json`."""
+    try:
+        data = path.read_bytes()
+        body = msgspec.json.decode(data)
+    except (FileNotFoundError, NotADirectoryError):
+        near = suggest(str(path), ("bytes", "chars"))
+        raise TokenizerError(
+            "no tokenizer file",
+            file=path,
+            remedy=f"{near!r}"
+            if near
+            else "the path of a tokenizer.json; for the name of a model, transformers' AutoTokenizer.from_pretrained",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise TokenizerError(
+            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
+        ) from None
+    kind = body.get("batchwright_tokenizer") if isinstance(body, dict) else None
+    if kind == "bytes":
+        return BytesTokenizer()
+    if kind == "chars":
+        return CharsTokenizer(body["chars"])
+    if kind == "callable":
+        return _Undecodable(body["name"])
+    name = path.absolute().parent.name if path.name == "tokenizer.json" else path.stem
+    tokenizer = JsonTokenizer(data.decode(), name, _config_beside(path))
+    try:
+        _ = tokenizer.backend
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(
+            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
+        ) from None
+    return tokenizer
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    """What `tokenizer_config.json` says, with the chat template that newer transformers write beside it."""
+    config = _config_file(path.with_name("tokenizer_config.json"))
+    template_path = path.with_name("chat_template.jinja")
+    if not config.get("chat_template") and template_path.is_file():
+        config["chat_template"] = template_path.read_text(encoding="utf-8")
+    return config
+
+
+def _config_file(config_path: Path) -> dict[str, Any]:
+    try:
+        config = msgspec.json.decode(config_path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("expected an object")
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise TokenizerError(
+            "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="mend or remove it"
+        ) from None
+    return config
+
+
+def _config_of(tokenizer: Any) -> dict[str, Any]:
+    """What a transformers tokenizer's `tokenizer_config.json` would say of special tokens and chat templates."""
+    tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return {"eos_token": tokenizer.eos_token, **tokens, "chat_template": getattr(tokenizer, "chat_template", None)}
+
+
+def resolve_tokenizer(
+    tokenizer: Any,
+    *,
+    vocab_size: int | None = None,
+    decode: Callable[[Any], str] | None = None,
+    version: str | None = None,
+) -> Any:
+    """One of the classes here, from whatever a user has: a path, a name, an object or a function."""
+    if isinstance(tokenizer, BytesTokenizer | CharsTokenizer | JsonTokenizer | CallableTokenizer | PluginTokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str) and tokenizer == "bytes":
+        return BytesTokenizer()
+    if isinstance(tokenizer, str) and tokenizer == "chars":
+        return CharsTokenizer()
+    if isinstance(tokenizer, str | os.PathLike):
+        path = Path(os.path.expanduser(tokenizer))
+        loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+        if isinstance(loaded, _Undecodable):
+            raise TokenizerError(
+                "a store does not keep the function that tokenised it", file=path, remedy="the function itself"
+            )
+        return loaded
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
+    if backend is not None:
+        name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
+        return JsonTokenizer(backend.to_str(), name, _config_of(tokenizer))
+    if hasattr(tokenizer, "encode_batch_fast") and hasattr(tokenizer, "to_str"):
+        return JsonTokenizer(tokenizer.to_str(), "tokenizers")
+    if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer
+        return CallableTokenizer(
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            len(tokenizer),
+            decode=tokenizer.decode,
+            version=version or fingerprint(tokenizer.get_vocab()),
+            name=type(tokenizer).__name__,
+            eos_id=tokenizer.eos_token_id,
+        )
+    if isinstance(tokenizer, Tokenizer):
+        return PluginTokenizer(tokenizer)
+    if callable(tokenizer):
+        if vocab_size is None:
+            knows = getattr(tokenizer, "__self__", tokenizer)  # the encoder that a bound method belongs to
+            vocab_size = getattr(knows, "vocab_size", None) or getattr(knows, "n_vocab", None)
+        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
+            raise TokenizerError(
+                "a function as tokenizer needs vocab_size=: it decides how many bytes an id takes",
+                parameter="vocab_size",
+                remedy="tokenize(function, vocab_size=50257)",
+            )
+        return CallableTokenizer(tokenizer, vocab_size, decode=decode, version=version)
+    raise TokenizerError(
+        f"a {type(tokenizer).__name__} is not a tokenizer",
+        remedy="the path of a tokenizer.json, a tokenizers or transformers object, a function, 'bytes' or 'chars'",
+    )

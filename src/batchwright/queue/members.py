@@ -1,0 +1,340 @@
+"""Who takes part in a queue, and who of them is alive.
+
+A member is a file that its process holds locked, and in it a counter that a thread moves on. The lock is the kernel's:
+it ends with the process, however that ends, and tells others of the same machine at once. Where it cannot tell (another
+machine, a process that hangs), the counter does: one that has not moved for `lease_seconds`, on the clock of whoever
+looks, belongs to nobody. No decision here asks what time it is: clocks of machines differ, and jump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchwright.files import part_name
+from batchwright.machine import boot_id
+
+__all__ = ["Census", "Death", "Doing", "Facts", "Member", "place_of", "read_deaths"]
+
+_BEATS_PER_LEASE = 6
+_LONGEST_BEAT_SECONDS = 2.0
+_COUNTER_BYTES = 20
+_DOING_BYTES = 400
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a member says of itself when it comes."""
+
+    id: str
+    role: str
+    pid: int
+    host: str
+    boot: str
+    started: float
+    """Seconds since 1970, for people to read."""
+    lease_seconds: float
+    rank: int | None = None
+    world_size: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}, pid {self.pid}" + ("" if self.boot == boot_id() else f" on {self.host}")
+
+
+class Doing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a member is at, for people to read."""
+
+    what: str = ""
+    split: str = ""
+    number: int = -1
+    since: float = 0.0
+
+
+class Death(msgspec.Struct, frozen=True):
+    """What a provider left that ended with an error."""
+
+    pid: int
+    host: str
+    split: str | None
+    number: int | None
+    error: str
+    """Its class and text."""
+    place: str
+    """File and line of the user's code, where there is one."""
+    traceback: str
+    at: float
+
+    @property
+    def headline(self) -> str:
+        file = f"kept {self.split} batches" if self.number is None else f"{self.split} file {self.number}"
+        making = "" if self.split is None else f" making {file}"
+        return f"provider, pid {self.pid}, died{making}: {self.error}" + (f", {self.place}" if self.place else "")
+
+
+class Member:
+    """This process's place in a queue, from its construction to `leave`."""
+
+    def __init__(self, who: Path, role: str, lease_seconds: float, **facts: Any) -> None:
+        pid = os.getpid()
+        self.facts = Facts(
+            id=f"{role}-{pid}-{secrets.token_hex(4)}",
+            role=role,
+            pid=pid,
+            host=socket.gethostname(),
+            boot=boot_id(),
+            started=time.time(),
+            lease_seconds=lease_seconds,
+            **facts,
+        )
+        self.id = self.facts.id
+        self.path = who / self.id
+        self._line = msgspec.json.encode(self.facts) + b"\n"
+        self._lock = threading.RLock()  # a collector may let go of a member in the middle of a beat
+        self._count = 0
+        self._left = threading.Event()
+        self._last_beat = time.monotonic()
+        self._was_silent = False
+        self._descriptor = self._come(who)
+        _here.add(self)
+        threading.Thread(target=_beat, args=(weakref.ref(self), self._left, self._seconds), daemon=True).start()
+
+    def _come(self, who: Path) -> int:
+        while True:
+            try:
+                return self._come_once()
+            except FileNotFoundError:
+                if not who.is_dir():
+                    raise
+                # Somebody who came at the same time took the unfinished file for one that a dead process left.
+
+    def _come_once(self) -> int:
+        """Locked before it is seen: nobody finds it without a holder."""
+        part = part_name(self.path)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            with contextlib.suppress(OSError):  # no locks on this file system: the counter must do
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(descriptor, self._line + b"0".zfill(_COUNTER_BYTES) + b"\n" + b"{}".ljust(_DOING_BYTES), 0)
+            os.rename(part, self.path)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+        return descriptor
+
+    @property
+    def _seconds(self) -> float:
+        return min(self.facts.lease_seconds / _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS)
+
+    def beat(self) -> None:
+        """Say that this process lives."""
+        with self._lock:
+            if not self._left.is_set():
+                self._count += 1
+                os.pwrite(self._descriptor, str(self._count).zfill(_COUNTER_BYTES).encode(), len(self._line))
+                now = time.monotonic()
+                self._was_silent |= now - self._last_beat > self.facts.lease_seconds
+                self._last_beat = now
+
+    def say(self, what: str = "", split: str = "", number: int = -1) -> None:
+        """Say what this process is at."""
+        line = msgspec.json.encode(Doing(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
+        with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
+            if not self._left.is_set():
+                os.pwrite(self._descriptor, line[:_DOING_BYTES], len(self._line) + _COUNTER_BYTES + 1)
+
+    @property
+    def was_silent(self) -> bool:
+        """Whether others may have taken this process for dead: it was stopped, or its threads did not get to run."""
+        return self._was_silent or time.monotonic() - self._last_beat > self.facts.lease_seconds
+
+    def come_back(self) -> None:
+        """After a silence, whose consequences were seen to."""
+        self.beat()
+        self._was_silent = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether others can still see this member, in this process: its folder may be gone, or this be a fork."""
+        if self._left.is_set() or self.facts.pid != os.getpid():
+            return False
+        try:
+            return os.fstat(self._descriptor).st_nlink > 0
+        except OSError:
+            return False
+
+    def leave(self) -> None:
+        """Be no member any more. Twice is fine."""
+        with self._lock:
+            if self._left.is_set():
+                return
+            self._left.set()
+            _here.discard(self)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(self._descriptor)
+
+    def died(self, error: BaseException, split: str | None, number: int | None) -> None:
+        """Leave word of what ended this provider, for those who wait for it."""
+        death = Death(
+            pid=self.facts.pid,
+            host=self.facts.host,
+            split=split,
+            number=number,
+            error=_in_words(error),
+            place=place_of(error),
+            traceback="".join(traceback.format_exception(error)).rstrip(),
+            at=time.time(),
+        )
+        part = part_name(self.path)
+        with contextlib.suppress(OSError):  # the disk may be what it died of
+            part.write_bytes(msgspec.json.encode(death))
+            os.rename(part, self.path.with_name(self.id + ".died"))
+
+    def _forget(self) -> None:
+        """In a forked child: this is the parent's. Its lock must end with the parent, and not live on here."""
+        self._left.set()
+        os.close(self._descriptor)
+
+
+_here: weakref.WeakSet[Member] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for member in list(_here):
+        member._forget()
+    _here.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _beat(member: weakref.ref[Member], left: threading.Event, seconds: float) -> None:
+    while not left.wait(seconds):
+        here = member()
+        if here is None:
+            return
+        with contextlib.suppress(OSError):  # a disk that fails for a while: the next beat may come through
+            here.beat()
+        del here
+
+
+def _in_words(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """Where the user's code raised it: the last frame that is not this package's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not os.path.abspath(frame.filename).startswith(package + os.sep)
+    ]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+@dataclass
+class Census:
+    """Who is alive, as far as this observer can tell. It remembers when it last saw each counter move."""
+
+    who: Path
+    _moved: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+
+    def ids(self, role: str = "") -> list[str]:
+        try:
+            names = os.listdir(self.who)
+        except FileNotFoundError:
+            return []
+        return sorted(
+            name for name in names if name.startswith(role) and not name.startswith(".") and not name.endswith(".died")
+        )
+
+    def living(self, role: str) -> list[Facts]:
+        """Members of a role that are alive."""
+        return [facts for facts, _ in self.look(role) if self.is_alive(facts.id)]
+
+    def look(self, role: str = "") -> Iterator[tuple[Facts, Doing]]:
+        """All that are in the folder, dead ones too."""
+        for name in self.ids(role):
+            with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
+                first, _, doing = (self.who / name).read_bytes().split(b"\n", 2)
+                yield msgspec.json.decode(first, type=Facts), msgspec.json.decode(doing, type=Doing)
+
+    def is_alive(self, member_id: str) -> bool:
+        try:
+            descriptor = os.open(self.who / member_id, os.O_RDONLY)
+        except FileNotFoundError:
+            self._moved.pop(member_id, None)
+            return False
+        try:
+            content = os.pread(descriptor, 1 << 16, 0)
+            try:
+                facts = msgspec.json.decode(content.partition(b"\n")[0], type=Facts)
+            except msgspec.DecodeError:
+                return False  # nobody's: a member's file is whole before it has its name
+            # Of this machine, also of one that was started again since: whoever lives holds its lock.
+            is_ours = facts.boot == boot_id() or facts.host == socket.gethostname()
+            if is_ours and _is_free(descriptor):
+                return False
+        finally:
+            os.close(descriptor)
+        counter, now = content.split(b"\n", 2)[1], time.monotonic()
+        known, since = self._moved.get(member_id, (b"", now))
+        if counter != known:
+            self._moved[member_id] = (counter, now)
+            return True
+        return now - since <= facts.lease_seconds
+
+    def bury_the_dead(self) -> None:
+        """Forget all members that are dead, and what they did not finish writing."""
+        for member_id in self.ids():
+            if not self.is_alive(member_id):
+                self.bury(member_id)
+        for path in self.who.glob(".*.part"):
+            if not self.is_alive(path.name[1:].split(".")[0]):
+                path.unlink(missing_ok=True)
+
+    def bury(self, member_id: str) -> None:
+        """Forget a dead member."""
+        self._moved.pop(member_id, None)
+        with contextlib.suppress(OSError):
+            (self.who / member_id).unlink()
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether nobody holds the lock of a member's file; on a file system without locks nobody can say."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def read_deaths(who: Path) -> list[Death]:
+    """What providers left that ended with an error, the latest last."""
+    deaths = []
+    for path in who.glob("*.died"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            deaths.append(msgspec.json.decode(path.read_bytes(), type=Death))
+    return sorted(deaths, key=lambda death: death.at)

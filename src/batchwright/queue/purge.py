@@ -1,0 +1,147 @@
+"""Remove a queue: its files and all that it remembers. What is not a queue's is left, and named."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchwright.errors import BusyError, QueueError, SpecError
+from batchwright.files import one_at_a_time
+from batchwright.queue.folder import QueueFolder
+from batchwright.queue.members import Census
+from batchwright.queue.status import find_queue, names_of_splits
+
+__all__ = ["Purged", "is_of_a_queue", "purge"]
+
+_PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
+"""What somebody wrote and did not finish."""
+_OF_A_SPLIT = (
+    rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
+    rf"control/SPLIT/(?:taken|{_PART})",
+    rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
+    rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
+    rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",
+    r"quarantine/\.?SPLIT-(?:\d+|kept)\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
+)
+_OF_ALL = (r"meta\.json", _PART, rf"who/(?:(?:provider|consumer)-[\w-]+(?:\.died)?|{_PART})")
+
+
+def is_of_a_queue(name: str, splits: Sequence[str], *, all_of_it: bool = True) -> bool:
+    """Whether a queue with these splits writes files of this name, given from its folder on; or whether the splits do.
+
+    >>> is_of_a_queue("train/00000117.batches", ["train"]), is_of_a_queue("train/notes.txt", ["train"])
+    (True, False)
+    >>> is_of_a_queue("meta.json", ["train"]), is_of_a_queue("meta.json", ["train"], all_of_it=False)
+    (True, False)
+    """
+    one_of_them = f"(?:{'|'.join(map(re.escape, splits))})"
+    patterns = [pattern.replace("SPLIT", one_of_them) for pattern in _OF_A_SPLIT if splits]
+    return any(re.fullmatch(pattern, name) for pattern in (*patterns, *(_OF_ALL if all_of_it else ())))
+
+
+@dataclass
+class Purged:
+    """What a purge did."""
+
+    queue: Path
+    removed: list[str] = field(default_factory=list)
+    """Files, as named from the queue's folder on."""
+    num_bytes: int = 0
+    left: list[str] = field(default_factory=list)
+    """What is there and not of a queue: it was not touched."""
+
+
+def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool = False) -> Purged:
+    """Remove the queue at `path`, or one split of it, with all that it remembers: numbers begin at 0 again.
+
+    BusyError names the processes that use it; `force` goes on all the same, and they then fail.
+    """
+    queue = find_queue(path)
+    splits = names_of_splits(queue)
+    if split is not None and split not in splits:
+        raise SpecError(
+            f"this queue has no split {split!r}",
+            parameter="split",
+            folder=queue.path,
+            splits=", ".join(splits) or "none",
+            remedy=f"--split {splits[0]}" if splits else "leave out --split",
+        )
+    chosen = splits if split is None else [split]
+    done = Purged(queue.path)
+    # Whoever comes now waits for this lock, or finds that the queue is gone.
+    with contextlib.nullcontext() if force else one_at_a_time(queue.path):
+        if not force:
+            _refuse_if_used(queue)
+        files = _files_below(queue.path)
+        _refuse_if_not_allowed(files)
+        for file in files:
+            name = file.relative_to(queue.path).as_posix()
+            if is_of_a_queue(name, chosen, all_of_it=split is None) and not file.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    num_bytes = file.stat().st_size
+                    file.unlink()
+                    done.num_bytes += num_bytes
+                    done.removed.append(name)
+            elif file.is_symlink() or not is_of_a_queue(name, splits):
+                done.left.append(name)
+        _remove_empty_folders(queue, chosen, all_of_it=split is None)
+    return done
+
+
+def _refuse_if_used(queue: QueueFolder) -> None:
+    census = Census(queue.who)
+    living = [facts for role in ("provider", "consumer") for facts in census.living(role)]
+    if living:
+        raise BusyError(
+            f"{len(living)} {'process uses' if len(living) == 1 else 'processes use'} this queue",
+            folder=queue.path,
+            process="\n".join(facts.name for facts in living),
+            remedy="stop them first; --force removes the queue under them",
+        )
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Everything that is no folder; a link to one is not followed. meta.json first: without it nobody begins."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # which somebody removed meanwhile
+            raise _not_allowed(error.filename, error.strerror) from error
+
+    names = []
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        names += [Path(parent, name) for name in (*files, *links)]
+    return sorted(names, key=lambda path: (path.name != "meta.json", path))
+
+
+def _refuse_if_not_allowed(files: Sequence[Path]) -> None:
+    """Before the first file is gone: half a queue, without its meta, would be taken for a new one."""
+    for folder in dict.fromkeys(file.parent for file in files):
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise _not_allowed(folder, os.strerror(errno.EACCES))
+
+
+def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:
+    return QueueError(
+        "this process may not remove the files of this queue",
+        folder=folder,
+        reason=reason,
+        remedy=f"chmod u+rwx {shlex.quote(str(folder))}, or as the user that it belongs to; nothing was removed",
+    )
+
+
+def _remove_empty_folders(queue: QueueFolder, splits: Sequence[str], *, all_of_it: bool) -> None:
+    """Folders of a queue that hold nothing any more."""
+    parts = ("claimed", "returned", "wanted", "ranks")
+    folders = [f"control/{name}/{part}" for name in splits for part in parts]
+    folders += [*(f"control/{name}" for name in splits), *splits]
+    folders += ["control", "who", "quarantine", ""] if all_of_it else []
+    for name in folders:
+        with contextlib.suppress(OSError):  # not there, a link, or not empty
+            (queue.path / name).rmdir()

@@ -1,0 +1,586 @@
+"""Advantages as pure functions of arrays, each with its formula: nothing here knows a batch, a rank or a framework.
+
+| function | advantage |
+|---|---|
+| `gae` | `A_t = delta_t + gamma lam A_{t+1}`, `delta_t = r_t + gamma V_{t+1} - V_t`; also the returns `A_t + V_t` |
+| `group_relative` | `(r - mean of its group) / (std of its group + eps)`, or without the division |
+| `leave_one_out` | `r - mean of the others in its group` |
+| `reinforce` | `r - baseline` |
+| `discounted` | `G_t = r_t + gamma G_{t+1}`, the reward to come |
+| `whiten` | `(x - mean) / sqrt(variance + eps)` over what a mask has |
+
+Arrays (or lists, or tensors in main memory) in, NumPy arrays out: float32 where the numbers are float32 or smaller,
+else float64, which is also what everything is computed in. No input is changed. Rewards and values that are NaN or
+infinite are refused with their row; what lies where a mask is 0 is never looked at. Groups of one and groups of equal
+rewards have a defined result, never NaN.
+
+Other libraries differ in the details: `batchwright.rl.dialects` has their conventions as values.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.errors import SampleError, SpecError
+from batchwright.kernels import jit, numba_or_none
+from batchwright.spec import one_of
+
+__all__ = ["discounted", "gae", "group_relative", "leave_one_out", "reinforce", "whiten", "whitening_divisor"]
+
+Floats = NDArray[np.floating[Any]]
+
+BASELINES = ("mean", "others")
+EPS_IN = ("variance", "floor", "std")
+GAPS = ("carry", "zero")
+SINGLES = ("zero", "reward")
+
+_BLOCK_STEPS = 32
+"""Steps that NumPy turns time-major at once: few enough to stay in the cache with 1,024 rows."""
+_WORTH_COMPILING = 4096
+"""Numbers from which on a compiled loop is asked for: below, NumPy is done before numba is imported."""
+
+
+# Over time
+
+
+def gae(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    dones: ArrayLike | None = None,
+    gaps: str = "carry",
+) -> tuple[Floats, Floats]:
+    """Generalised advantage estimation over [rows, time]: (advantages, returns).
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lam A_{t+1}            returns_t = A_t + V_t
+
+    Beyond the last step, `A` is 0 and `V` is `bootstrap` (one number for each row; 0 if None: the row ended there).
+    Where `dones[t]` is true an episode ends after step t: there `V_{t+1}` and `A_{t+1}` are 0.
+
+    `mask` is 0 at steps that are not the policy's (tool output, padding). Results there are 0, and
+
+    - `gaps="carry"`: the recursion steps over them, as if they were cut out: `t + 1` is the next step with a mask.
+    - `gaps="zero"`: they are steps with `r_t = V_t = 0`, and cost a factor of gamma (and lam) each.
+
+    >>> advantages, returns = gae([[0.0, 0.0, 1.0]], [[0.5, 0.5, 0.5]], gamma=1.0, lam=0.5)
+    >>> advantages, returns
+    (array([[0.125, 0.25 , 0.5  ]]), array([[0.625, 0.75 , 1.   ]]))
+    >>> gae([[0.0, 9.0, 1.0]], [[0.5, 9.0, 0.5]], lam=0.5, mask=[[1, 0, 1]])[0]
+    array([[0.25, 0.  , 0.5 ]])
+
+    With numba the rows are walked one by one, else NumPy walks all rows step by step; the bits are the same.
+    """
+    rewards, values = _rows_by_time("rewards", rewards), np.asarray(values)
+    _same_shape("values", values, rewards, "one value for each reward")
+    is_mine = _flags("mask", mask, rewards)
+    is_done = _flags("dones", dones, rewards)
+    gamma, lam = _fraction(gamma=gamma), _fraction(lam=lam)
+    one_of(GAPS, gaps=gaps)
+    dtype = _result_dtype(rewards, values)
+    _refuse_not_finite("rewards", rewards, is_mine)
+    _refuse_not_finite("values", _numeric("values", values), is_mine)
+    after = np.zeros(len(rewards)) if bootstrap is None else _rows("bootstrap", bootstrap, len(rewards))
+    rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
+    return _advantages_of(_Steps(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry"))
+
+
+def discounted(
+    rewards: ArrayLike,
+    mask: ArrayLike | None = None,
+    gamma: float = 1.0,
+    *,
+    dones: ArrayLike | None = None,
+    gaps: str = "carry",
+) -> Floats:
+    """The reward to come from each step of [rows, time] on: `G_t = r_t + gamma G_{t+1}`; mask and dones as in `gae`.
+
+    >>> discounted([[1.0, 0.0, 4.0]], gamma=0.5)
+    array([[2., 2., 4.]])
+    """
+    rewards = _rows_by_time("rewards", rewards)
+    nothing = np.broadcast_to(np.zeros((), _result_dtype(rewards)), rewards.shape)
+    return gae(rewards, nothing, gamma=gamma, lam=1.0, mask=mask, dones=dones, gaps=gaps)[0]
+
+
+# Over rows
+
+
+def group_relative(
+    rewards: ArrayLike,
+    group: ArrayLike,
+    *,
+    std: bool = True,
+    unbiased: bool = True,
+    eps: float = 1e-6,
+    singles: str = "zero",
+    baseline: str = "mean",
+) -> Floats:
+    """Each reward against those of its group (GRPO): `(r - mean) / (std + eps)`; without `std`, `r - mean` (Dr. GRPO).
+
+    `group` has any id for each row, numbers or text. `unbiased` divides squared distances by `k - 1` in a group of k,
+    else by k. `baseline="others"`: mean and std are those of the other k - 1 rows of the group. Where the std is 0 or
+    undefined (equal rewards; one other row, if unbiased), nothing is divided.
+
+    A group of one gets 0, or with `singles="reward"` what mean 0 and std 1 would give: `r / (1 + eps)`.
+
+    >>> group_relative([1.0, 0.0, 0.0, 1.0], ["a", "a", "a", "a"], unbiased=False, eps=0)
+    array([ 1., -1., -1.,  1.])
+    >>> group_relative([1.0, 1.0, 3.0], [7, 7, 8])
+    array([0., 0., 0.])
+    """
+    one_of(SINGLES, singles=singles)
+    one_of(BASELINES, baseline=baseline)
+    eps = _not_negative(eps=eps)
+    raw = _row_rewards(rewards)
+    shifted, number, size = _by_group(raw, group)
+    if baseline == "mean":
+        count = size
+        apart = shifted - _sums(shifted, number) / size
+        squares = _sums(apart * apart, number)
+    else:
+        count = size - 1
+        apart, squares = _against_the_others(raw.astype(np.float64), number)
+    if std:
+        spread = np.sqrt(squares / np.maximum(count - unbiased, 1))
+        apart = apart / np.where(spread > 0, spread + eps, 1.0)
+    alone = raw.astype(np.float64) / (1 + eps if std else 1) if singles == "reward" else 0.0
+    return np.where(size > 1, apart, alone).astype(_result_dtype(raw))
+
+
+def leave_one_out(rewards: ArrayLike, group: ArrayLike, *, singles: str = "zero") -> Floats:
+    """Each reward less the mean of the others in its group (RLOO): `r - (sum - r) / (k - 1)`.
+
+    A group of one gets 0, or with `singles="reward"` its reward.
+
+    >>> leave_one_out([1.0, 0.0, 0.0, 5.0], ["a", "a", "a", "b"])
+    array([ 1. , -0.5, -0.5,  0. ])
+    """
+    one_of(SINGLES, singles=singles)
+    raw = _row_rewards(rewards)
+    shifted, number, size = _by_group(raw, group)
+    apart = (size * shifted - _sums(shifted, number)) / np.maximum(size - 1, 1)
+    return np.where(size > 1, apart, raw if singles == "reward" else 0.0).astype(_result_dtype(raw))
+
+
+def reinforce(rewards: ArrayLike, baseline: ArrayLike | str | None = "mean") -> Floats:
+    """Each reward less a baseline: the mean of all, a number, one for each row, or None for none.
+
+    >>> reinforce([1.0, 0.0, 2.0])
+    array([ 0., -1.,  1.])
+    >>> reinforce([1.0, 0.0, 2.0], baseline=[1.0, 1.0, 1.0])
+    array([ 0., -1.,  1.])
+    """
+    raw = _row_rewards(rewards)
+    exact = raw.astype(np.float64)
+    if isinstance(baseline, str):
+        one_of(("mean",), baseline=baseline)
+        apart = exact - exact[:1]  # equal rewards give exactly 0
+        exact = apart - (apart.mean() if len(apart) else 0.0)
+    elif baseline is not None:
+        number = np.asarray(baseline)
+        exact = exact - _rows("baseline", np.full(len(raw), number) if number.ndim == 0 else number, len(raw))
+    return exact.astype(_result_dtype(raw))
+
+
+def whiten(
+    values: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    unbiased: bool = False,
+    shift_mean: bool = True,
+    eps: float = 1e-8,
+    eps_in: str = "variance",
+) -> Floats:
+    """To mean 0 and variance 1 over what the mask has; 0 elsewhere: `(x - mean) / divisor`.
+
+    The divisor is `whitening_divisor` of the numbers in the mask. Without `shift_mean` the mean is added again.
+    One number, or equal numbers, give 0 (or with `shift_mean=False` the mean).
+
+    >>> whiten([1.0, 2.0, 3.0, 99.0], mask=[1, 1, 1, 0], unbiased=True, eps=0)
+    array([-1.,  0.,  1.,  0.])
+    """
+    given = _numeric("values", np.asarray(values))
+    is_in = _flags("mask", mask, given, of="values")
+    _refuse_not_finite("values", given, is_in)
+    chosen = (given if is_in is None else given[is_in]).astype(np.float64)
+    first = chosen.flat[0] if chosen.size else 0.0
+    chosen -= first  # equal numbers give exactly 0
+    mean = float(chosen.mean()) if chosen.size else 0.0
+    chosen -= mean
+    squares = float(np.vdot(chosen, chosen))
+    chosen /= whitening_divisor(chosen.size, squares, unbiased=unbiased, eps=eps, eps_in=eps_in)
+    if not shift_mean:
+        chosen += first + mean
+    if is_in is None:
+        return chosen.astype(_result_dtype(given))
+    whitened = np.zeros(given.shape, _result_dtype(given))
+    whitened[is_in] = chosen
+    return whitened
+
+
+def whitening_divisor(
+    count: float, squares: float, *, unbiased: bool = False, eps: float = 1e-8, eps_in: str = "variance"
+) -> float:
+    """What `whiten` divides by, for `count` numbers whose squared distances from their mean sum to `squares`.
+
+    With `v = squares / (count - 1 if unbiased else count)`, by `eps_in`:
+
+    - `"variance"`: `sqrt(v + eps)`
+    - `"floor"`: `sqrt(max(v, eps))`
+    - `"std"`: `sqrt(v) + eps`
+
+    and 1 where that would be 0.
+
+    >>> whitening_divisor(3, 2.0, unbiased=True, eps=0)
+    1.0
+    """
+    one_of(EPS_IN, eps_in=eps_in)
+    eps = _not_negative(eps=eps)
+    variance = squares / max(count - unbiased, 1)
+    if eps_in == "variance":
+        divisor = math.sqrt(variance + eps)
+    elif eps_in == "floor":
+        divisor = math.sqrt(max(variance, eps))
+    else:
+        divisor = math.sqrt(variance) + eps
+    return divisor or 1.0
+
+
+# The recursion, twice
+
+
+class _Steps(NamedTuple):
+    """What the recursion goes over, checked: [rows, time] of one floating type, and how it goes."""
+
+    rewards: NDArray[Any]
+    values: NDArray[Any]
+    after: NDArray[np.float64]
+    """Of each row: the value after its last step."""
+    mask: NDArray[np.bool_] | None
+    dones: NDArray[np.bool_] | None
+    gamma: float
+    decay: float
+    """gamma * lam"""
+    carry: bool
+    """Whether masked steps are stepped over."""
+
+
+def _advantages_of(steps: _Steps) -> tuple[Floats, Floats]:
+    shape, dtype = steps.rewards.shape, steps.rewards.dtype
+    advantages, returns = np.empty(shape, dtype), np.empty(shape, dtype)
+    if steps.rewards.size >= _WORTH_COMPILING and numba_or_none() is not None:
+        unused = np.empty((0, 0), np.bool_)
+        _compiled_walk(dtype.name)(
+            np.ascontiguousarray(steps.rewards),
+            np.ascontiguousarray(steps.values),
+            steps.after,
+            unused if steps.mask is None else np.ascontiguousarray(steps.mask),
+            unused if steps.dones is None else np.ascontiguousarray(steps.dones),
+            steps.gamma,
+            steps.decay,
+            steps.carry,
+            advantages,
+            returns,
+        )
+    else:
+        _step_all_rows(steps, advantages, returns)
+    return advantages, returns
+
+
+def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
+    """All rows at once, step by step from the end: blocks of steps are turned time-major, nothing whole is copied."""
+    rewards, values, after, mask, dones, gamma, decay, carry = given
+    next_value, running = after.copy(), np.zeros(len(rewards))
+    for end in range(rewards.shape[1], 0, -_BLOCK_STEPS):
+        steps = slice(max(end - _BLOCK_STEPS, 0), end)
+
+        def turned(array: NDArray[Any], steps: slice = steps) -> NDArray[np.float64]:
+            return np.ascontiguousarray(array[:, steps].astype(np.float64).T)  # both at once would take twice as long
+
+        reward, value = turned(rewards), turned(values)
+        factor: Any = decay  # of what comes after each step
+        live: Any = 1.0  # 0 where nothing comes after
+        if dones is not None:
+            live = 1.0 - turned(dones)
+        if mask is not None:
+            is_gap = np.ascontiguousarray(~mask[:, steps].T)
+            for array in (reward, value):
+                np.copyto(array, 0.0, where=is_gap)  # whatever stood there, NaN too
+            if carry:
+                factor = np.where(is_gap, 1.0, decay)
+        delta = np.empty_like(value)  # first the value after each step
+        if mask is not None and carry:
+            kept = np.broadcast_to(is_gap * live, value.shape)
+            for t in range(len(value) - 1, -1, -1):
+                delta[t] = next_value
+                next_value = kept[t] * next_value
+                next_value += value[t]
+        else:
+            delta[:-1], delta[-1] = value[1:], next_value
+            next_value = value[0]
+        delta *= live
+        delta *= gamma
+        delta += reward
+        delta -= value
+        if mask is not None and carry:
+            np.copyto(delta, 0.0, where=is_gap)
+        factor = np.broadcast_to(factor * live, value.shape)
+        scaled = np.empty_like(running)
+        for t in range(len(value) - 1, -1, -1):
+            np.multiply(running, factor[t], out=scaled)
+            running = np.add(delta[t], scaled, out=delta[t])
+        running = running.copy()  # it is a row of delta, which is zeroed in gaps below
+        if mask is not None:
+            np.copyto(delta, 0.0, where=is_gap)
+        advantages[:, steps] = delta.T
+        delta += value
+        returns[:, steps] = delta.T
+
+
+def _walk_each_row(
+    rewards: Any,
+    values: Any,
+    after: Any,
+    mask: Any,
+    dones: Any,
+    gamma: Any,
+    decay: Any,
+    carry: Any,
+    advantages: Any,
+    returns: Any,
+) -> None:
+    """Row by row from the end, one pass over memory. For numba; the same operations in the same order as above."""
+    has_mask, has_dones = mask.size > 0, dones.size > 0
+    for row in range(rewards.shape[0]):
+        next_value = after[row]
+        running = 0.0
+        for t in range(rewards.shape[1] - 1, -1, -1):
+            if has_dones and dones[row, t]:
+                next_value = 0.0
+                running = 0.0
+            if not has_mask or mask[row, t]:
+                value = np.float64(values[row, t])
+                running = (gamma * next_value + rewards[row, t] - value) + decay * running
+                next_value = value
+                advantages[row, t] = running
+                returns[row, t] = running + value
+            else:
+                advantages[row, t] = 0.0
+                returns[row, t] = 0.0
+                if not carry:
+                    running = gamma * next_value + decay * running
+                    next_value = 0.0
+
+
+@cache
+def _compiled_walk(dtype_name: str) -> Any:
+    """For one floating type; written out, so that arrays that may not be written to are no other type."""
+    numba = numba_or_none()
+    types = numba.types
+    number = types.float32 if dtype_name == "float32" else types.float64
+    table = types.Array(number, 2, "C", readonly=True)
+    flags = types.Array(types.boolean, 2, "C", readonly=True)
+    results = types.Array(number, 2, "C")
+    after = types.Array(types.float64, 1, "C", readonly=True)
+    scalars = (types.float64, types.float64, types.boolean)
+    return jit(_walk_each_row, types.void(table, table, after, flags, flags, *scalars, results, results))
+
+
+# Groups
+
+
+def _by_group(
+    rewards: NDArray[Any], group: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """(rewards less the first one of their group, number of each row's group, size of each row's group).
+
+    Nothing here depends on the height of rewards; and those of a group that are equal are exactly 0.
+    """
+    ids = np.asarray(group)
+    if ids.shape != rewards.shape:
+        raise SpecError(
+            f"group has shape {ids.shape}, rewards {rewards.shape}",
+            parameter="group",
+            remedy="one id for each reward; rows of one prompt have the same",
+        )
+    try:
+        _, first, number, sizes = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
+    except TypeError:
+        raise SpecError(
+            "group has ids that cannot be compared with each other",
+            parameter="group",
+            remedy="all numbers or all text",
+        ) from None
+    exact = rewards.astype(np.float64)
+    return exact - exact[first][number], number, sizes[number]
+
+
+def _sums(numbers: NDArray[np.float64], number: NDArray[np.int64]) -> NDArray[np.float64]:
+    """For each row the sum over its group."""
+    totals: NDArray[Any] = np.bincount(number, weights=numbers)
+    return totals[number]
+
+
+def _against_the_others(
+    rewards: NDArray[np.float64], number: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(reward less the mean of the others in its group, the sum of their squared distances from it) of each row."""
+    apart, squares = np.zeros(len(rewards)), np.zeros(len(rewards))
+    by_group = np.argsort(number, kind="stable")
+    sizes = np.bincount(number)
+    starts = np.cumsum(sizes) - sizes
+    for size in np.unique(sizes[sizes > 1]).tolist():
+        rows = by_group[starts[sizes == size][:, None] + np.arange(size)]  # [groups of this size, size]
+        table = rewards[rows]
+        # Less a reward in the middle: whichever row is left out, those that are near each other keep all their bits.
+        table -= np.partition(table, size // 2, axis=1)[:, size // 2, None]
+        means, squares[rows] = _of_the_others(table)
+        apart[rows] = table - means
+    return apart, squares
+
+
+def _of_the_others(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(mean, sum of squared distances from it) of all numbers in a row of the table but the one at each place.
+
+    Numbers are merged by two, by four, and so on; and what is outside a half is what is outside the whole, and the
+    other half. Nothing is ever taken out of a sum: that would cancel, and leave noise where the others are equal.
+
+    >>> means, squares = _of_the_others(np.array([[1.0, 3.0, 100.0]]))
+    >>> means, squares[0, 2]
+    (array([[51.5, 50.5,  2. ]]), np.float64(2.0))
+    """
+    num_rows, width = table.shape
+    moments = np.zeros((3, num_rows, 1 << (width - 1).bit_length()))
+    moments[0, :, :width], moments[1, :, :width] = 1, table
+    levels = [moments]
+    while levels[-1].shape[-1] > 2:
+        levels.append(_merged(levels[-1][..., ::2], levels[-1][..., 1::2]))
+    outside = np.zeros((3, num_rows, 1))
+    for level in reversed(levels):
+        other_half = level.reshape(3, num_rows, -1, 2)[..., ::-1].reshape(level.shape)
+        outside = _merged(np.repeat(outside, 2, axis=-1), other_half)
+    return outside[1, :, :width], outside[2, :, :width]
+
+
+def _merged(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(count, mean, sum of squared distances from it) of two sets of numbers together; either may be empty."""
+    count = one[0] + other[0]
+    share = other[0] / np.maximum(count, 1)
+    apart = other[1] - one[1]
+    return np.stack([count, one[1] + apart * share, one[2] + other[2] + apart * apart * (one[0] * share)])
+
+
+# Checks
+
+
+def _result_dtype(*arrays: NDArray[Any]) -> np.dtype[Any]:
+    """The floating type of the inputs; float64 for whole numbers, and float32 for halves, which hold no sums."""
+    floating = [array.dtype for array in arrays if array.dtype.kind == "f"]
+    dtype = np.result_type(*floating) if floating else np.dtype(np.float64)
+    return np.dtype(np.float32) if dtype.itemsize < 4 else np.dtype(np.float64) if dtype.itemsize > 8 else dtype
+
+
+def _numeric(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind not in "fiub":
+        raise SpecError(
+            f"{name} must be numbers, got {array.dtype}", parameter=name, remedy="an array of one floating type"
+        )
+    return array
+
+
+def _rows_by_time(name: str, given: ArrayLike) -> NDArray[Any]:
+    array = _numeric(name, np.asarray(given))
+    if array.ndim != 2:
+        raise SpecError(
+            f"{name} must be [rows, time], got shape {array.shape}",
+            parameter=name,
+            remedy=f"{name}[None, :] for one row; pad rows of several lengths, with mask=0 there",
+        )
+    return array
+
+
+def _row_rewards(given: ArrayLike) -> NDArray[Any]:
+    array = _numeric("rewards", np.asarray(given))
+    if array.ndim != 1:
+        raise SpecError(
+            f"rewards must be one number for each row, got shape {array.shape}",
+            parameter="rewards",
+            remedy="(rewards * mask).sum(1) of rewards of tokens",
+        )
+    _refuse_not_finite("rewards", array, None)
+    return array
+
+
+def _rows(name: str, given: ArrayLike, num_rows: int) -> NDArray[np.float64]:
+    array = _numeric(name, np.asarray(given))
+    if array.shape != (num_rows,):
+        raise SpecError(
+            f"{name} has shape {array.shape}, and there are {num_rows} rows",
+            parameter=name,
+            remedy=f"one number for each row: shape ({num_rows},)",
+        )
+    _refuse_not_finite(name, array, None)
+    return np.ascontiguousarray(array, np.float64)
+
+
+def _same_shape(name: str, array: NDArray[Any], like: NDArray[Any], what: str, of: str = "rewards") -> None:
+    if array.shape != like.shape:
+        raise SpecError(
+            f"{name} has shape {array.shape}, {of} {like.shape}", parameter=name, remedy=f"{what}: shape {like.shape}"
+        )
+
+
+def _flags(name: str, given: ArrayLike | None, like: NDArray[Any], of: str = "rewards") -> NDArray[np.bool_] | None:
+    """True where not 0."""
+    if given is None:
+        return None
+    array = np.asarray(given)
+    _same_shape(name, array, like, "true or false for each number", of)
+    return array if array.dtype == np.bool_ else _numeric(name, array) != 0
+
+
+def _fraction(**parameter: float) -> float:
+    ((name, value),) = parameter.items()
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise SpecError(f"{name} must be between 0 and 1, got {value!r}", parameter=name, remedy=f"{name}=0.99")
+    return number
+
+
+def _not_negative(**parameter: float) -> float:
+    ((name, value),) = parameter.items()
+    if not 0 <= value < math.inf:
+        raise SpecError(f"{name} must be 0 or more, got {value!r}", parameter=name, remedy=f"{name}=1e-6")
+    return float(value)
+
+
+def _refuse_not_finite(name: str, array: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
+    """One pass where all is well. A sum that is finite has no other numbers in it."""
+    if array.dtype.kind != "f":
+        return
+    with np.errstate(all="ignore"):
+        if math.isfinite(array.sum()):
+            return
+    is_bad = ~np.isfinite(array) if mask is None else ~np.isfinite(array) & mask
+    if is_bad.any():
+        at = np.unravel_index(int(np.argmax(is_bad)), array.shape)
+        row, *rest = (int(index) for index in at)
+        raise SampleError(
+            f"{name} has {array[at]} in row {row}" + "".join(f", step {step}" for step in rest),
+            row=row,
+            column=name,
+            remedy="leave the row out, or give it a number" + ("; mask=0 where it does not count" if rest else ""),
+        )

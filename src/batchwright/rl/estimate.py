@@ -1,0 +1,238 @@
+"""What each token was worth: rewards, advantages and returns of whole rollouts, by the method that the data allows.
+
+Everything is computed over the data before it is cut into batches, so nothing depends on how that is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import SpecError
+from batchwright.rl.advantage import reinforce
+from batchwright.rl.columns import Rollouts
+from batchwright.rl.dialects import DIALECTS, Dialect
+from batchwright.spec import one_of
+
+__all__ = ["METHODS", "Estimate", "Estimator", "last_trained", "token_rewards"]
+
+METHODS = ("gae", "group_relative", "leave_one_out", "reinforce")
+_ALSO_CALLED = {"ppo": "gae", "grpo": "group_relative", "rloo": "leave_one_out"}
+"""The losses that use them: offered, not taken."""
+_AT_ONCE = 1 << 21
+"""Tokens, padding included, that are laid out for a recursion over time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Each is of every token (0 where the policy did not write it), or of every row: then it is that of all the tokens
+    that the policy wrote; of `rewards`, that of the last of them."""
+
+    rewards: NDArray[np.float32] | None
+    advantages: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimator:
+    """How advantages are computed. A value: print it, compare it."""
+
+    asked: bool | str = True
+    """One of METHODS; True: the best that the columns of the data allow; False: rewards only."""
+    dialect: Dialect = DIALECTS["batchwright"]
+    gamma: float | None = None
+    """None: the dialect's; the same for the next two."""
+    lam: float | None = None
+    whiten: bool | None = None
+    kl_coef: float = 0.0
+    """Each token's reward is less this times (old_log_probs - ref_log_probs)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.asked, bool):
+            try:
+                one_of(METHODS, compute_advantages=self.asked)
+            except SpecError as error:
+                meant = _ALSO_CALLED.get(str(self.asked).lower())
+                error.remedy = f"compute_advantages={meant!r}" if meant else error.remedy
+                raise
+        for name in ("gamma", "lam"):
+            number = getattr(self, name)
+            if number is not None and not (_is_number(number) and 0 <= number <= 1):
+                raise SpecError(f"{name} must be between 0 and 1, got {number!r}", parameter=name, remedy=f"{name}=1.0")
+        if not (_is_number(self.kl_coef) and math.isfinite(self.kl_coef)):
+            raise SpecError(f"kl_coef must be a number, got {self.kl_coef!r}", parameter="kl_coef", remedy="kl_coef=0")
+        if self.whiten not in (None, True, False):
+            raise SpecError(
+                f"whiten must be true or false, got {self.whiten!r}", parameter="whiten", remedy="whiten=True"
+            )
+        if self.whiten and self.asked is False:
+            raise SpecError(
+                "whiten=True whitens advantages, and none are computed",
+                parameter="whiten",
+                remedy="compute_advantages=True, or leave out whiten=",
+            )
+
+    def method(self, rollouts: Rollouts) -> str | None:
+        """What is computed for this data: one of METHODS, or None."""
+        if self.asked is False:
+            return None
+        _refuse_missing("reward", rollouts.reward, "advantages need rewards", "compute_advantages=False")
+        if self.asked is True:
+            if rollouts.values is not None:
+                return "gae"
+            return "group_relative" if self._compares(rollouts) else "reinforce"
+        if self.asked == "gae":
+            _refuse_missing("values", rollouts.values, "GAE needs values", "compute_advantages='reinforce'")
+        elif self.asked != "reinforce":
+            what = f"{self.asked} advantages compare the rows of a group"
+            _refuse_missing("group", rollouts.group, what, "compute_advantages='reinforce'")
+        return str(self.asked)
+
+    def _compares(self, rollouts: Rollouts) -> bool:
+        """Whether any row has another in its group: else all would be worth 0, in silence."""
+        if rollouts.group is None:
+            return False
+        return self.dialect.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
+
+    def whitens(self, method: str | None) -> bool:
+        """Whether advantages are whitened over the global batch."""
+        return self.whiten if self.whiten is not None else method == "gae" and self.dialect.whitens_gae
+
+    def in_words(self, method: str | None) -> str:
+        """What a loader says of it.
+
+        >>> print(Estimator(gamma=0.99).in_words("gae"))
+        advantages by gae (gamma 0.99, lam 0.95)
+        """
+        if method is None:
+            return "no advantages"
+        said = []
+        if method == "gae":
+            said += [f"gamma {self._gamma:g}", f"lam {self._lam:g}"]
+        said += ["whitened over the global batch"] * self.whitens(method)
+        said += [f"kl_coef {self.kl_coef:g}"] * bool(self.kl_coef)
+        said += [f"as {self.dialect.name} does"] * (self.dialect.name != "batchwright")
+        return f"advantages by {method}" + (f" ({', '.join(said)})" if said else "")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        method = self.method(rollouts)
+        if rollouts.reward is None:
+            return Estimate(None)
+        is_final = rollouts.token_rewards is None and not self.kl_coef
+        rewards = rollouts.reward.astype(np.float32) if is_final else token_rewards(rollouts, self.kl_coef)
+        if method is None:
+            return Estimate(rewards)
+        if method == "gae":
+            assert rollouts.values is not None
+            function = partial(self.dialect.gae, gamma=self._gamma, lam=self._lam)
+            steps = token_rewards(rollouts) if is_final else rewards
+            return Estimate(rewards, *_over_time(rollouts, function, steps, rollouts.values))
+        total = rollouts.reward
+        if self.kl_coef:
+            total = np.add.reduceat(rewards.astype(np.float64), rollouts.starts[:-1])
+        if method == "reinforce":
+            worth = reinforce(total)
+        else:
+            assert rollouts.group is not None
+            worth = getattr(self.dialect, method)(total, rollouts.group)
+        if is_final and self._gamma == 1:
+            return Estimate(rewards, worth.astype(np.float32), rewards)
+        steps = token_rewards(rollouts) if is_final else rewards
+        return Estimate(rewards, worth.astype(np.float32), self._to_come(rollouts, steps))
+
+    @property
+    def _gamma(self) -> float:
+        return self.dialect.gamma if self.gamma is None else self.gamma
+
+    @property
+    def _lam(self) -> float:
+        return self.dialect.lam if self.lam is None else self.lam
+
+    def _to_come(self, rollouts: Rollouts, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The discounted sum of the rewards from each token on. Row by row: none sees how large those of others are."""
+        function = partial(self.dialect.discounted, gamma=self._gamma)
+        (returns,) = _over_time(rollouts, lambda r, mask: (function(r, mask),), rewards)
+        return returns
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _refuse_missing(column: str, values: Any, what: str, otherwise: str) -> None:
+    if values is None:
+        raise SpecError(
+            f"{what}, and these rollouts have no {column!r}",
+            parameter="compute_advantages",
+            column=column,
+            remedy=f"{column!r} in each row, or {otherwise}",
+        )
+
+
+def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float32]:
+    """The reward of each token. One that was given for the whole sequence stands at its last learned token."""
+    if rollouts.token_rewards is not None:
+        rewards = rollouts.token_rewards.astype(np.float32)
+    else:
+        assert rollouts.reward is not None
+        rewards = np.zeros(len(rollouts.tokens), np.float32)
+        rewards[last_trained(rollouts)] = rollouts.reward
+    if kl_coef:
+        if rollouts.old_log_probs is None or rollouts.ref_log_probs is None:
+            raise SpecError(
+                "kl_coef compares old_log_probs with ref_log_probs, and these rollouts have not both",
+                parameter="kl_coef",
+                remedy="both in each row, or kl_coef=0",
+            )
+        rewards = rewards - np.float32(kl_coef) * (rollouts.old_log_probs - rollouts.ref_log_probs) * rollouts.trained
+    return rewards
+
+
+def last_trained(rollouts: Rollouts) -> NDArray[np.int64]:
+    """Where each row's last learned token is; its last token where none is learned."""
+    ends = rollouts.starts[1:] - 1
+    if rollouts.trained[ends].all():  # as rows mostly are, and found without looking at every token
+        return ends
+    places = np.flatnonzero(rollouts.trained)
+    last = np.append(places, -1)[np.searchsorted(places, rollouts.starts[1:]) - 1]
+    return np.where(last < rollouts.starts[:-1], ends, last)
+
+
+def _over_time(
+    rollouts: Rollouts, function: Callable[..., Any], *columns: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], ...]:
+    """A recursion over the tokens of each row, for rows of like length at once: [rows, time] in, flat columns out."""
+    out: list[NDArray[np.float32]] = []
+    for index, is_token in _laid_out(rollouts):
+        mask = rollouts.trained[index] & is_token
+        results = function(*(np.where(mask, column[index], 0) for column in columns), mask=mask)
+        if not out:
+            out = [np.zeros(len(rollouts.tokens), np.float32) for _ in results]
+        for flat, result in zip(out, results, strict=True):
+            flat[index[mask]] = result[mask]
+    return tuple(out)
+
+
+def _laid_out(rollouts: Rollouts) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """(where the token at each [row, time] is, whether there is one), from each row's first learned token on."""
+    places = np.where(rollouts.trained, np.arange(len(rollouts.tokens)), len(rollouts.tokens))
+    ends = last_trained(rollouts) + 1
+    begins = np.minimum(np.minimum.reduceat(places, rollouts.starts[:-1]), ends - 1)
+    spans = ends - begins
+    order = np.argsort(spans, kind="stable")
+    first = 0
+    while first < len(order):
+        last = len(order)
+        while (last - first) * spans[order[last - 1]] > _AT_ONCE and last > first + 1:
+            last = first + max((last - first) // 2, 1)
+        rows = order[first:last]
+        time = np.arange(int(spans[rows[-1]]))
+        is_token = time < spans[rows][:, None]
+        yield np.where(is_token, begins[rows][:, None] + time, 0), is_token
+        first = last

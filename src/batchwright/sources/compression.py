@@ -1,0 +1,232 @@
+"""Open a raw file as its uncompressed bytes: gzip, zstd, lz4, bz2 and xz, by extension or by first bytes, streamed.
+
+Archives of several members (`cat a.gz b.gz`, pigz, pbzip2, zstd -T) are read to their end; what follows that is not a
+member is an error. A file that grows out of all proportion is refused: to more than 1 GiB, and more than 200 times what
+was read of it. gzip cannot exceed 1,032:1 and a bomb comes near that; text hardly exceeds 50:1.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from batchwright.errors import SourceError
+
+__all__ = [
+    "COMPRESSED",
+    "DecompressionBomb",
+    "compression_of",
+    "compression_of_bytes",
+    "is_compressed",
+    "open_raw",
+    "uncompressed_name",
+]
+
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2", ".xz": "xz"}
+_SHORT = {".tgz": ".gz", ".tzst": ".zst", ".tlz4": ".lz4", ".tbz": ".bz2", ".tbz2": ".bz2", ".txz": ".xz"}
+"""Extensions that say tar and a compression at once."""
+_BUFFER_BYTES = 64 << 10
+"""Read at once. What a damaged archive still gives ends within this much of the damage."""
+_XZ_MEMORY_BYTES = 256 << 20
+"""What an xz file may ask for to be decompressed; `xz -9` asks for 65 MiB. (zstd has a limit of its own: 128 MiB.)"""
+_HEAD_BYTES = 16
+_FREE_BYTES = 1 << 30
+"""How much may come out of an archive before anyone asks how little went in."""
+_MAX_EXPANSION = 200
+
+
+class DecompressionBomb(SourceError):
+    """An archive that grows out of all proportion."""
+
+
+def compression_of(name: str) -> str | None:
+    """
+    >>> compression_of("a.jsonl.zst"), compression_of("a.tgz"), compression_of("a.jsonl")
+    ('zstd', 'gzip', None)
+    """
+    suffix = Path(name).suffix.lower()
+    return COMPRESSED.get(_SHORT.get(suffix, suffix))
+
+
+def uncompressed_name(name: str) -> str:
+    """
+    >>> uncompressed_name("a.jsonl.gz"), uncompressed_name("a.tgz")
+    ('a.jsonl', 'a.tar')
+    """
+    if Path(name).suffix.lower() in _SHORT:
+        return str(Path(name).with_suffix(".tar"))
+    return str(Path(name).with_suffix("")) if compression_of(name) else name
+
+
+def compression_of_bytes(head: bytes) -> str | None:
+    """What the first 16 bytes of a file say. None of these can begin a text.
+
+    >>> compression_of_bytes(bytes.fromhex("1f8b0800")), compression_of_bytes(b"BZh is a kind of archive")
+    ('gzip', None)
+    """
+    for kind, beginnings in _MAGIC.items():
+        if any(head[: len(magic)] == magic for magic in beginnings):
+            return kind
+    return None
+
+
+# Frames that decoders skip may begin zstd files (pzstd writes them) and lz4 files: zstd, if nothing else says which.
+_SKIPPED = [bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)]
+_MAGIC = {
+    "gzip": [b"\x1f\x8b\x08"],
+    "zstd": [b"\x28\xb5\x2f\xfd", *_SKIPPED],
+    "lz4": [b"\x04\x22\x4d\x18"],
+    # "BZh9" alone could be a word: the six bytes after it begin a block, or the end of a stream without one.
+    "bz2": [b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")],
+    "xz": [b"\xfd7zXZ\x00"],
+}
+
+
+def is_compressed(path: str) -> bool:
+    """By its name, or by its first bytes. A file that cannot be opened is not: whoever reads it will say so."""
+    if compression_of(path):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return compression_of_bytes(file.read(_HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def open_raw(path: Path) -> io.BufferedReader:
+    """The uncompressed bytes of a file, as a stream. A cut-off archive is an error when its end is reached."""
+    file = open(path, "rb")  # noqa: SIM115
+    try:
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    except BaseException:
+        file.close()
+        raise
+    said, found = compression_of(path.name), compression_of_bytes(head)
+    if said is None and found is None:
+        return file
+    file.close()
+    if said is not None and found != said and not _may_begin(said, head):
+        raise SourceError(
+            f"this file is named as {said}, and its bytes are {found or f'not {said}'}",
+            file=path,
+            remedy="give it the extension that it should have, or fetch it again",
+        )
+    kind = said or found
+    assert kind is not None
+    return io.BufferedReader(_Decompressed(path, kind), _BUFFER_BYTES)
+
+
+def _may_begin(kind: str, head: bytes) -> bool:
+    """Whether a file is all too short, but not wrong; or a frame that decoders skip comes first."""
+    beginnings = [*_MAGIC[kind], *(_SKIPPED if kind == "lz4" else [])]
+    return any(magic[: len(head)] == head[: len(magic)] for magic in beginnings)
+
+
+class _Decompressed(io.RawIOBase):
+    """A decompressing stream as a plain one, with errors that name the file, and a limit on what comes out."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path, self._kind = path, kind
+        self._file: Any
+        self._stream: Any
+        self._errors: tuple[type[Exception], ...]
+        if kind in ("bz2", "xz"):
+            begin, error = _standard_library(kind)
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            self._stream = _Members(self._file, begin, may_have_zeros=kind == "xz")
+            self._errors = (OSError, EOFError, error)
+        else:
+            import pyarrow as pa
+
+            self._file = pa.OSFile(str(path))
+            self._stream = pa.CompressedInputStream(self._file, kind)
+            self._errors = (OSError, pa.ArrowException)
+        self._given_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        try:
+            data: bytes = self._stream.read(len(view))
+        except self._errors as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the archive
+                raise
+            raise SourceError(
+                f"this {self._kind} file is truncated or damaged",
+                file=self._path,
+                reason=str(error).splitlines()[0],
+                remedy="fetch or compress the file again, or on_error='skip' to leave out what cannot be read",
+            ) from None
+        view[: len(data)] = data
+        self._given_bytes += len(data)
+        if self._given_bytes > _FREE_BYTES:
+            self._refuse_bomb()
+        return len(data)
+
+    def _refuse_bomb(self) -> None:
+        read_bytes = self._file.tell()
+        if self._given_bytes > _MAX_EXPANSION * read_bytes:
+            raise DecompressionBomb(
+                f"{read_bytes:,} bytes of this {self._kind} file gave {self._given_bytes:,}, over {_MAX_EXPANSION} "
+                f"times as many: beyond {_FREE_BYTES:,} bytes that is not read on",
+                file=self._path,
+                remedy="decompress the file yourself, if it is meant so",
+            )
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._file.close()
+        super().close()
+
+
+def _standard_library(kind: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """What begins a member, and what it raises."""
+    if kind == "bz2":
+        import bz2
+
+        return bz2.BZ2Decompressor, OSError
+    import lzma
+
+    return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), lzma.LZMAError
+
+
+class _Members:
+    """bz2 or xz streams end to end.
+
+    Python's own file objects ignore what follows the first stream, if it is not another one; and Arrow fails at an
+    empty one between others.
+    """
+
+    def __init__(self, file: IO[bytes], begin: Callable[[], Any], *, may_have_zeros: bool) -> None:
+        self._file, self._begin, self._may_have_zeros = file, begin, may_have_zeros
+        self._member: Any = None
+        self._waiting = b""
+
+    def read(self, num_bytes: int) -> bytes:
+        while True:
+            if self._member is not None and self._member.eof:
+                self._waiting, self._member = self._member.unused_data, None
+            data = b""
+            if self._member is None or self._member.needs_input:
+                data, self._waiting = self._waiting or self._file.read(_BUFFER_BYTES), b""
+                if not data and self._member is None:
+                    return b""
+                if not data:
+                    raise EOFError("Truncated compressed stream")
+            if self._member is None:
+                if self._may_have_zeros:  # xz allows them between streams
+                    data = data.lstrip(b"\0")
+                    if not data:
+                        continue
+                self._member = self._begin()
+            given: bytes = self._member.decompress(data, num_bytes)
+            if given:
+                return given
+
+    def close(self) -> None:
+        self._member = None

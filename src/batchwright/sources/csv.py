@@ -1,0 +1,324 @@
+"""CSV and TSV: the first row names the columns, every value is text, and a bad row is located and passed over.
+
+Quotes as in RFC 4180, read by Python's csv module in its strict mode: a quoted value may hold delimiters, line ends and
+doubled quotes. A row that cannot be read ends where a line ends and its quotes are balanced; if they never are, the
+rest of the file is lost with it, and the line where the quote opens is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from io import BufferedReader
+
+from batchwright.errors import SpecError
+from batchwright.sources.formats import BOM, MAX_ROW_BYTES, Malformed, Row, encoding_fault, register_format, too_long
+
+__all__: list[str] = []
+
+_SKIP_BYTES = 1 << 20
+_DELIMITERS = ",;\t|"
+
+
+@register_format("csv", extensions=(".csv",), version="1")
+def _read_csv(
+    stream: BufferedReader,
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    quotechar: str | None = '"',
+    header: Sequence[str] | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> Iterator[Row | Malformed]:
+    return _read(stream, columns, delimiter, quotechar, header, max_row_bytes, ",")
+
+
+@register_format("tsv", extensions=(".tsv", ".tab"), version="1")
+def _read_tsv(
+    stream: BufferedReader,
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    quotechar: str | None = '"',
+    header: Sequence[str] | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> Iterator[Row | Malformed]:
+    return _read(stream, columns, delimiter, quotechar, header, max_row_bytes, "\t")
+
+
+def _read(
+    stream: BufferedReader,
+    columns: Sequence[str] | None,
+    given_delimiter: str | None,
+    quotechar: str | None,
+    header: Sequence[str] | None,
+    max_row_bytes: int,
+    usual_delimiter: str,
+) -> Iterator[Row | Malformed]:
+    delimiter = usual_delimiter if given_delimiter is None else given_delimiter
+    _check_options(delimiter, quotechar, header)
+    fault = encoding_fault(stream.peek(8))
+    if fault is not None:
+        yield fault
+        return
+    records = _records(_Lines(stream, delimiter, quotechar, max_row_bytes))
+    if header is None:
+        line, names = next(records, (1, None))
+        if not isinstance(names, list):
+            yield replace(names, rest=True, rows=0) if names else Malformed("empty file", "no header row", rows=0)
+            return
+        fault = _header_fault(names, line) or _delimiter_fault(names, columns, delimiter, given_delimiter is not None)
+        if fault is not None:
+            yield fault
+            return
+    else:
+        names = list(header)
+    for line, record in records:
+        if isinstance(record, Malformed):
+            yield record
+        elif len(record) == len(names):
+            yield dict(zip(names, record, strict=True))
+        else:
+            yield _ragged(record, names, line, delimiter)
+
+
+def _check_options(delimiter: str, quotechar: str | None, header: Sequence[str] | None) -> None:
+    for name, value in (("delimiter", delimiter), ("quotechar", quotechar)):
+        is_character = isinstance(value, str) and len(value) == 1 and value not in "\r\n\0"
+        if not is_character and not (name == "quotechar" and value is None):
+            raise SpecError(
+                f"{name}={value!r} is not one character",
+                parameter="options",
+                remedy='options={"delimiter": ";"}' if name == "delimiter" else 'options={"quotechar": "\'"}, or None',
+            )
+    if delimiter == quotechar:
+        raise SpecError(
+            f"delimiter and quotechar are both {delimiter!r}", parameter="options", remedy="two different characters"
+        )
+    if header is not None and (
+        isinstance(header, str) or not header or not all(isinstance(n, str) and n for n in header)
+    ):
+        raise SpecError(
+            f"header={header!r} is not a list of names",
+            parameter="options",
+            remedy='options={"header": ["id", "text"]}, for files without a header row',
+        )
+    twice = [name for name, count in Counter(header or ()).items() if count > 1]
+    if twice:
+        raise SpecError(f"header names {twice[0]!r} twice", parameter="options", remedy="a name for each column")
+
+
+def _header_fault(names: list[str], line: int) -> Malformed | None:
+    """A header that does not name every column once."""
+    empty = [number for number, name in enumerate(names, 1) if not name]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if not empty and not twice:
+        return None
+    what = f"column {empty[0]:,} of {len(names):,} has no name" if empty else f"two columns are named {twice[0]!r}"
+    remedy = "name each column once in the header row" + (" (pandas: to_csv(index=False))" if empty else "")
+    return Malformed("bad header", f"line {line:,}: {what}", rest=True, rows=0, remedy=remedy)
+
+
+def _delimiter_fault(
+    names: list[str], columns: Sequence[str] | None, delimiter: str, is_given: bool
+) -> Malformed | None:
+    """A header of one column that another delimiter would cut, where that column is not the one that is wanted."""
+    if len(names) > 1 or (is_given if columns is None else not columns or names[0] in columns):
+        return None
+    other = _other_delimiter(names[0], delimiter)
+    if other is None:
+        return None
+    return Malformed(
+        "wrong delimiter",
+        f"the header is one column, {names[0]!r}, if {delimiter!r} is the delimiter",
+        rest=True,
+        rows=0,
+        remedy=_try_delimiter(other),
+    )
+
+
+def _other_delimiter(text: str, delimiter: str) -> str | None:
+    """
+    >>> _other_delimiter("id;text", ","), _other_delimiter("text", ",")
+    (';', None)
+    """
+    counts = {other: text.count(other) for other in _DELIMITERS if other != delimiter and other in text}
+    return max(counts, key=lambda other: counts[other]) if counts else None
+
+
+def _try_delimiter(delimiter: str) -> str:
+    """
+    >>> print(_try_delimiter("\\t"))
+    options={"delimiter": "\\t"}
+    """
+    return f'options={{"delimiter": {json.dumps(delimiter)}}}'
+
+
+def _ragged(record: list[str], names: list[str], line: int, delimiter: str) -> Malformed:
+    fields = f"{len(record):,} field{'s' if len(record) != 1 else ''}"
+    other = _other_delimiter(record[0], delimiter) if len(record) == 1 else None
+    remedy = f"{_try_delimiter(other)}, if that is the delimiter" if other else ""
+    return Malformed("ragged row", f"line {line:,} has {fields}, and there are {len(names):,} columns", remedy=remedy)
+
+
+class _TooLong(Exception):
+    """A record beyond the limit."""
+
+
+class _NulByte(Exception):
+    """A line with a NUL byte."""
+
+
+class _Lines:
+    """Lines as the csv module wants them, and what it does not tell: where a record begins, and what it was."""
+
+    def __init__(self, stream: BufferedReader, delimiter: str, quotechar: str | None, max_row_bytes: int) -> None:
+        self.stream, self.delimiter, self.quotechar, self.max_row_bytes = stream, delimiter, quotechar, max_row_bytes
+        self.line = 0
+        """Lines read so far."""
+        self.raw: list[bytes] = []
+        """Those of the record that is being read."""
+        self.raw_bytes = 0
+
+    def begin_record(self) -> None:
+        self.raw.clear()
+        self.raw_bytes = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.stream.readline(self.max_row_bytes + 3 - self.raw_bytes)
+        if not line:
+            raise StopIteration
+        self.line += 1
+        if self.line == 1:
+            line = line.removeprefix(BOM)
+        self.raw.append(line)
+        self.raw_bytes += len(line)
+        if self.raw_bytes > self.max_row_bytes + len(line) - len(line.rstrip(b"\r\n")):
+            raise _TooLong
+        if b"\0" in line:
+            raise _NulByte
+        return line.decode("utf-8")
+
+    def skip_record(self) -> bool:
+        """Pass over the rest of a record that cannot be read. False if it has no end."""
+        quote = self.quotechar.encode() if self.quotechar else None
+        quotes = sum(line.count(quote) for line in self.raw) if quote else 0
+        last = self.raw[-1]
+        while not (last.endswith(b"\n") and quotes % 2 == 0):
+            if last.endswith(b"\n"):
+                self.line += 1
+            last = self.stream.readline(_SKIP_BYTES)
+            if not last:
+                return quotes % 2 == 0
+            quotes += last.count(quote) if quote else 0
+        return True
+
+
+def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
+    """(the line that it begins in, record) of every record that is not a blank line."""
+    reader = csv.reader(
+        lines,
+        delimiter=lines.delimiter,
+        quotechar=lines.quotechar,
+        quoting=csv.QUOTE_MINIMAL if lines.quotechar else csv.QUOTE_NONE,
+        strict=True,
+    )
+    with _wide_fields(lines.max_row_bytes):
+        while True:
+            lines.begin_record()
+            first = lines.line + 1
+            try:
+                record = next(reader)
+            except StopIteration:
+                return
+            except (csv.Error, _TooLong, _NulByte, UnicodeDecodeError) as error:
+                fault = _fault(error, lines, first)
+                if not lines.skip_record():
+                    fault = _unclosed(lines, first)
+                yield first, fault
+                if fault.rest:
+                    return
+                continue
+            if record:
+                yield first, record
+
+
+def _fault(error: Exception, lines: _Lines, first: int) -> Malformed:
+    at = f"line {lines.line:,}"
+    since = f" (the row begins in line {first:,})" if first != lines.line else ""
+    if isinstance(error, _TooLong):
+        return too_long(lines.max_row_bytes, where=f"the row that begins in line {first:,} has ")
+    if isinstance(error, _NulByte):
+        return Malformed("malformed row", f"{at}: a NUL byte{since}")
+    if isinstance(error, UnicodeDecodeError):
+        return Malformed("not UTF-8", f"{at}: byte 0x{error.object[error.start]:02x} at {error.start:,}{since}")
+    what = str(error)
+    if "new-line character" in what:  # its advice is for those who open files themselves
+        return Malformed("malformed row", f"{at}: a carriage return that does not end a line{since}")
+    return Malformed("malformed row", f"{at}: {what}{since}")
+
+
+def _unclosed(lines: _Lines, first: int) -> Malformed:
+    line = first + _line_of_open_quote(b"".join(lines.raw), lines.delimiter, lines.quotechar or '"')
+    return Malformed(
+        "unclosed quote", f"a quote opens in line {line:,}, and the rest of the file is inside it", rest=True
+    )
+
+
+def _line_of_open_quote(raw: bytes, delimiter: str, quotechar: str) -> int:
+    """Lines before the one where a quote opens that does not close, or not before the end of a value.
+
+    >>> _line_of_open_quote(b'1,"closed\\n",2,"open\\nand more', ",", '"')
+    1
+    """
+    delimiter_bytes, quote = re.escape(delimiter.encode()), quotechar.encode()
+    next_field = re.compile(b"(?:" + delimiter_bytes + rb"|[\r\n]+)")
+    ends_field = re.compile(next_field.pattern + rb"|\Z")
+    at = 0
+    while at < len(raw):
+        if raw.startswith(quote, at):
+            end = raw.find(quote, at + 1)
+            while end >= 0 and raw.startswith(quote, end + len(quote)):
+                end = raw.find(quote, end + 2 * len(quote))
+            if end < 0 or not ends_field.match(raw, end + len(quote)):
+                return raw.count(b"\n", 0, at)
+            at = end + len(quote)
+        found = next_field.search(raw, at)
+        if found is None:
+            break
+        at = found.end()
+    return 0
+
+
+_limit_lock = threading.Lock()
+_limit_users = 0
+_limit_before = 0
+_limit_set = 0
+
+
+@contextlib.contextmanager
+def _wide_fields(num_bytes: int) -> Iterator[None]:
+    """Let the csv module read fields of this size. Its limit is the whole process's: the last to leave restores it."""
+    global _limit_users, _limit_before, _limit_set
+    with _limit_lock:
+        if not _limit_users:
+            _limit_before = csv.field_size_limit()
+        _limit_users += 1
+        _limit_set = max(num_bytes + 1, csv.field_size_limit())
+        csv.field_size_limit(_limit_set)
+    try:
+        yield
+    finally:
+        with _limit_lock:
+            _limit_users -= 1
+            if not _limit_users and csv.field_size_limit() == _limit_set:
+                csv.field_size_limit(_limit_before)

@@ -1,0 +1,357 @@
+"""Formats as plug-ins: what turns a line, a stream of bytes, or a file into rows (dicts).
+
+A format by line is a function of one line; its files are cut into byte ranges and read in parallel, and a bad line is
+located for it. A format by file is a function of a path, for libraries that seek. Any other format is a function of an
+open binary stream, already decompressed. The last two yield rows, or `Malformed` for a row that cannot be read.
+
+>>> @register_format("shout", extensions=(".shout",), by_line=True)
+... def parse_shout(line: bytes) -> dict:
+...     return {"text": line.decode().upper()}
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from batchwright.errors import SourceError, SpecError
+from batchwright.fingerprint import fingerprint, function_fingerprint
+from batchwright.plugins import Registry
+from batchwright.sources.compression import COMPRESSED, uncompressed_name
+from batchwright.spec import at_least, suggest
+
+__all__ = [
+    "BOM",
+    "MAX_ROW_BYTES",
+    "Format",
+    "Malformed",
+    "Row",
+    "encoding_fault",
+    "format_for",
+    "known_extensions",
+    "known_formats",
+    "parse_json",
+    "register_format",
+    "too_long",
+]
+
+Row = dict[str, Any]
+MAX_ROW_BYTES = 128 << 20
+"""What one row may have, unless options={"max_row_bytes": ...} says otherwise: it must fit in memory, several times."""
+BOM = b"\xef\xbb\xbf"
+"""Some editors write it at the beginning of a file. It is no text."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Rows that could not be read, and why."""
+
+    kind: str
+    """What the report counts it under."""
+    reason: str = ""
+    rest: bool = False
+    """The rest of the file is lost with it."""
+    rows: int = 1
+    """How many rows this stands for: those after it keep their numbers."""
+    remedy: str = ""
+    """What to do about it, where that is more than mending the row or the file."""
+    turn: int | None = None
+    """The message of a conversation that is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How files of one format become rows."""
+
+    name: str
+    extensions: tuple[str, ...]
+    by_line: bool
+    read: Callable[..., Any]
+    version: str | None = None
+    """Names what `read` does, where its code cannot: another version makes stores baked before out of date."""
+    by_file: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords for `read`, chosen by the user."""
+    package: str | None = None
+    """The installed package, and its version, that offers this format as an entry point."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same bytes may give other rows."""
+        reads = function_fingerprint(self.read, name=f"format {self.name!r}", version=self.version)
+        more = {"options": dict(self.options) or None, "package": self.package}
+        return fingerprint([self.name, self.by_line, reads, {k: v for k, v in more.items() if v is not None}])
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a worker can read a byte range of a file, and others the rest."""
+        return self.by_line or (self.by_file and "start" in _parameters(self.read))
+
+    def asks_for(self, name: str) -> bool:
+        return name in _parameters(self.read)
+
+    def with_options(self, options: Mapping[str, Any] | None) -> Format:
+        """This format, read with the user's options; they must be keyword-only parameters of `read`."""
+        if not options:
+            return self
+        known = {name for name, p in _parameters(self.read).items() if p.kind is p.KEYWORD_ONLY} - _GIVEN
+        if self.by_line:
+            known.add(_LIMIT)
+        for name in options:
+            if name not in known:
+                near = suggest(name, known)
+                raise SpecError(
+                    f"format {self.name!r} has no option {name!r}",
+                    parameter="options",
+                    known=", ".join(sorted(known)) or "none",
+                    remedy=f"{near!r}" if near else "leave it out",
+                )
+        if _LIMIT in options:
+            at_least(1, **{_LIMIT: options[_LIMIT]})
+        return replace(self, options=dict(options))
+
+    def with_unique_keys(self) -> Format:
+        """This format, where an object with a key twice is a fault unless the user said otherwise; if it can tell."""
+        if not self.asks_for("unique_keys"):
+            return self
+        return self.with_options({"unique_keys": True, **self.options})
+
+    @property
+    def max_row_bytes(self) -> int:
+        """What a line may have, in a format by line. Others are given the option, if they ask for it."""
+        return int(self.options.get(_LIMIT, MAX_ROW_BYTES))
+
+    @property
+    def read_options(self) -> dict[str, Any]:
+        """The options that `read` itself is given."""
+        return {name: value for name, value in self.options.items() if not (self.by_line and name == _LIMIT)}
+
+
+_LIMIT = "max_row_bytes"
+_GIVEN = {"columns", "start", "stop"}
+"""Parameters of a format's function that batchwright itself fills."""
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+_formats: Registry[Format] = Registry("format", group="batchwright.formats")
+
+
+def register_format(
+    name: str,
+    *,
+    extensions: str | tuple[str, ...] = (),
+    by_line: bool = False,
+    by_file: bool = False,
+    version: str | None = None,
+) -> Callable[[F], F]:
+    """Make a function a format: of an open stream, of a line (`by_line`), or of a path (`by_file`).
+
+    A ValueError that it raises means: this row is malformed, and why. It is given what it asks for by the names of
+    keyword-only parameters: `columns`, the names of the columns that are needed (None: all; for a path 'a.b' both that
+    name and 'a', and a file need not have both), so that others need not be read; and, for a format by file that can
+    read a part, `start` and `stop`, a range of bytes (stop None is the end): ranges that tile a file must give each of
+    its rows once, in order. Other keyword-only parameters are options that users choose.
+
+    A changed function makes stores that were baked with it out of date; `version` names the function instead, should
+    it use things that cannot be compared. It travels to workers by value, so a script can define its own.
+    """
+
+    listed = [extensions] if isinstance(extensions, str) else extensions
+    lowered = tuple(extension.lower() for extension in listed)
+
+    def register(function: F) -> F:
+        _formats.add(name, Format(name, lowered, by_line, function, version, by_file, package=_formats.loading))
+        return function
+
+    return register
+
+
+def format_for(path: str, named: str | None = None) -> Format:
+    """The format of a file: the one that was named, or the one its extension means.
+
+    >>> format_for("a/b.jsonl.gz").name
+    'jsonl'
+    """
+    if named is not None:
+        return _formats.get(named)
+    suffix = Path(uncompressed_name(path)).suffix.lower()
+    for known in reversed(_formats.known()):  # a format that was registered later wins
+        if suffix in known.extensions:
+            return known
+    offered = sorted((f for f in _formats.offered() if suffix in f.extensions), key=lambda f: f.name)
+    if len(offered) == 1:
+        return offered[0]
+    if offered:
+        raise SourceError(
+            f"several installed packages offer a format for the extension {suffix!r}",
+            file=path,
+            parameter="format",
+            known=", ".join(kind.name for kind in offered),
+            remedy=f"add_ingredient(..., format={offered[0].name!r})",
+        )
+    raise SourceError(
+        f"cannot tell the format of a file from its extension {suffix!r}"
+        if suffix
+        else "cannot tell the format of a file without an extension",
+        file=path,
+        parameter="format",
+        known=", ".join(sorted({e for f in (*_formats.known(), *_formats.offered()) for e in f.extensions})),
+        failed=_formats.failures(),
+        remedy="add_ingredient(..., format='text') (a file is a document), 'lines' (a line is one) or 'jsonl'",
+    )
+
+
+def known_extensions() -> list[str]:
+    """Every extension that says a format, and those that say a compression. Installed packages are not asked.
+
+    >>> ".jsonl" in known_extensions(), ".gz" in known_extensions()
+    (True, True)
+    """
+    return sorted({*COMPRESSED, *(e for f in _formats.known() for e in f.extensions)})
+
+
+def known_formats() -> list[Format]:
+    """Every format by name, those of installed packages too; warns of a package that cannot be loaded."""
+    every = {kind.name: kind for kind in (*_formats.offered(), *_formats.known())}
+    for line in (_formats.failures() or "").splitlines():
+        warnings.warn(f"a format of an installed package cannot be loaded: {line}", RuntimeWarning, stacklevel=2)
+    return [every[name] for name in sorted(every)]
+
+
+def too_long(max_row_bytes: int, what: str = "row", where: str = "", *, rest: bool = False) -> Malformed:
+    """The fault of a row beyond the limit."""
+    more = f'options={{"max_row_bytes": {max_row_bytes * 2}}} or more, if it is meant so'
+    return Malformed(f"{what} too long", f"{where}over {max_row_bytes:,} bytes", rest=rest, remedy=more)
+
+
+def encoding_fault(head: bytes) -> Malformed | None:
+    """What is wrong with a text file by its first bytes: UTF-16 or UTF-32, which would be nothing but bad rows.
+
+    >>> encoding_fault("text".encode("utf-16-le")).reason
+    'this file is UTF-16, little-endian'
+    >>> encoding_fault(b"text") is None
+    True
+    """
+    for mark, name in _MARKS.items():
+        if head.startswith(mark):
+            return _other_encoding(name, name.split(",")[0])  # iconv finds the byte order by the mark
+    # Without a mark: where NUL bytes are, in the first characters of text in Latin letters.
+    nul = [byte == 0 for byte in head[:8]]
+    for pattern, name in _NUL_PATTERNS.items():
+        if len(nul) >= 4 and nul == list(pattern * 2)[: len(nul)]:
+            return _other_encoding(name, name.split(",")[0] + ("LE" if "little" in name else "BE"))
+    return None
+
+
+_MARKS = {  # the longer ones first: UTF-32's begins with UTF-16's
+    b"\xff\xfe\0\0": "UTF-32, little-endian",
+    b"\0\0\xfe\xff": "UTF-32, big-endian",
+    b"\xff\xfe": "UTF-16, little-endian",
+    b"\xfe\xff": "UTF-16, big-endian",
+}
+_NUL_PATTERNS = {
+    (False, True, True, True): "UTF-32, little-endian",
+    (True, True, True, False): "UTF-32, big-endian",
+    (False, True, False, True): "UTF-16, little-endian",
+    (True, False, True, False): "UTF-16, big-endian",
+}
+
+
+def _other_encoding(name: str, iconv_name: str) -> Malformed:
+    remedy = f"iconv -f {iconv_name} -t UTF-8 FILE > NEW_FILE"
+    return Malformed("not UTF-8", f"this file is {name}", rest=True, remedy=remedy)
+
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@register_format("jsonl", extensions=(".jsonl", ".ndjson"), by_line=True, version="2")
+def parse_json(line: bytes, *, unique_keys: bool = False) -> Row | Malformed:
+    """One JSON object. Of a key that is given twice, the last value counts; with `unique_keys` it is a fault."""
+    line = line.removeprefix(BOM)
+    try:
+        row = _decode(line)
+    except UnicodeDecodeError:
+        line.decode("utf-8")  # raises the same, with the place in the line and not in the string
+        raise
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {_JSON_NAMES.get(type(row), type(row).__name__)}")
+    return row if not unique_keys else _key_given_twice(line, row) or row
+
+
+def _key_given_twice(line: bytes, row: Row) -> Malformed | None:
+    """Where an object of a line has a key twice: {"role": "user", "role": "assistant"} says two things.
+
+    What was dropped had a colon. Decoding a line again, in Python, takes longer than reading it did: that is for lines
+    that have more colons than their row, or may hide one in an escape.
+    """
+    if line.count(b":") == _encode(row).count(b":") and b"\\u003" not in line:
+        return None
+    to_look_at: list[tuple[tuple[Any, ...], Any]] = [((), json.loads(line, object_pairs_hook=_pairs))]
+    for path, value in to_look_at:  # which grows
+        if isinstance(value, _Twice):
+            reason = f"{'.'.join(map(str, path)) or 'the row'} has {value.key!r} twice"
+            turn = path[1] if len(path) > 1 and isinstance(path[1], int) else None
+            return Malformed("duplicate keys", reason, turn=turn)
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        to_look_at += [((*path, name), item) for name, item in items]
+    return None
+
+
+class _Twice(Row):
+    """An object in which `key` was given twice."""
+
+    key = ""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice, names = _Twice(found), [name for name, _ in pairs]
+    twice.key = next(name for name in names if names.count(name) > 1)
+    return twice
+
+
+_JSON_NAMES = {list: "an array", str: "a string", type(None): "null", bool: "a boolean", int: "a number"}
+
+
+@register_format("lines", extensions=(), by_line=True, version="2")
+def _parse_line(line: bytes) -> Row:
+    return {"text": line.removeprefix(BOM).decode("utf-8")}
+
+
+@register_format("text", extensions=(".txt", ".md", ".rst"), version="2")
+def _read_text(stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES) -> Iterable[Row | Malformed]:
+    fault = encoding_fault(stream.peek(8))
+    if fault is not None:
+        yield fault
+        return
+    pieces, left = [], max_row_bytes + 1
+    while left > 0 and (piece := stream.read(min(left, _PIECE_BYTES))):  # at once, it would take all that at once
+        pieces.append(piece)
+        left -= len(piece)
+    if left <= 0:
+        yield too_long(max_row_bytes, "document", rest=True)
+    else:
+        yield {"text": b"".join(pieces).removeprefix(BOM).decode("utf-8")}
+
+
+_PIECE_BYTES = 1 << 20

@@ -1,0 +1,145 @@
+"""JSON files: one array of objects, objects one after the other, or one object; each object is a row.
+
+Read a piece at a time, so that a large array needs no more memory than its largest object.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BufferedReader
+
+from batchwright.sources.formats import (
+    BOM,
+    MAX_ROW_BYTES,
+    Malformed,
+    Row,
+    encoding_fault,
+    parse_json,
+    register_format,
+    too_long,
+)
+
+__all__: list[str] = []
+
+_PIECE_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\n\r]*")
+_UNSURE = 16
+"""Characters at the end of what was read so far: a fault in them may only mean that a word goes on behind it."""
+
+
+@register_format("json", extensions=(".json",), version="1")
+def _read_json(
+    stream: BufferedReader, *, max_row_bytes: int = MAX_ROW_BYTES, unique_keys: bool = False
+) -> Iterator[Row | Malformed]:
+    fault = encoding_fault(stream.peek(8))
+    if fault is not None:
+        yield fault
+        return
+    text = _Text(stream, max_row_bytes)
+    try:
+        is_array = text.take("[")
+        while not text.is_at_end():
+            if is_array and text.take("]"):
+                if not text.is_at_end():
+                    raise ValueError(f"{text.place()}: there is more after the array")
+                return
+            place = text.place()
+            value = text.take_value().encode("utf-8")
+            try:
+                if len(value) > max_row_bytes:
+                    yield too_long(max_row_bytes, where=f"{place}: ")
+                else:
+                    row = parse_json(value, unique_keys=unique_keys)
+                    yield replace(row, reason=f"{place}: {row.reason}") if isinstance(row, Malformed) else row
+            except ValueError as error:
+                yield Malformed("malformed row", f"{place}: {error}")
+            if is_array and (text.is_next("]") if text.take(",") else not text.is_next("]")):
+                raise ValueError(f"{text.place()}: expected another object after ',', or ']' without it")
+        if is_array:
+            raise ValueError(f"{text.place()}: the array has no end")
+    except UnicodeDecodeError as error:
+        yield Malformed("not UTF-8", f"byte 0x{error.object[error.start]:02x} at {text.byte_of(error):,}", rest=True)
+    except _TooLong:
+        yield too_long(max_row_bytes, where=f"{text.place()}: ", rest=True)
+
+
+class _TooLong(Exception):
+    """A value beyond the limit."""
+
+
+class _Text:
+    """The text of a stream, of which only the piece that is being looked at is kept."""
+
+    def __init__(self, stream: BufferedReader, max_row_bytes: int) -> None:
+        self._stream, self._max_row_bytes = stream, max_row_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._kept, self._at, self._bytes_read, self._is_whole = "", 0, 0, False
+        self._line, self._counted = 1, 0
+        """The line that the character at `_counted` is in."""
+        if stream.peek(3).startswith(BOM):
+            self._bytes_read = len(stream.read(3))
+
+    def take(self, character: str) -> bool:
+        """Whether this comes next, after space; and pass over it."""
+        is_next = self.is_next(character)
+        self._at += is_next
+        return is_next
+
+    def is_next(self, character: str) -> bool:
+        return not self.is_at_end() and self._kept[self._at] == character
+
+    def is_at_end(self) -> bool:
+        """Whether only space is left."""
+        while True:
+            self._at = _SPACE.match(self._kept, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._kept):
+                return False
+            if not self._read_more():
+                return True
+
+    def take_value(self) -> str:
+        """The text of the JSON value that comes next."""
+        while True:
+            try:
+                _, end = self._scan(self._kept, self._at)
+            except json.JSONDecodeError as error:
+                may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._kept) - _UNSURE
+                if may_go_on and self._read_more():
+                    continue
+                what = "the file ends inside it" if may_go_on and self._is_whole else error.msg
+                self._at = error.pos
+                raise ValueError(f"{self.place()}: {what}") from None
+            except RecursionError:
+                raise ValueError(f"{self.place()}: nested too deeply") from None
+            if end == len(self._kept) and self._kept[-1] not in '}]"' and self._read_more():
+                continue  # a number may go on
+            value, self._at = self._kept[self._at : end], end
+            return value
+
+    def place(self) -> str:
+        """The line, counted on from where it was asked for last: from the beginning it would take ever longer."""
+        self._line += self._kept.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return f"line {self._line:,}"
+
+    def byte_of(self, error: UnicodeDecodeError) -> int:
+        """Where in the file a bad byte is."""
+        return self._bytes_read - len(error.object) + error.start
+
+    def _read_more(self) -> bool:
+        """Keep what is not passed over, and as much again."""
+        num_kept = len(self._kept) - self._at
+        if num_kept > self._max_row_bytes:
+            raise _TooLong
+        data = self._stream.read(min(max(_PIECE_BYTES, num_kept), self._max_row_bytes + 1 - num_kept))
+        self._bytes_read += len(data)
+        self.place()
+        self._counted = 0
+        self._kept, self._at = self._kept[self._at :] + self._decoder.decode(data, final=not data), 0
+        self._is_whole = not data
+        return bool(data)

@@ -1,0 +1,294 @@
+"""Cut a source into units of work, and read one: about 64 MB each, fixed before any worker starts.
+
+A unit is either several whole files, or a byte range of one file that can be cut (by line: its rows are the lines that
+*start* in the range), or some rows from memory. Cuts depend on names and sizes, and for large files on whether they are
+compressed: they are the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import BatchwrightError, SourceError
+from batchwright.sources.compression import DecompressionBomb, is_compressed, open_raw
+from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
+from batchwright.sources.memory import TableRows
+
+__all__ = ["UNIT_BYTES", "EndOfSpan", "Malformed", "Span", "Unit", "cut_files", "cut_rows", "read_unit"]
+
+UNIT_BYTES = 64 << 20
+_UNIT_ROWS = 100_000
+_SKIP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, stop) of one file; stop None is its end."""
+
+    file: int
+    path: str
+    format: str
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one worker reads at a time."""
+
+    spans: tuple[Span, ...]
+    num_bytes: int
+    rows: tuple[Any, ...] | TableRows | None = None
+    """Rows given from memory, instead of spans."""
+    first_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfSpan:
+    """Comes after the last row of a span, with the number of rows in it."""
+
+
+Item = tuple[int, int, Row | Malformed | EndOfSpan]
+
+
+def cut_files(
+    files: Sequence[tuple[int, str, int]], named_format: str | None, unit_bytes: int | None = None
+) -> list[Unit]:
+    """Units over files given as (number, path, bytes), in order."""
+    unit_bytes = UNIT_BYTES if unit_bytes is None else unit_bytes
+    units: list[Unit] = []
+    waiting: list[Span] = []
+    waiting_bytes = 0
+
+    def flush() -> None:
+        nonlocal waiting_bytes
+        if waiting:
+            units.append(Unit(tuple(waiting), waiting_bytes))
+            waiting.clear()
+            waiting_bytes = 0
+
+    for number, path, num_bytes in files:
+        kind = format_for(path, named_format)
+        # The first bytes are looked at only of files that would be cut: there may be a million small ones.
+        if kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path)):
+            flush()
+            for start in range(0, num_bytes, unit_bytes):
+                # The last range goes on to the end, should the file have grown since it was listed.
+                stop = start + unit_bytes if start + unit_bytes < num_bytes else None
+                units.append(Unit((Span(number, path, kind.name, start, stop),), (stop or num_bytes) - start))
+            continue
+        if waiting_bytes + num_bytes > unit_bytes:
+            flush()
+        waiting.append(Span(number, path, kind.name))
+        waiting_bytes += num_bytes
+    flush()
+    return units
+
+
+def cut_rows(rows: Sequence[Any] | TableRows, rows_per_unit: int | None = None) -> list[Unit]:
+    """Units over rows from memory; those of a table are cut by their size."""
+    if isinstance(rows, TableRows):
+        return [Unit((), num_bytes, part, first) for first, num_bytes, part in rows.parts(UNIT_BYTES)]
+    rows_per_unit = _UNIT_ROWS if rows_per_unit is None else rows_per_unit
+    return [
+        Unit(
+            (),
+            sum(_size_of(row) for row in rows[start : start + rows_per_unit]),
+            tuple(rows[start : start + rows_per_unit]),
+            start,
+        )
+        for start in range(0, len(rows), rows_per_unit)
+    ]
+
+
+def _size_of(row: Any) -> int:
+    return (
+        len(row)
+        if isinstance(row, str)
+        else sum(len(v) if isinstance(v, str) else 8 for v in row.values())
+        if isinstance(row, dict)
+        else 8
+    )
+
+
+def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None = None) -> Iterator[Item]:
+    """(span, row in span, row or why it is malformed), in order. Blank lines count as rows, and are not given.
+
+    Row numbers count from the start of the span; the last thing of each span is (span, number of rows, EndOfSpan).
+    Each row is the reader's own: it may change it. `columns` are the ones that are needed (None: all): a row may have
+    others too.
+    """
+    if unit.rows is not None:
+        rows = unit.rows.read(columns) if isinstance(unit.rows, TableRows) else map(_row_from_memory, unit.rows)
+        for number, row in enumerate(rows):
+            yield 0, number, row
+        yield 0, len(unit.rows), EndOfSpan()
+        return
+    for which, span in enumerate(unit.spans):
+        kind = formats[span.format]
+        if kind.by_file:
+            yield from _number(which, _rows_of_file(span, kind, columns))
+            continue
+        try:
+            # Only a file that is not compressed is cut: what its ranges begin with says nothing.
+            is_range = span.start > 0 or span.stop is not None
+            stream = open(span.path, "rb") if is_range else open_raw(Path(span.path))  # noqa: SIM115
+        except (SourceError, OSError) as error:
+            yield which, 0, _lost(error)
+            yield which, 0, EndOfSpan()
+            continue
+        with stream:
+            if kind.by_line:
+                yield from _read_lines(which, span, kind, stream)
+            else:
+                yield from _number(which, _rows_of_stream(stream, kind, columns))
+
+
+def _row_from_memory(row: Any) -> Row | Malformed:
+    if isinstance(row, dict):
+        return copy.deepcopy(row)
+    if isinstance(row, str):
+        return {"text": row}
+    return Malformed("malformed row", f"a row is a dict or a str, got {type(row).__name__}")
+
+
+def _rows_of_stream(stream: BufferedReader, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
+    if not stream.peek(1):
+        yield Malformed("empty file", rows=0)
+    else:
+        yield from kind.read(BufferedReader(_Lent(stream)), **_keywords(kind, columns))
+
+
+def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
+    if not os.stat(span.path).st_size:
+        yield Malformed("empty file", rows=0)
+        return
+    part = {"start": span.start, "stop": span.stop} if kind.can_be_cut else {}
+    yield from kind.read(Path(span.path), **part, **_keywords(kind, columns))
+
+
+def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
+    """What a format's function asked for, and the user's options."""
+    return {**kind.read_options, **({"columns": columns} if kind.asks_for("columns") else {})}
+
+
+def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
+    """Rows with their numbers. What a format raises ends the file: the rows before it are good."""
+    number = 0
+    try:
+        for row in rows:
+            yield which, number, row
+            number += row.rows if isinstance(row, Malformed) else 1
+    except UnicodeDecodeError as error:
+        yield which, number, Malformed("not UTF-8", _not_utf8(error), rest=True)
+    except (SourceError, OSError) as error:
+        yield which, number, _lost(error)
+    except BatchwrightError:  # not of the file: an option that cannot be, a package that is not installed
+        raise
+    except ValueError as error:
+        yield which, number, Malformed("malformed row", _reason(error), rest=True)
+    yield which, number, EndOfSpan()
+
+
+class _Lent(RawIOBase):
+    """A stream that a format may wrap and close as it likes: the file itself is closed by whoever opened it."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._stream.readinto(buffer)
+
+    def readall(self) -> bytes:
+        return self._stream.read()
+
+
+def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) -> Iterator[Item]:
+    number = 0
+    empty = span.start == 0
+    max_row_bytes, options = kind.max_row_bytes, kind.read_options
+    try:
+        # By the beginning of the file, whichever range of it this is: the first one has the fault, no other has rows.
+        fault = encoding_fault(stream.peek(8))
+        if fault is not None and empty:
+            empty = False
+            yield which, 0, fault
+        at = _first_line_start(stream, span)
+        while fault is None and (span.stop is None or at < span.stop):
+            line = stream.readline(max_row_bytes + 1)
+            if not line:
+                break
+            empty = False
+            at += len(line)
+            if len(line) > max_row_bytes and not line.endswith(b"\n"):
+                at += _skip_line(stream)
+                yield which, number, too_long(max_row_bytes, "line")
+            elif not line.isspace():
+                try:
+                    row = kind.read(line.rstrip(b"\r\n"), **options)
+                except UnicodeDecodeError as error:
+                    row = Malformed("not UTF-8", _not_utf8(error))
+                except ValueError as error:
+                    row = Malformed("malformed row", _reason(error))
+                yield which, number, row
+            number += 1
+    except (SourceError, OSError) as error:  # what came before it is good
+        empty = False
+        yield which, number, _lost(error)
+    if empty:
+        yield which, 0, Malformed("empty file")
+    yield which, number, EndOfSpan()
+
+
+def _first_line_start(stream: BufferedReader, span: Span) -> int:
+    """Where the first line that starts in a range starts. The line before it is the range before's."""
+    if not span.start:
+        return 0
+    stream.seek(span.start - 1)
+    return span.start - 1 + _skip_line(stream, span.stop and span.stop - span.start + 1)
+
+
+def _skip_line(stream: BufferedReader, limit: int | None = None) -> int:
+    """Pass over the rest of a line (at least `limit` bytes, if it is that long), a piece at a time."""
+    skipped = 0
+    while limit is None or skipped < limit:
+        piece = stream.readline(_SKIP_BYTES)
+        skipped += len(piece)
+        if not piece or piece.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _lost(error: SourceError | OSError) -> Malformed:
+    """The fault of a file of which no more can be read."""
+    kind = (
+        "unreadable file"
+        if not isinstance(error, SourceError)
+        else "decompression bomb"
+        if isinstance(error, DecompressionBomb)
+        else "damaged archive"
+    )
+    remedy = error.remedy or "" if isinstance(error, DecompressionBomb) else ""
+    return Malformed(kind, _reason(error), rest=True, remedy=remedy)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte 0x{error.object[error.start]:02x} at {error.start:,}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, SourceError):
+        detail = error.where.get("reason")
+        return f"{error.headline} ({detail})" if detail else error.headline
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

@@ -1,0 +1,358 @@
+"""Documents end to end, over the shards that hold them: memory-mapped, and read only when touched."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import StoreError
+from batchwright.machine import expect_random_reads, unmap_pages
+from batchwright.store.adopted import AdoptedRange
+from batchwright.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_digest, stream_fingerprint
+
+if TYPE_CHECKING:
+    from batchwright.store.reader import Store
+
+__all__ = ["MappedShard", "Spans", "StoredDocument", "TokenStream"]
+
+Spans = tuple[NDArray[Any], dict[str, NDArray[Any]]]
+"""(where the spans of each document begin, and where the last ones end; the fields of all spans)."""
+
+_CHECKED_AT_OPEN = 4096
+"""Shards whose existence and size are checked when a store opens; the rest of a larger store is when touched."""
+_MAPPED_AT_ONCE = 16_384
+"""Shards mapped at once: the kernel allows about 65,000 maps per process."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """One document of a store."""
+
+    source: str
+    split: str
+    file: str
+    row: int
+    tokens: NDArray[Any]
+    """Read-only, straight from the mapped file."""
+
+
+class MappedShard:
+    """One shard, mapped: `tokens` end to end, `offsets` between documents, and where each came from.
+
+    `adopted` says where the tokens are, if they lie in a file of the user's own and only the rest is in the shard.
+    """
+
+    __slots__ = ("_in_map", "_map", "address", "data_path", "data_start", "file", "offsets", "row", "spans", "tokens")
+
+    def __init__(
+        self,
+        path: Path,
+        num_documents: int,
+        num_tokens: int,
+        num_bytes: int,
+        dtype: str,
+        adopted: AdoptedRange | None = None,
+    ) -> None:
+        import pyarrow as pa
+
+        from batchwright.store.arrays import as_numpy, records_of
+
+        repair = REBAKE if adopted is None else REPAIR_ADOPTED
+        self.check(path, num_bytes, repair)
+        with open(path, "rb") as raw:
+            self._map = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(self._map))
+            batch = reader.get_batch(0)
+            batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
+            lists = batch.column("tokens")
+            is_whole = len(lists.values) == num_tokens
+            self.tokens: NDArray[Any] = as_numpy(lists.values) if adopted is None else np.empty(0, dtype)
+            self.offsets: NDArray[np.int32] = as_numpy(lists.offsets)
+            self.file: NDArray[np.int32] = as_numpy(batch.column("file"))
+            self.row: NDArray[np.int64] = as_numpy(batch.column("row"))
+            self.spans: Spans | None = None
+            """Of documents that know what their tokens are: where each one's spans begin, and the fields of all."""
+            if "spans" in batch.schema.names:
+                self.spans = records_of(batch.column("spans"))
+        except (pa.ArrowException, OSError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+            raise StoreError(
+                "this shard is not readable", file=path, reason=(str(error).splitlines() or [""])[0], remedy=repair
+            ) from None
+        if not is_whole or len(self.file) != num_documents or self.tokens.dtype != dtype:
+            raise StoreError(
+                "this shard is not what the manifest says",
+                file=path,
+                expected=f"{num_documents:,} documents, {num_tokens:,} tokens of {dtype}",
+                found=f"{len(self.file):,} documents, {len(lists.values):,} tokens of {self.tokens.dtype}",
+                remedy=repair,
+            )
+        if adopted is not None:
+            self._map, self.tokens = adopted.map(num_tokens, dtype)
+        self.address = self.tokens.ctypes.data
+        self._in_map = self.address - np.frombuffer(self._map, np.uint8).ctypes.data
+        """Where in the map the tokens start."""
+        self.data_path = path if adopted is None else adopted.file.find()
+        """The file that holds the tokens."""
+        self.data_start = self._in_map if adopted is None else adopted.start
+        """Where in that file they start."""
+
+    def unmap(self, first: int, last: int) -> None:
+        """Let go of the memory of tokens [first, last). They come back unchanged when they are touched."""
+        size = self.tokens.itemsize
+        unmap_pages(self._map, self._in_map + first * size, self._in_map + last * size)
+
+    def expect_random_reads(self) -> None:
+        """Touching a row then reads that row, and not megabytes around it."""
+        expect_random_reads(self._map)
+
+    @staticmethod
+    def check(path: Path, num_bytes: int, repair: str = REBAKE) -> None:
+        """See that a shard exists and has its size and its footer, without mapping it."""
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise StoreError("a shard of this store is missing", file=path, remedy=repair) from None
+        if size != num_bytes:
+            raise StoreError(
+                "a shard of this store was truncated or altered",
+                file=path,
+                expected=f"{num_bytes:,} bytes",
+                found=f"{size:,} bytes",
+                remedy=repair,
+            )
+        with open(path, "rb") as file:
+            file.seek(max(size - len(_ARROW_MAGIC), 0))
+            if file.read() != _ARROW_MAGIC:
+                raise StoreError("a shard of this store has no Arrow footer", file=path, remedy=repair)
+
+
+_ARROW_MAGIC = b"ARROW1"
+
+
+def _stream_of(store: Store, name: str, split: str) -> TokenStream:
+    return store.stream(name, split)
+
+
+class TokenStream:
+    """The documents of one source and split, end to end: token i of the stream lies in some shard.
+
+    Shards are mapped when first touched. Safe to use from several threads.
+    """
+
+    def __init__(self, store: Store, info: StreamInfo) -> None:
+        self.store, self.info = store, info
+        self.name, self.split = info.source, info.split
+        self.num_tokens, self.num_documents = info.num_tokens, info.num_documents
+        self.fingerprint = info.fingerprint
+        self.dtype = np.dtype(store.manifest.dtype_of(info))
+        shards = store.shards
+        which = np.flatnonzero(shards["stream"] == store.manifest.streams.index(info))
+        self._rows = which
+        """Where its shards are in the store's table of shards."""
+        self.shard_documents = shards["num_documents"][which]
+        self.shard_tokens = shards["num_tokens"][which]
+        self.token_starts = np.concatenate([[0], np.cumsum(self.shard_tokens)]).astype(np.int64)
+        self.document_starts = np.concatenate([[0], np.cumsum(self.shard_documents)]).astype(np.int64)
+        self.address = np.zeros(len(which), np.int64)
+        """Where each mapped shard's tokens lie in memory; 0 for a shard that is not mapped."""
+        self._mapped: dict[int, MappedShard] = {}
+        self._lock = threading.Lock()
+        for shard in range(min(len(which), _CHECKED_AT_OPEN)):
+            store.check_shard(int(which[shard]))
+        if 0 < len(which) <= 16:  # footers too, where that costs nothing to speak of
+            for shard in range(len(which)):
+                self.shard(shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stream_of, (self.store, self.name, self.split)
+
+    def shard(self, shard: int) -> MappedShard:
+        """One shard, mapped."""
+        mapped = self._mapped.get(shard)
+        if mapped is None:
+            with self._lock:
+                mapped = self._mapped.get(shard)
+                if mapped is None:
+                    mapped = self.store.map_shard(int(self._rows[shard]))
+                    if len(self._mapped) >= _MAPPED_AT_ONCE:
+                        oldest = next(iter(self._mapped))
+                        self.address[oldest] = 0
+                        del self._mapped[oldest]
+                    self._mapped[shard] = mapped
+                    self.address[shard] = mapped.address
+        return mapped
+
+    def begins_with(self, fingerprint: str, num_tokens: int) -> bool:
+        """Whether the first tokens of this stream are all those of another, which has grown into this one.
+
+        Reads the tokens of one shard: the one in which the other ended.
+        """
+        if not 0 < num_tokens <= self.num_tokens:
+            return False
+        shards: list[list[Any]] = []
+        for shard in range(len(self.shard_tokens)):
+            left = num_tokens - int(self.token_starts[shard])
+            if left <= 0:
+                break
+            if left >= int(self.shard_tokens[shard]):
+                content = self.store.shards["content_hash"][int(self._rows[shard])].as_py()
+                shards.append([int(self.shard_documents[shard]), int(self.shard_tokens[shard]), content])
+                continue
+            mapped = self.shard(shard)
+            documents = int(np.searchsorted(mapped.offsets, left))
+            if int(mapped.offsets[documents]) != left:
+                return False  # the other ended inside a document of this one
+            digest = content_digest(mapped.tokens[:left], mapped.offsets[: documents + 1])
+            shards.append([documents, left, digest])
+        return stream_fingerprint(str(self.store.manifest.dtype_of(self.info)), shards) == fingerprint
+
+    def locate(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(shard, offset inside it) of tokens of the stream. Touches no data."""
+        if len(self.address) == 1:
+            return np.zeros(len(starts), np.int64), starts
+        shard = np.searchsorted(self.token_starts, starts, side="right") - 1
+        return shard, starts - self.token_starts[shard]
+
+    def addresses(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[MappedShard]]:
+        """Where `length` tokens from each start lie in memory, and which of them do not cross into another shard.
+
+        The third value keeps the maps alive: hold it while the addresses are used.
+        """
+        shard, local = self.locate(starts)
+        whole = local + length <= self.shard_tokens[shard]
+        touched = [0] if len(self.address) == 1 else np.unique(shard).tolist()
+        held = [self.shard(number) for number in touched]
+        return self.address[shard] + local * self.dtype.itemsize, whole, held
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Tokens [start, stop) of the stream, copied; they may cross shards."""
+        if out is None:
+            out = np.empty(stop - start, self.dtype)
+        done = 0
+        while done < len(out):
+            shard = int(np.searchsorted(self.token_starts, start + done, side="right")) - 1
+            local = start + done - int(self.token_starts[shard])
+            piece = self.shard(shard).tokens[local : local + len(out) - done]
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+        return out
+
+    def spans(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
+        """(file, first byte, last byte) of what holds tokens [start, stop) of the stream."""
+        found = []
+        for shard, first, last in self._parts(start, stop):
+            mapped, size = self.shard(shard), self.dtype.itemsize
+            found.append((mapped.data_path, mapped.data_start + first * size, mapped.data_start + last * size))
+        return found
+
+    def expect_random_reads(self, start: int, stop: int) -> None:
+        """Touching a row of tokens [start, stop) then reads that row, and not megabytes around it."""
+        for shard, _, _ in self._parts(start, stop):
+            self.shard(shard).expect_random_reads()
+
+    def unmap(self, start: int, stop: int) -> None:
+        """Let go of the memory of tokens [start, stop) of the stream, where they are mapped."""
+        for shard, first, last in self._parts(start, stop):
+            mapped = self._mapped.get(shard)
+            if mapped is not None:
+                mapped.unmap(first, last)
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, first token in it, last token in it) of tokens [start, stop) of the stream."""
+        while start < stop:
+            shard = int(np.searchsorted(self.token_starts, start, side="right")) - 1
+            base, end = int(self.token_starts[shard]), min(stop, int(self.token_starts[shard + 1]))
+            yield shard, start - base, end - base
+            start = end
+
+    def document(self, number: int) -> StoredDocument:
+        """One document of this stream."""
+        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
+        local = number - int(self.document_starts[shard])
+        mapped = self.shard(shard)
+        return StoredDocument(
+            source=self.name,
+            split=self.split,
+            file=self.store.file_name(int(mapped.file[local])),
+            row=int(mapped.row[local]),
+            tokens=mapped.tokens[mapped.offsets[local] : mapped.offsets[local + 1]],
+        )
+
+    def document_span(self, number: int) -> tuple[int, int]:
+        """Tokens [start, stop) of the stream that a document fills."""
+        shard = int(np.searchsorted(self.document_starts, number, side="right")) - 1
+        local = number - int(self.document_starts[shard])
+        base, offsets = int(self.token_starts[shard]), self.shard(shard).offsets
+        return base + int(offsets[local]), base + int(offsets[local + 1])
+
+    def document_borders(self) -> NDArray[np.int64]:
+        """Where each document begins in the stream, and where the last one ends. Checked: they can be relied upon."""
+        parts = []
+        for shard, base in enumerate(self.token_starts[:-1].tolist()):
+            offsets = self.shard(shard).offsets
+            if offsets[0] != 0 or offsets[-1] != self.shard_tokens[shard] or (np.diff(offsets) < 0).any():
+                raise StoreError(
+                    "the borders between documents are not in order",
+                    file=self.shard(shard).data_path,
+                    remedy=self.store.manifest.repair,
+                )
+            parts.append(offsets[:-1].astype(np.int64) + base)
+        return np.concatenate([*parts, self.token_starts[-1:]])
+
+    @cached_property
+    def has_spans(self) -> bool:
+        """Whether its documents say what their tokens are, as conversations do."""
+        return bool(len(self.address)) and self.shard(0).spans is not None
+
+    def token_spans(self) -> Spans:
+        """The spans of all documents, from all shards."""
+        found = [spans for shard in range(len(self.address)) if (spans := self.shard(shard).spans) is not None]
+        if len(found) == 1:
+            return found[0]
+        counts = np.cumsum([0, *(int(starts[-1]) for starts, _ in found)])
+        bases = counts[:-1].tolist()
+        starts = [starts[:-1].astype(np.int64) + base for (starts, _), base in zip(found, bases, strict=True)]
+        fields = {name: np.concatenate([part[name] for _, part in found]) for name in found[0][1]}
+        return np.concatenate([*starts, counts[-1:]]), fields
+
+    def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(document, start, stop) of every document that has tokens in [start, stop) of the stream, in order."""
+        found: list[tuple[int, int, int]] = []
+        while start < stop:
+            shard, local = (int(x[0]) for x in self.locate(np.array([start])))
+            offsets, base = self.shard(shard).offsets, int(self.token_starts[shard])
+            first = int(np.searchsorted(offsets, local, side="right")) - 1
+            last = int(np.searchsorted(offsets, min(stop - base, int(self.shard_tokens[shard])), side="left"))
+            found += [
+                (int(self.document_starts[shard]) + d, base + int(offsets[d]), base + int(offsets[d + 1]))
+                for d in range(first, last)
+                if offsets[d] < offsets[d + 1]
+            ]
+            start = int(self.token_starts[shard + 1])
+        return found
+
+    def borders(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents begin in [start, stop) of the stream."""
+        return np.array([begin for _, begin, _ in self.documents_in(start, stop) if begin >= start], np.int64)
+
+    def find(self, file: int, row: int | None) -> list[int]:
+        """Documents that came from a raw file (and row)."""
+        found: list[int] = []
+        for shard in range(len(self.address)):
+            mapped = self.shard(shard)
+            hit = mapped.file == file
+            if row is not None:
+                hit &= mapped.row == row
+            found += (np.flatnonzero(hit) + int(self.document_starts[shard])).tolist()
+        return found

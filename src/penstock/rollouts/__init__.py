@@ -1,5 +1,0 @@
-"""Whatever holds rollouts -> columns: rows and tables, files, buffers; text, token ids, messages and turns."""
-
-from penstock.rollouts.read import read_rollouts
-
-__all__ = ["read_rollouts"]
