@@ -4,7 +4,7 @@ VENV   ?= .venv
 DEMO   ?= .venv-demo
 PEERS  ?= .venv-peers
 
-.PHONY: demo test test-all lint types unit bench bench-peers clean
+.PHONY: demo test test-all lint types unit dist bench bench-peers clean
 
 $(DEMO)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
@@ -37,6 +37,17 @@ test-all: lint types $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/pytest -n 2
 	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
+
+# Wheel and sdist, checked as an index checks them; then every demo from the wheel, in an environment that has nothing else.
+dist: $(VENV)/ready
+	rm -rf build dist
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dist]'
+	$(VENV)/bin/python -m build --outdir dist
+	$(VENV)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	mkdir build/empty
+	cd build/empty && for name in "" spike chat buffer queue; do ../installed/bin/batchwright demo $$name || exit 1; done
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
