@@ -80,6 +80,7 @@ MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo")
 FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
 
 PUBLIC = [
+    "BatchwrightError",
     "BusyError",
     "ConversationDataLoader",
     "DataLoader",
@@ -94,7 +95,6 @@ PUBLIC = [
     "MixedDataLoader",
     "NotReadyError",
     "OutOfSpaceError",
-    "BatchwrightError",
     "Plan",
     "PlanError",
     "PretrainDataLoader",

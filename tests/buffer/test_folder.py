@@ -53,7 +53,7 @@ def numbers_in(path: Path) -> list[int]:
 
 
 def test_a_new_folder_has_a_pointer_an_empty_journal_and_a_lock(folder):
-    assert files(folder.path) == ["journal-000000000001.log", POINTER, "writer.lock"]
+    assert files(folder.path) == [POINTER, "journal-000000000001.log", "writer.lock"]
     assert folder.read_checkpoint() is None
     assert folder.read_versions() == []
     assert folder.journal.last_number == 0
@@ -119,8 +119,9 @@ def test_what_killed_writers_left_is_removed_and_what_others_put_there_is_not(fo
     (path / "notes.txt").write_text("mine")
     BufferFolder.create_or_open(path).close()
     assert files(path) == [
+        POINTER,
         *sorted([f"blocks/{kept}", f"blocks/{also_kept}"]),
-        *("checkpoints/000000000000.json", "journal-000000000001.log", "notes.txt", POINTER),
+        *("checkpoints/000000000000.json", "journal-000000000001.log", "notes.txt"),
         *("versions/00000001.json", "writer.lock"),
     ]
 
@@ -277,8 +278,8 @@ def test_a_checkpoint_replaces_the_journal_and_the_checkpoint_before(folder):
     folder.write_checkpoint(2, {"numbers": [1, 2]})
     folder.journal.write(3, b"three")
     assert files(folder.path) == [
-        *("checkpoints/000000000002.json", "journal-000000000003.log"),
-        *(POINTER, "writer.lock"),
+        *(POINTER, "checkpoints/000000000002.json"),
+        *("journal-000000000003.log", "writer.lock"),
     ]
     assert numbers_in(folder.path) == [1, 2, 3]
 
@@ -345,8 +346,8 @@ def test_an_error_at_any_step_of_a_checkpoint_loses_nothing(folder, monkeypatch,
     again.write_checkpoint(3, {"numbers": [1, 2, 3]})
     again.close()
     assert files(again.path) == [
-        *("checkpoints/000000000003.json", "journal-000000000004.log"),
-        *(POINTER, "writer.lock"),
+        *(POINTER, "checkpoints/000000000003.json"),
+        *("journal-000000000004.log", "writer.lock"),
     ]
 
 

@@ -215,7 +215,7 @@ def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Pa
     held = []
     for template, name, expected in (
         ("llama-3", "llama-3", "marker is not a token"),
-        (FORGETFUL, "forgetful.jinja", "end of turn"),
+        (FORGETFUL, "forgets.jinja", "end of turn"),
         (DEAF, "deaf.jinja", "dropped by the template"),
     ):
         if name.endswith(".jinja"):
@@ -237,7 +237,7 @@ def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Pa
     say("A loader refuses the same, before its first batch:")
     try:
         recipe = _recipe(path, tokenizer, FORGETFUL)
-        bw.ConversationDataLoader(_baked(recipe, folder / "forgetful.store"), max_length=ROW_TOKENS)
+        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS)
     except SpecError as error:
         for line in str(error).splitlines():
             _say_folded(f"  {line}")
