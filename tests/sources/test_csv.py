@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import batchwright as bw
 from batchwright.sources import format_for, read_unit
 from batchwright.sources.units import EndOfSpan, Malformed, Span, Unit
+from refusals import refused
 
 
 def read(folder: Path, data: str | bytes, name: str = "a.csv", columns=None, **options) -> list:
@@ -103,7 +104,7 @@ def test_a_row_beyond_the_limit_is_one_fault(tmp_path, long):
     rows = read(tmp_path, f"id,text\n1,{'x' * 98}\n{long}\n3,good\n", max_row_bytes=100)
     assert [rows[0]["id"], rows[2]["id"]] == ["1", "3"]
     assert rows[1].kind == "row too long"
-    assert rows[1].reason == "the row that begins in line 3 has over 100 bytes"
+    assert "line 3" in rows[1].reason
     assert 'options={"max_row_bytes": 200}' in rows[1].remedy
     assert len(rows) == 3
 
@@ -135,17 +136,15 @@ def test_two_readers_at_once_leave_pythons_limit_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ("id,text,id", "line 1: two columns are named 'id'"),
-        (",text", "line 1: column 1 of 2 has no name"),
-        ("id,text,", "line 1: column 3 of 3 has no name"),
-    ],
+    ("header", "place"),
+    [("id,text,id", "'id'"), (",text", "column 1 of 2"), ("id,text,", "column 3 of 3")],
 )
-def test_a_header_names_every_column_once(tmp_path, header, reason):
+def test_a_header_names_every_column_once(tmp_path, header, place):
     (fault,) = read(tmp_path, f"{header}\n1,2,3\n")
-    assert (fault.kind, fault.reason, fault.rest) == ("bad header", reason, True)
-    assert "name each column once" in fault.remedy
+    assert (fault.kind, fault.rest) == ("bad header", True)
+    assert fault.reason.startswith("line 1")
+    assert place in fault.reason
+    assert fault.remedy
 
 
 def test_a_header_that_cannot_be_read_loses_the_file(tmp_path):
@@ -163,7 +162,7 @@ def test_a_header_with_another_delimiter_is_told_which(tmp_path, name, header, d
     (fault,) = read(tmp_path, f"{header}\n1;x\n", name, columns)
     assert fault.kind == "wrong delimiter"
     assert fault.rest
-    assert fault.remedy == f'options={{"delimiter": "{delimiter}"}}'
+    assert f'options={{"delimiter": "{delimiter}"}}' in fault.remedy
 
 
 def test_one_column_is_good_if_it_is_the_one_that_is_wanted_or_the_delimiter_was_given(tmp_path):
@@ -175,23 +174,22 @@ def test_one_column_is_good_if_it_is_the_one_that_is_wanted_or_the_delimiter_was
 def test_rows_with_another_delimiter_than_a_header_that_was_given_are_told_which(tmp_path):
     (fault,) = read(tmp_path, "1;x\n", header=["id", "text"])
     assert fault.kind == "ragged row"
-    assert fault.remedy == 'options={"delimiter": ";"}, if that is the delimiter'
+    assert 'options={"delimiter": ";"}' in fault.remedy
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"delimiter": ";;"}, "delimiter=';;' is not one character"),
-        ({"delimiter": ""}, "delimiter='' is not one character"),
-        ({"quotechar": "\n"}, r"quotechar='\\n' is not one character"),
-        ({"delimiter": '"'}, "delimiter and quotechar are both '\"'"),
-        ({"header": "text"}, "header='text' is not a list of names"),
-        ({"header": ["a", "a"]}, "header names 'a' twice"),
-        ({"delimeter": ";"}, "format 'csv' has no option 'delimeter'"),
-        ({"max_row_bytes": 0}, "max_row_bytes must be at least 1"),
+        ({"delimiter": ";;"}, "delimiter=';;'"),
+        ({"delimiter": ""}, "delimiter=''"),
+        ({"quotechar": "\n"}, r"quotechar='\n'"),
+        ({"delimiter": '"'}, "delimiter and quotechar"),
+        ({"header": "text"}, "header='text'"),
+        ({"header": ["a", "a"]}, "'a'"),
+        ({"delimeter": ";"}, "'delimeter'"),
+        ({"max_row_bytes": 0}, "max_row_bytes"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_and_never_skipped(tmp_path, options, message):
-    with pytest.raises(bw.SpecError, match=message) as caught:
+def test_an_option_that_cannot_be_is_refused_and_never_skipped(tmp_path, options, named):
+    with refused(bw.SpecError, named):
         read(tmp_path, "text\nx\n", **options)
-    assert caught.value.remedy

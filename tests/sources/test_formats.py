@@ -10,6 +10,7 @@ import batchwright as bw
 from batchwright.sources import Malformed, Unit, format_for, read_unit
 from batchwright.sources import formats as formats_module
 from batchwright.sources.units import Span
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +47,8 @@ def test_an_extension_says_the_format(path, name):
 
 @pytest.mark.parametrize("path", ["a.docx", "a", "a.gz", "a.txt.bak"])
 def test_an_unknown_extension_asks_for_a_format(path):
-    with pytest.raises(bw.SourceError, match="cannot tell the format of a file") as caught:
+    with refused(bw.SourceError, ".jsonl", file=path, parameter="format", remedy="format='text'"):
         format_for(path)
-    assert caught.value.where["file"] == path
-    assert "format='text'" in caught.value.remedy
-    assert ".jsonl" in caught.value.where["known"]
 
 
 def test_a_file_is_a_document_or_a_line_is(tmp_path):
@@ -69,9 +67,8 @@ def test_a_format_of_a_stream_gives_rows_and_says_which_are_bad(tmp_path):
             yield {"text": paragraph} if paragraph else Malformed("empty paragraph")
 
     (tmp_path / "a.para").write_text("one\ntwo\n\n\n\nthree")
-    with pytest.raises(bw.SourceError, match="empty paragraph") as caught:
+    with refused(bw.SourceError, "empty paragraph", file=tmp_path / "a.para", row=1):
         bake(tmp_path / "a.para", tmp_path)
-    assert caught.value.where == {"file": str(tmp_path / "a.para"), "row": 1}
     store = bake(tmp_path / "a.para", tmp_path, on_error="skip")
     assert sorted((row.row, store.decode(row.tokens)) for row in store.rows()) == [(0, "one\ntwo"), (2, "three")]
 
@@ -91,12 +88,11 @@ def test_a_format_is_given_the_columns_it_asks_for_and_the_options_it_names(tmp_
 
 
 def test_an_option_that_a_format_does_not_have_is_refused_with_the_nearest():
-    with pytest.raises(bw.SpecError, match="format 'csv' has no option 'delimter'") as caught:
+    known = "delimiter, header, max_row_bytes, quotechar"
+    with refused(bw.SpecError, "'csv'", "'delimter'", parameter="options", known=known, remedy="'delimiter'"):
         format_for("", "csv").with_options({"delimter": ";"})
-    assert caught.value.remedy == "'delimiter'"
-    assert caught.value.where["known"] == "delimiter, header, max_row_bytes, quotechar"
     for name in ("columns", "start"):
-        with pytest.raises(bw.SpecError, match=f"has no option '{name}'"):
+        with refused(bw.SpecError, "'csv'", f"'{name}'", parameter="options", known=known):
             format_for("", "csv").with_options({name: []})
 
 
@@ -118,9 +114,8 @@ def test_a_value_error_in_a_format_is_a_malformed_row(tmp_path):
         return {"text": str(int(line))}
 
     (tmp_path / "a.number").write_text("1\ntwo\n3\n")
-    with pytest.raises(bw.SourceError, match="malformed row: invalid literal for int") as caught:
+    with refused(bw.SourceError, "invalid literal for int() with base 10: b'two'", file=tmp_path / "a.number", line=2):
         bake(tmp_path / "a.number", tmp_path)
-    assert caught.value.where == {"file": str(tmp_path / "a.number"), "line": 2}
     assert bake(tmp_path / "a.number", tmp_path, on_error="skip").num_rows == 2
 
 
@@ -133,9 +128,8 @@ def test_any_other_error_in_a_format_is_located_and_never_skipped(tmp_path, by_l
 
     bw.register_format("wrong", extensions=(".wrong",), by_line=by_line)(read)
     (tmp_path / "a.wrong").write_text("good\nbad\n")
-    with pytest.raises(bw.WorkerError, match="format 'wrong' failed: KeyError: 'key'") as caught:
+    with refused(bw.WorkerError, "'wrong'", "KeyError: 'key'", file=tmp_path / "a.wrong") as caught:
         bake(tmp_path / "a.wrong", tmp_path, on_error="skip")
-    assert caught.value.where["file"] == str(tmp_path / "a.wrong")
     assert caught.value.where.get("line", 2) == 2
     assert caught.value.where["at"].startswith(__file__)
 
@@ -143,20 +137,19 @@ def test_any_other_error_in_a_format_is_located_and_never_skipped(tmp_path, by_l
 def test_a_format_that_gives_no_rows_is_told_so(tmp_path):
     bw.register_format("none", extensions=(".none",), by_line=True)(lambda line: None)
     (tmp_path / "a.none").write_text("x\n")
-    with pytest.raises(bw.SourceError, match="malformed row: the format gave a NoneType, not a row"):
+    with refused(bw.SourceError, "NoneType", file=tmp_path / "a.none", line=1):
         bake(tmp_path / "a.none", tmp_path)
 
 
 def test_the_limit_of_a_row_is_an_option_of_every_format(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "twenty bytes and more"}\n')
     (tmp_path / "a.txt").write_text("twenty bytes and more")
-    for name, kind in (("a.jsonl", "line too long"), ("a.txt", "document too long")):
+    for name in ("a.jsonl", "a.txt"):
 
         def recipe(name: str, limit: int) -> bw.DatasetRecipe:
             made = bw.DatasetRecipe().add_ingredient(tmp_path / name, options={"max_row_bytes": limit})
             return made.prepare_step(bw.tokenize("bytes"))
 
-        with pytest.raises(bw.SourceError, match=f"{kind}: over 20 bytes") as caught:
+        with refused(bw.SourceError, "20 bytes", file=tmp_path / name, remedy='options={"max_row_bytes": 40}'):
             bw.bake(recipe(name, 20), tmp_path / f"{name}.store", workers=0, show_progress=False)
-        assert caught.value.remedy.startswith('options={"max_row_bytes": 40} or more')
         assert bw.bake(recipe(name, 40), tmp_path / f"{name}.store", workers=0, show_progress=False).num_rows == 1

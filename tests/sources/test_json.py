@@ -97,7 +97,8 @@ def test_a_byte_that_is_not_utf8_is_located_in_the_file(tmp_path, monkeypatch):
 def test_an_object_beyond_the_limit_is_located(tmp_path):
     rows = read(tmp_path, '[{"text": "a"},\n{"text": "' + "x" * 100 + '"}, {"text": "b"}]', max_row_bytes=50)
     assert rows[0] == A
-    assert (rows[1].kind, rows[1].reason) == ("row too long", "line 2: over 50 bytes")
+    assert rows[1].kind == "row too long"
+    assert "line 2" in rows[1].reason
     assert 'options={"max_row_bytes": 100}' in rows[1].remedy
 
 

@@ -13,6 +13,7 @@ import batchwright as bw
 from batchwright.prepare.columns import TextColumn
 from batchwright.sources import memory, units
 from batchwright.sources.memory import TableRows, table_rows
+from refusals import refused
 
 datasets = pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -156,9 +157,8 @@ def test_a_dataset_without_a_table_is_read_once_like_any_iterable(documents_of):
 def test_a_fault_in_a_table_is_located_by_row(documents_of, small_units):
     texts = [f"document {n}" for n in range(30)]
     texts[21] = None
-    with pytest.raises(bw.SourceError, match="column 'text' is null") as caught:
+    with refused(bw.SourceError, "'text'", "null", file="<memory>", row=21):
         documents_of(pa.table({"text": texts}))
-    assert caught.value.where == {"file": "<memory>", "row": 21}
     assert [row for row, _ in documents_of(pa.table({"text": texts}), on_error="skip")] == [*range(21), *range(22, 30)]
 
 
@@ -171,37 +171,29 @@ def generate():
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "message", "remedy"),
+    ("source", "error", "named"),
     [
-        (lambda: pl.LazyFrame({"text": ["a"]}), bw.SpecError, "a LazyFrame is not a source", r"frame.collect()"),
+        (lambda: pl.LazyFrame({"text": ["a"]}), bw.SpecError, "frame.collect()"),
         (
             lambda: datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": "a"}])),
             bw.SpecError,
-            "this is 1 splits, not one table",
-            "dataset['train'], or one ingredient for each",
+            "dataset['train']",
         ),
-        (lambda: generate, bw.SpecError, "a function is not a source", "call it: its rows are the source"),
-        (lambda: pa.table({"text": pa.array([], pa.string())}), bw.SpecError, "a table without rows", "with rows"),
-        (
-            lambda: pa.table([["a"], ["b"]], names=["text", "text"]),
-            bw.SpecError,
-            "two columns have one name: 'text'",
-            "rename one of them",
-        ),
+        (lambda: generate, bw.SpecError, "a function"),
+        (lambda: pa.table({"text": pa.array([], pa.string())}), bw.SpecError, "rows"),
+        (lambda: pa.table([["a"], ["b"]], names=["text", "text"]), bw.SpecError, "'text'"),
         (
             lambda: pd.DataFrame({"n": [1, 2, 3], "text": pd.Series(["a", None, 3], dtype=object)}),
             bw.SourceError,
-            "mixed types in a column: 'text' holds str and int",
-            "frame['text'].astype(str), or leave such rows out",
+            "frame['text'].astype(str)",
         ),
     ],
     ids=["LazyFrame", "DatasetDict", "function", "empty", "twice", "mixed"],
 )
-def test_what_is_not_one_table_says_what_to_do(source, error, message, remedy):
+def test_what_is_not_one_table_says_what_to_do(source, error, named):
     recipe = bw.DatasetRecipe()
-    with pytest.raises(error, match=message) as caught:
+    with refused(error, named):
         recipe.add_ingredient(source())
-    assert remedy in caught.value.remedy
     assert recipe.ingredients == []
 
 
@@ -213,5 +205,5 @@ def test_mixed_types_in_a_frame_are_located():
 
 
 def test_options_are_for_files():
-    with pytest.raises(bw.SpecError, match="options= are for files"):
+    with refused(bw.SpecError, "in memory", parameter="options"):
         bw.DatasetRecipe().add_ingredient(["a"], options={"delimiter": ";"})

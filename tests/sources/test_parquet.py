@@ -15,6 +15,7 @@ import batchwright as bw
 from batchwright.sources import parquet
 from batchwright.sources.formats import Malformed
 from batchwright.sources.parquet import read_parquet
+from refusals import refused
 
 
 @pytest.fixture
@@ -77,15 +78,14 @@ def test_damage_in_a_column_that_is_not_needed_is_not_met(file, documents_of):
 
 
 def test_a_path_into_what_is_no_struct_is_located(file, documents_of):
-    with pytest.raises(bw.SourceError, match=r"no column 'text\.inner': 'text' is str, which has no columns") as caught:
+    with refused(bw.SourceError, "'text.inner'", "'text'", "str", file=file, row=0, remedy="text="):
         documents_of(file, "text.inner")
-    assert caught.value.where == {"file": str(file), "row": 0}
 
 
 def test_a_column_that_is_missing_names_the_nearest_one_also_inside_a_struct(file, documents_of):
-    with pytest.raises(bw.SourceError, match=r"this row has 'text', 'number', .*; perhaps text='text'"):
+    with refused(bw.SourceError, "'txet'", "'text', 'number'", "text='text'"):
         documents_of(file, "txet")
-    with pytest.raises(bw.SourceError, match=r"'message' has 'role', 'content'; perhaps text='message\.content'"):
+    with refused(bw.SourceError, "'message.contnet'", "'role', 'content'", "text='message.content'"):
         documents_of(file, "message.contnet")
 
 
@@ -98,16 +98,14 @@ def test_where_gets_the_whole_row(file, documents_of):
 
 def test_a_tokenizer_step_of_another_column_has_that_column(file, tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(str(file)).prepare_step(bw.tokenize("bytes", text="other"))
-    with pytest.raises(bw.SourceError, match="no text to tokenise in column 'other': the row has 'text'"):
+    with refused(bw.SourceError, "'other'", "'text', 'number'", file=file, row=0, remedy="tokenize("):
         bw.bake(recipe, tmp_path / "x.store", workers=0, show_progress=False)
 
 
 def test_a_corrupt_row_group_is_named_with_its_rows(file, documents_of, small_units):
     damage(file, 2)
-    with pytest.raises(bw.SourceError, match="corrupt row group: row group 2: ") as caught:
+    with refused(bw.SourceError, "row group 2", file=file, rows="14 to 20", remedy="on_error='skip'"):
         documents_of(file)
-    assert caught.value.where == {"file": str(file), "rows": "14 to 20"}
-    assert caught.value.remedy.startswith("write the file again, or on_error='skip'")
 
 
 def test_only_the_rows_of_a_corrupt_row_group_are_lost(file, tmp_path, documents_of, small_units):

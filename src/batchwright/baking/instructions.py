@@ -129,7 +129,9 @@ def add_ingredient(
         checked_options,
     )
     if checked_options and ingredient.is_memory:
-        raise SpecError("options= are for files, and this source is in memory", parameter="options")
+        raise SpecError(
+            "options= are for files, and this source is in memory", parameter="options", remedy="leave them out"
+        )
     _ = ingredient.where_fingerprint  # says now, not at the bake, that it needs a version
     return ingredient
 
