@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 import batchwright as bw
 from batchwright.assemble.window import WindowRows
+from harness import Processes
 
 # No time limits: machines that run tests are busy. The same examples on every run, so that CI does not flicker.
 settings.register_profile(
@@ -209,3 +210,11 @@ class SlowRows:
 @pytest.fixture(scope="session")
 def slow_rows() -> Callable[..., SlowRows]:
     return SlowRows
+
+
+@pytest.fixture
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Real processes of a test; see harness.py. What they said is shown when the test fails."""
+    with Processes(tmp_path_factory.mktemp("processes")) as started:
+        yield started
+        print(started.told())

@@ -1,22 +1,27 @@
-"""Jobs of real processes over a mixture, for tests: their stores, their lives, and what they leave when killed."""
+"""Ranks of jobs that are killed and come back, for tests: what one rank does, its stores, and what a life left.
+
+A job is what JSON can say: {"sources" or "loader", "settings", "world_size", "batch_size", "checkpoint_steps",
+"stop_at_step"}, and what it goes on from: {"plan", "state"}.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
-import sys
 import time
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 import batchwright as bw
+from batchwright.files import write_whole
+from harness import Processes, say, stand_still
 
-RANK_SCRIPT = Path(__file__).with_name("elastic_mixed_rank.py")
+_FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask", "segment_ids", "position_ids")
 
 
 def bake_texts(path: Path, texts: Any) -> str:
@@ -39,6 +44,102 @@ def notes(numbers: range) -> list[str]:
     return [f"note {n}." + " More." * (n % 5) for n in numbers]
 
 
+def handed(batch: Any) -> list[list[Any]]:
+    """[position, digest of what it has, as wide as it is] of each row of a batch."""
+    fields = [batch[name] for name in _FIELDS if name in batch]
+    rows = np.concatenate(fields, axis=1)
+    positions = batch.metadata["position"].tolist()
+    return [[p, xxhash.xxh3_64_hexdigest(row.tobytes())] for p, row in zip(positions, rows, strict=True)]
+
+
+def open_source(source: Any) -> Any:
+    """A store by its path, or a loader over one: {"door": its class, "path": the store, and its settings}."""
+    if isinstance(source, str):
+        return source
+    settings = dict(source)
+    return getattr(bw, settings.pop("door"))(settings.pop("path"), **settings)
+
+
+def open_rank(job: dict[str, Any], rank: int) -> Any:
+    """From settings, or from files alone: a plan that is kept with the stores, and a state."""
+    if "loader" in job:  # one loader by itself, as `open_source` takes it
+        own = {"rank": rank, "world_size": job["world_size"], "prefetch": 2 * (rank % 2)}
+        loader = open_source({**job["loader"], **own, "epochs": None, "framework": "numpy"})
+        if job["state"] is not None:
+            loader.load_state_dict(job["state"])
+        return loader
+    loader = bw.MixedDataLoader(
+        {name: open_source(source) for name, source in job["sources"].items()},
+        **job["delivery"],
+        **(job["settings"] if job["plan"] is None else {"plan": job["plan"]}),
+        batch_size=job["batch_size"],
+        epochs=None,
+        framework="numpy",
+        rank=rank,
+        world_size=job["world_size"],
+        prefetch=2 * (rank % 2),  # whether batches are made ahead must not matter, so ranks differ in it
+    )
+    if job["state"] is not None:
+        loader.load_state_dict(job["state"])
+    return loader
+
+
+def batches(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader.get_iterator()
+
+
+def amend_if_due(loader: bw.MixedDataLoader, amendments: list[tuple[int, dict[str, Any]]]) -> None:
+    """Make the next amendment where its step begins. Plans that were amended already say so themselves."""
+    made = len(loader.plan.amendments)
+    if made < len(amendments) and amendments[made][0] == loader.step:
+        loader.amend(**amendments[made][1])
+
+
+# In processes of their own
+
+
+def read_rows(source: str, rank: int, world_size: int, state: Any, workers: int) -> None:
+    """Say the rows of every step, until somebody stops it. A folder of raw files, instead of a store, is streamed."""
+    is_raw = not (Path(source) / "batchwright.json").exists()
+    raw = {"tokenizer": "bytes", "streaming": True, "shuffle_rows": 100} if is_raw else {}
+    sizes = {"chunk_size": 16, "batch_size": 48, "rank": rank, "world_size": world_size}
+    loader = bw.PretrainDataLoader(source, **sizes, seed=7, epochs=None, framework="numpy", workers=workers, **raw)
+    if state is not None:
+        loader.load_state_dict(state)
+    for batch in batches(loader):
+        hashes = [zlib.crc32(row.tobytes()) for row in batch.input_ids]
+        say(step=loader.step - 1, hashes=hashes, state=loader.state_dict())
+        time.sleep(0.002)
+
+
+def train(folder: Path, job: dict[str, Any], rank: int) -> None:
+    """Say what it is handed, amend when told, and wait for the other ranks after every step, as an all-reduce does.
+
+    Rank 0 saves a state every few steps, when all have said them.
+    """
+    done = np.memmap(folder / "done", np.int64, "r+")
+    loader = open_rank(job, rank)
+    amend_if_due(loader, job["amendments"])
+    for number, batch in enumerate(batches(loader), start=1):
+        say(step=loader.step - 1, rows=handed(batch))
+        done[rank] = number
+        if number == job["most_steps"]:
+            stand_still()
+        while done.min() < number:
+            time.sleep(0.0005)
+        if rank == 0 and number % job["checkpoint_steps"] == 0:
+            checkpoint = {"step": loader.step, "state": loader.state_dict()}
+            write_whole(folder / "checkpoint.json", json.dumps(checkpoint).encode())
+        if loader.step == job["stop_at_step"]:
+            return
+        amend_if_due(loader, job["amendments"])
+        time.sleep(0.001)
+
+
+# In the test
+
+
 @dataclass
 class Life:
     """What one generation of ranks did before it was killed, or until it was done."""
@@ -49,11 +150,11 @@ class Life:
     """Of each rank, a line for every step: {"step", "rows": [[position, digest], ...]}."""
     saved_step: int
     state: dict[str, Any]
-    """What rank 0 had saved last: all ranks had recorded the steps before `saved_step`."""
+    """What rank 0 had saved last: all ranks had said the steps before `saved_step`."""
 
     @property
     def steps(self) -> list[tuple[int, list[list[Any]]]]:
-        """(step, rows of all ranks) of each step that every rank had recorded."""
+        """(step, rows of all ranks) of each step that every rank had said."""
         return [
             (lines[0]["step"], [row for line in lines for row in line["rows"]])
             for lines in zip(*self.recorded, strict=False)
@@ -61,57 +162,28 @@ class Life:
 
 
 def live(
+    processes: Processes,
     folder: Path,
     job: dict[str, Any],
     *,
     kill_after: tuple[int, int] | None = None,
-    chance: random.Random | None = None,
     first_step: int = 0,
 ) -> Life:
-    """Run the ranks of a job, each a process, until they are done.
-
-    With `kill_after` (fewest, most steps) all get a SIGKILL at some moment between, one after the other, as `chance`
-    has it.
-    """
-    chance = chance or random.Random()
+    """Run the ranks of a job until they are done, or kill them all at some moment after (fewest, most steps)."""
     world_size = job["world_size"]
     folder.mkdir(parents=True)
     np.zeros(world_size, np.int64).tofile(folder / "done")
     defaults = {"settings": {}, "delivery": {}, "plan": None, "state": None, "amendments": []}
-    most_steps = None if kill_after is None else kill_after[1]
-    (folder / "job.json").write_text(json.dumps(defaults | job | {"most_steps": most_steps}))
-    command = [sys.executable, str(RANK_SCRIPT), str(folder / "job.json")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ranks = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(world_size)]
-    try:
-        if kill_after is None:
-            codes = [rank.wait(timeout=60) for rank in ranks]
-            assert not any(codes), f"a rank failed: {codes}"
-        else:
-            _wait_for_steps(folder / "done", ranks, chance.randint(*kill_after))
-            time.sleep(chance.uniform(0, 0.005))
-    finally:
-        for rank in chance.sample(ranks, world_size):
-            rank.kill()
-        for rank in ranks:
-            rank.wait()
+    job = defaults | job | {"most_steps": kill_after and kill_after[1]}
+    ranks = [f"{folder.name}-{rank}" for rank in range(world_size)]
+    for rank, name in enumerate(ranks):
+        processes.start(name, train, folder, job, rank)
+    if kill_after is None:
+        processes.finish(*ranks)
+    else:
+        processes.wait_for_lines(ranks, processes.chance.randint(*kill_after))
+        processes.pause(0.005)
+        processes.kill(*ranks)
     saved = json.loads((folder / "checkpoint.json").read_text())
-    return Life(
-        first_step=first_step,
-        recorded=[_lines_of(folder / f"{rank}.jsonl") for rank in range(world_size)],
-        saved_step=saved["step"],
-        state=saved["state"],
-    )
-
-
-def _wait_for_steps(done: Path, ranks: list[subprocess.Popen[bytes]], num_steps: int) -> None:
-    deadline = time.monotonic() + 60
-    while np.fromfile(done, np.int64).min() < num_steps:
-        assert time.monotonic() < deadline, "the ranks hang"
-        assert all(rank.poll() is None for rank in ranks), "a rank failed"
-        time.sleep(0.002)
-
-
-def _lines_of(path: Path) -> list[dict[str, Any]]:
-    """What a rank had recorded when it died; a last line that it did not finish does not count."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
+    recorded = [processes.said(name) for name in ranks]
+    return Life(first_step=first_step, recorded=recorded, saved_step=saved["step"], state=saved["state"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from elastic_jobs import bake_sources, bake_texts, live, notes
-from elastic_mixed_rank import amend_if_due, handed
+from elastic_jobs import amend_if_due, bake_sources, bake_texts, handed, live, notes
 
 import batchwright as bw
 
@@ -29,13 +27,6 @@ def elsewhere(sources, tmp_path):
     return {name: shutil.copytree(path, tmp_path / "elsewhere" / Path(path).name) for name, path in sources.items()}
 
 
-@pytest.fixture
-def chance():
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")  # shown where a test fails
-    return random.Random(seed)
-
-
 def open_mixture(sources, **given):
     return bw.MixedDataLoader(sources, **given, batch_size=ROWS_PER_STEP, epochs=None, framework="numpy")
 
@@ -49,7 +40,7 @@ def without_interruption(loader, amendments):
     return steps
 
 
-def three_lives(folder, sources, settings, amendments, last_amendment, chance):
+def three_lives(processes, folder, sources, settings, amendments, last_amendment):
     """The lives of a job (4 ranks killed, 3 ranks killed, 8 ranks to the end), and its amendments with their steps.
 
     The ranks make all amendments but the last: that one is made while no rank runs, from files alone, at a position
@@ -59,20 +50,20 @@ def three_lives(folder, sources, settings, amendments, last_amendment, chance):
     job |= {"amendments": amendments, "stop_at_step": STOP_AT_STEP}
 
     starts = {"settings": settings, "world_size": 4}
-    first = live(folder / "1", job | starts, kill_after=(8, 16), chance=chance)
+    first = live(processes, folder / "1", job | starts, kill_after=(8, 16))
 
     goes_on = {"plan": first.state["plan"], "state": first.state, "world_size": 3}
-    second = live(folder / "2", job | goes_on, kill_after=(12, 20), chance=chance, first_step=first.saved_step)
+    second = live(processes, folder / "2", job | goes_on, kill_after=(12, 20), first_step=first.saved_step)
 
     loader = open_mixture(sources, plan=second.state["plan"])
     loader.load_state_dict(second.state)
     last_handed = max(position for line in chain(*second.recorded) for position, _ in line["rows"])
     unseen = max(last_handed + 1, loader.position)  # a state at the end of an epoch is past the rows that it left out
-    last_amendment = {"at": unseen + chance.randint(0, 59), **last_amendment}
+    last_amendment = {"at": unseen + processes.chance.randint(0, 59), **last_amendment}
     amended = loader.amend(**last_amendment)
 
     goes_on = {"plan": amended.fingerprint, "state": second.state, "world_size": 8}
-    third = live(folder / "3", job | goes_on, first_step=second.saved_step)
+    third = live(processes, folder / "3", job | goes_on, first_step=second.saved_step)
     assert third.saved_step == STOP_AT_STEP
     return [first, second, third], [*amendments, (second.saved_step, last_amendment)]
 
@@ -96,7 +87,7 @@ def positions_of(steps):
     return [position for step in steps for position, _ in step]
 
 
-def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsewhere, tmp_path, chance):
+def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsewhere, tmp_path, processes):
     settings = {
         "weights": {"web": 0.5, "code": 0.3, "notes": 0.2},
         "max_epochs": {"notes": 2},
@@ -108,7 +99,7 @@ def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsew
         (12, {"skip": [[600, 639]]}),  # made before or after the first kill: by chance
     ]
     last = {"weights": {"web": 0.9, "code": 0.1}}
-    lives, made = three_lives(tmp_path / "lives", sources, settings, amendments, last, chance)
+    lives, made = three_lives(processes, tmp_path / "lives", sources, settings, amendments, last)
 
     alone = open_mixture(elsewhere, **settings)
     expected = without_interruption(alone, made)
@@ -125,7 +116,7 @@ def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsew
     assert alone.plan.amendments[-1].at < alone.position
 
 
-def test_a_killed_job_goes_on_through_epochs_that_grow(sources, elsewhere, tmp_path, chance):
+def test_a_killed_job_goes_on_through_epochs_that_grow(sources, elsewhere, tmp_path, processes):
     settings = {"chunk_size": 16, "seed": 7}
     grown = bake_texts(tmp_path / "grown.store", notes(range(80)))
     other = bake_texts(tmp_path / "other.store", [f"other {n}" for n in range(60)])
@@ -134,7 +125,7 @@ def test_a_killed_job_goes_on_through_epochs_that_grow(sources, elsewhere, tmp_p
         (12, {"skip": [[660, 700]]}),  # over the end of the first epoch, which has 684 rows
     ]
     last = {"add": {"other": other}}
-    lives, made = three_lives(tmp_path / "lives", sources, settings, amendments, last, chance)
+    lives, made = three_lives(processes, tmp_path / "lives", sources, settings, amendments, last)
 
     alone = open_mixture(elsewhere, **settings)
     expected = without_interruption(alone, made)

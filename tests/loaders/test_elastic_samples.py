@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import random
 import shutil
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
-from elastic_jobs import live
-from elastic_mixed_rank import amend_if_due, handed, open_source
+from elastic_jobs import amend_if_due, handed, live, open_source
 
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
@@ -102,10 +100,9 @@ CHECKPOINT_STEPS = 3
 STOP_AT_STEP = 30
 
 
-def test_a_killed_job_over_windows_packed_rows_and_conversations_goes_on_with_other_ranks(stores, own_stores, tmp_path):
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")  # shown where the test fails
-    chance = random.Random(seed)
+def test_a_killed_job_over_windows_packed_rows_and_conversations_goes_on_with_other_ranks(
+    stores, own_stores, tmp_path, processes
+):
     settings = {"weights": {"web": 0.5, "notes": 0.3, "talks": 0.2}, "chunk_size": 32, "seed": 7}
     amendments = [(4, {"weights": {"web": 0.2, "notes": 0.3, "talks": 0.5}}), (9, {"skip": [[300, 340]]})]
     job = {"batch_size": ROWS_PER_STEP, "checkpoint_steps": CHECKPOINT_STEPS, "stop_at_step": STOP_AT_STEP}
@@ -113,12 +110,12 @@ def test_a_killed_job_over_windows_packed_rows_and_conversations_goes_on_with_ot
 
     # The first ranks plan the rows, all at once. Those after them have files alone: stores, a plan's name, a state.
     starts = {"sources": entries(own_stores), "settings": settings, "world_size": 4}
-    first = live(tmp_path / "1", job | starts, kill_after=(4, 10), chance=chance)
+    first = live(processes, tmp_path / "1", job | starts, kill_after=(4, 10))
     job |= {"sources": own_stores}
     goes_on = {"plan": first.state["plan"], "state": first.state, "world_size": 3}
-    second = live(tmp_path / "2", job | goes_on, kill_after=(4, 10), chance=chance, first_step=first.saved_step)
+    second = live(processes, tmp_path / "2", job | goes_on, kill_after=(4, 10), first_step=first.saved_step)
     goes_on = {"plan": second.state["plan"], "state": second.state, "world_size": 8}
-    third = live(tmp_path / "3", job | goes_on, first_step=second.saved_step)
+    third = live(processes, tmp_path / "3", job | goes_on, first_step=second.saved_step)
 
     alone = open_mixture(stores, settings["weights"], epochs=None)  # the same rows at another place, without a file
     expected, widths, narrow_shares = [], set(), 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from elastic_jobs import bake_sources, live
-from elastic_mixed_rank import handed
+from elastic_jobs import bake_sources, handed, live
 
 import batchwright as bw
 
@@ -126,20 +123,17 @@ def test_an_amendment_in_the_middle_of_an_accumulation_changes_the_same_rows(ope
     assert parts[0].plan.fingerprint == whole.plan.fingerprint
 
 
-def test_killed_processes_go_on_with_other_micro_batches_and_the_same_rows(open_ranks, sources, tmp_path):
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")  # shown where the test fails
-    chance = random.Random(seed)
+def test_killed_processes_go_on_with_other_micro_batches_and_the_same_rows(open_ranks, sources, tmp_path, processes):
     # States are saved every third micro-batch, so many of them lie inside a step of 48; so does the amendment.
     new_weights = {"web": 0.1, "code": 0.9}
     job = {"sources": sources, "amendments": [(5, {"weights": new_weights})], "checkpoint_steps": 3, "stop_at_step": 50}
     starts = {"settings": MIXTURE, "world_size": 4, "batch_size": 12}
-    lives = [live(tmp_path / "1", job | starts, kill_after=(9, 16), chance=chance)]
+    lives = [live(processes, tmp_path / "1", job | starts, kill_after=(9, 16))]
     for world_size, micro_rows, kill_after in [(3, 24, (6, 12)), (2, 48, None)]:
         died = lives[-1]
         goes_on = {"plan": died.state["plan"], "state": died.state, "world_size": world_size, "batch_size": micro_rows}
         folder = tmp_path / str(len(lives) + 1)
-        lives.append(live(folder, job | goes_on, kill_after=kill_after, chance=chance, first_step=died.saved_step))
+        lives.append(live(processes, folder, job | goes_on, kill_after=kill_after, first_step=died.saved_step))
 
     (whole,) = open_ranks()
     whole.amend(at=60, weights=new_weights)

@@ -9,8 +9,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from elastic_jobs import live
-from elastic_mixed_rank import handed
+from elastic_jobs import handed, live
 
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
@@ -340,16 +339,14 @@ def test_a_position_inside_a_batch_can_be_gone_to_and_the_rest_is_cut_anew(open_
     assert [values(batch) for batch in to_the_end(other)] == [values(batch) for batch in rest]
 
 
-def test_a_killed_job_goes_on_with_other_ranks_and_another_budget(store, tmp_path):
-    chance = random.Random(seed := random.randrange(10**9))
-    print(f"seed {seed}")  # shown where the test fails
+def test_a_killed_job_goes_on_with_other_ranks_and_another_budget(store, tmp_path, processes):
     opened = {"door": "ConversationDataLoader", "path": store, "max_length": 200, "seed": 7, "check": False}
     budgets = [{"batch_tokens": 1600, "row_multiple": 6}, {"batch_tokens": 2400, "row_multiple": 6, "balance": True}]
     job = {"checkpoint_steps": 2, "stop_at_step": 24}
     job_of = [job | {"loader": opened | budget} for budget in budgets]
-    first = live(tmp_path / "1", job_of[0] | {"world_size": 2}, kill_after=(4, 9), chance=chance)
+    first = live(processes, tmp_path / "1", job_of[0] | {"world_size": 2}, kill_after=(4, 9))
     goes_on = {"state": first.state, "world_size": 3}
-    second = live(tmp_path / "2", job_of[1] | goes_on, first_step=first.saved_step)
+    second = live(processes, tmp_path / "2", job_of[1] | goes_on, first_step=first.saved_step)
 
     given = dict((*first.steps, *second.steps))
     alone = bw.ConversationDataLoader(**opened_alone(opened), **budgets[0])
