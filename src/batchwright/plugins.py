@@ -58,6 +58,7 @@ class Registry(Generic[T]):
         near = suggest(name, every)
         raise SpecError(
             f"no {self.kind} named {name!r}",
+            parameter=self.kind,
             known=", ".join(sorted(every)),
             failed=self.failures(),
             remedy=f"{near!r}" if near else f"one of the known names, or register a {self.kind} of your own",

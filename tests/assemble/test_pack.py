@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchwright.assemble.pack import PACK_VERSION, Packing, pack
 from batchwright.errors import SpecError
+from refusals import refused
 
 METHODS = ["best_fit", "first_fit", "greedy"]
 
@@ -187,21 +188,19 @@ def test_rows_of_a_large_example_are_pinned(method, num_rows, pinned):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "capacity", "method", "match", "where", "remedy"),
+    ("lengths", "capacity", "method", "named", "where", "remedy"),
     [
-        ([3, 0, 0], 8, "best_fit", "item 1 has length 0", {"item": 1, "length": 0, "capacity": 8}, "leave empty"),
-        ([3, 2, -1], 8, "greedy", "item 2 has length -1", {"item": 2, "length": -1}, "leave empty"),
-        ([3, 9, 12], 8, "best_fit", "item 1 has length 9, more than", {"item": 1, "length": 9}, "capacity=12"),
-        ([3, 9], 8, "first_fit", "more than the capacity 8", {"item": 1, "length": 9, "capacity": 8}, "cut or drop"),
-        ([3], 0, "best_fit", "capacity must be at least 1", {"parameter": "capacity"}, "capacity=1"),
-        ([3], 8, "bestfit", "method='bestfit' is not one of", {"parameter": "method"}, "best_fit"),
-        ([1.5], 8, "best_fit", "whole numbers, got float64", {"parameter": "lengths"}, "np.int64"),
-        ([[1, 2]], 8, "best_fit", r"one-dimensional .* of shape \(1, 2\)", {"parameter": "lengths"}, "np.int64"),
-        ([True], 8, "best_fit", "whole numbers, got bool", {"parameter": "lengths"}, "np.int64"),
+        ([3, 0, 0], 8, "best_fit", "lengths", {"item": 1, "length": 0, "capacity": 8}, True),
+        ([3, 2, -1], 8, "greedy", "lengths", {"item": 2, "length": -1}, True),
+        ([3, 9, 12], 8, "best_fit", "lengths", {"item": 1, "length": 9}, "capacity=12"),
+        ([3, 9], 8, "first_fit", "lengths", {"item": 1, "length": 9, "capacity": 8}, "capacity="),
+        ([3], 0, "best_fit", 0, {"parameter": "capacity"}, "capacity=1"),
+        ([3], 8, "bestfit", "'bestfit'", {"parameter": "method"}, "best_fit"),
+        ([1.5], 8, "best_fit", "float64", {"parameter": "lengths"}, "np.int64"),
+        ([[1, 2]], 8, "best_fit", "(1, 2)", {"parameter": "lengths"}, "np.int64"),
+        ([True], 8, "best_fit", "bool", {"parameter": "lengths"}, "np.int64"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_by_name(lengths, capacity, method, match, where, remedy):
-    with pytest.raises(SpecError, match=match) as caught:
+def test_what_cannot_be_packed_is_refused_by_name(lengths, capacity, method, named, where, remedy):
+    with refused(SpecError, named, remedy=remedy, **where):
         pack(np.array(lengths), capacity, method)
-    assert where.items() <= caught.value.where.items()
-    assert remedy in caught.value.remedy

@@ -19,6 +19,7 @@ import pytest
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.errors import SourceError, SpecError, WorkerError
 from batchwright.machine import is_alive
+from refusals import refused
 
 SLOT_BYTES = 4096
 
@@ -97,7 +98,7 @@ def test_an_error_in_a_thread_is_raised_where_its_result_would_have_been():
 
     results = by_threads(fail_at_two, range(5), ahead=4)
     assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(SourceError, match="row 2 is broken"):
+    with refused(SourceError, "row 2"):
         next(results)
 
 
@@ -168,9 +169,8 @@ def test_an_error_in_a_worker_is_raised_in_its_place_with_what_the_worker_said()
 
     results = by_processes(fail_at_three, range(9), 2, SLOT_BYTES)
     assert [int(r["task"][0]) for r in islice(results, 3)] == [0, 1, 2]
-    with pytest.raises(WorkerError, match="ValueError: row 3 has no text") as caught:
+    with refused(WorkerError, "ValueError: row 3 has no text", "fail_at_three", remedy=False):
         next(results)
-    assert "fail_at_three" in str(caught.value)
 
 
 def test_an_error_of_ours_arrives_whole():
@@ -179,10 +179,8 @@ def test_an_error_of_ours_arrives_whole():
 
         raise SpecError("no such column", parameter="text", remedy="text='body'")
 
-    with pytest.raises(SpecError, match="no such column") as caught:
+    with refused(SpecError, parameter="text", remedy="text='body'"):
         next(by_processes(refuse, [0], 1, SLOT_BYTES))
-    assert caught.value.where == {"parameter": "text"}
-    assert caught.value.remedy == "text='body'"
 
 
 def test_a_result_larger_than_its_slot_says_both_sizes():
@@ -191,14 +189,14 @@ def test_a_result_larger_than_its_slot_says_both_sizes():
 
         return {"x": np.zeros(2000)}
 
-    with pytest.raises(WorkerError, match=r"16,000 bytes does not fit its slot of 4,096"):
+    with refused(WorkerError, "16,000", "4,096", remedy=False):
         next(by_processes(large, [0], 1, SLOT_BYTES))
 
 
 def test_a_function_that_cannot_travel_is_refused_before_anything_starts():
     lock = threading.Lock()
     before = open_descriptors()
-    with pytest.raises(SpecError, match="cannot be sent to worker processes"):
+    with refused(SpecError, parameter="workers"):
         next(by_processes(lambda task: lock, [0], 2, SLOT_BYTES))
     assert open_descriptors() == before
 
@@ -227,9 +225,8 @@ def test_a_worker_that_is_killed_gives_an_error_that_names_it_and_ends_the_other
     results = by_processes(squares, range(10_000), 2, SLOT_BYTES)
     first, second = (int(next(results)["pid"][0]) for _ in range(2))
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=rf"pid {first}\) died: killed by signal 9") as caught:
+    with refused(WorkerError, f"pid {first}", "signal 9", remedy="workers"):
         list(islice(results, 10))
-    assert "fewer workers" in caught.value.remedy
     assert not is_alive(second)
 
 

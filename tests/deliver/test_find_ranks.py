@@ -9,6 +9,7 @@ import pytest
 import batchwright as bw
 from batchwright.deliver.ranks import Ranks, find_ranks
 from batchwright.errors import SpecError
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +74,8 @@ def test_torchrun_inside_an_srun_task_beats_slurm(monkeypatch):
 
 def test_a_slurm_variable_that_is_not_a_number_is_named(monkeypatch):
     as_if_under_slurm(monkeypatch, PROCID="1", STEP_NUM_TASKS="2(x3)")
-    with pytest.raises(SpecError, match=r"SLURM_STEP_NUM_TASKS is '2\(x3\)', not a number") as caught:
+    with refused(SpecError, "'2(x3)'", parameter="SLURM_STEP_NUM_TASKS"):
         find_ranks()
-    assert caught.value.where["parameter"] == "SLURM_STEP_NUM_TASKS"
 
 
 JAX_SCRIPT = """
@@ -105,27 +105,24 @@ def test_jax_distributed_is_found_and_no_backend_started_by_asking(launch):
 
 @pytest.mark.parametrize(("given", "missing"), [({"rank": 0}, "world_size"), ({"world_size": 2}, "rank")])
 def test_one_of_the_two_numbers_alone_is_refused(given, missing):
-    with pytest.raises(SpecError, match="was given without") as caught:
+    with refused(SpecError, parameter=missing):
         find_ranks(**given)
-    assert caught.value.where["parameter"] == missing
-    assert caught.value.remedy == "give both, or neither"
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_that_does_not_exist_is_refused(rank, world_size):
-    with pytest.raises(SpecError, match=rf"rank {rank} of {world_size} does not exist \(from rank=, world_size=\)"):
+    with refused(SpecError, f"rank {rank} of {world_size}", "rank=, world_size=", parameter="rank"):
         find_ranks(rank, world_size)
 
 
 def test_an_environment_that_is_not_a_number_names_the_variable(monkeypatch):
     as_if_launched(monkeypatch, "first", "2")
-    with pytest.raises(SpecError, match="RANK is 'first', not a number") as caught:
+    with refused(SpecError, "'first'", parameter="RANK"):
         find_ranks()
-    assert caught.value.where["parameter"] == "RANK"
 
 
 def test_a_mesh_of_another_kind_is_refused_by_name():
-    with pytest.raises(SpecError, match="mesh= is a list, not a torch DeviceMesh"):
+    with refused(SpecError, "list", parameter="mesh", remedy="init_device_mesh"):
         find_ranks(mesh=[0, 1])
 
 
@@ -133,7 +130,7 @@ def test_the_first_log_line_says_which_rank_and_why(small_store, monkeypatch, ca
     as_if_launched(monkeypatch, "1", "2")
     with caplog.at_level(logging.INFO, logger="batchwright"):
         bw.PretrainDataLoader(small_store, chunk_size=16)
-    assert caplog.messages[0] == "PretrainDataLoader: rank 1 of 2 (the environment: RANK, WORLD_SIZE)"
+    assert all(named in caplog.messages[0] for named in ("PretrainDataLoader", "rank 1 of 2", "RANK, WORLD_SIZE"))
 
 
 # What two processes of one gloo group see. `made` is filled by the script itself, so that one launch serves all tests.
@@ -226,8 +223,8 @@ def test_real_processes_find_their_rank(two_processes, where, expected):
 def test_a_mesh_whose_data_dimension_is_unknown_says_what_to_pass(two_processes, where, has):
     for made in two_processes:
         headline, remedy = made[where]
-        assert headline == f"cannot tell which dimension of this mesh is data parallel: it has {has}"
-        assert remedy.endswith("or pass mesh['yours']")
+        assert headline.endswith(has)
+        assert "mesh['yours']" in remedy
 
 
 def test_replicated_and_sharded_dimensions_together_are_the_data_ranks(two_processes):

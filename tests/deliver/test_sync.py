@@ -11,6 +11,7 @@ import pytest
 import batchwright as bw
 from batchwright.deliver.sync import Standing, compare, digests_of
 from batchwright.errors import SpecError, SyncError
+from refusals import refused
 
 # What processes say, compared: pure, so without processes.
 
@@ -28,7 +29,7 @@ def standing(process, rank, world_size, *, batch=None, failure=None, **settings)
 
 
 def refusal(standings):
-    with pytest.raises(SyncError) as caught:
+    with refused(SyncError) as caught:
         compare(standings)
     return caught.value
 
@@ -44,7 +45,7 @@ def test_what_agrees_is_reported():
 
 def test_the_one_that_differs_is_named_even_if_it_is_the_first():
     error = refusal([standing(0, 0, 4, batch_size=16), *(standing(n, n, 4) for n in (1, 2, 3))])
-    assert error.headline == "rank 0 holds another batch_size than rank 1"
+    assert error.headline.startswith("rank 0 ")
     assert error.where == {
         "plan": "3f2a",
         "here": "rank 1",
@@ -55,32 +56,33 @@ def test_the_one_that_differs_is_named_even_if_it_is_the_first():
 
 def test_of_many_that_differ_some_are_named():
     error = refusal([standing(n, n, 100, position=24 if n < 90 else 32) for n in range(100)])
-    assert error.headline == "ranks 90, 91, 92, 93, 94, 95, 96, 97 and 2 more hold another position than rank 0"
+    assert "ranks 90, 91, 92, 93, 94, 95, 96, 97 and 2 more" in error.headline
+    assert error.where["differs"] == "position: 24 here, 32 there"
 
 
 def test_a_rank_that_could_not_read_its_next_batch_is_an_error_of_all():
     error = refusal([standing(0, 0, 2), standing(1, 1, 2, batch={}, failure="StoreError: the shard is gone")])
-    assert error.headline == "rank 1 could not read its next batch"
+    assert "rank 1" in error.headline
     assert error.where == {"position": 24, "reason": "StoreError: the shard is gone"}
 
 
 def test_a_share_that_nobody_reads_is_named():
     error = refusal([standing(0, 0, 3), standing(1, 0, 3), standing(2, 2, 3)])
-    assert error.headline == "no process reads the rows of data rank 1 of 3"
+    assert "data rank 1 of 3" in error.headline
     assert error.where == {"differs": "ranks 0, 1 are data rank 0"}
     assert "mesh=" in error.remedy
 
 
 def test_data_ranks_with_unequal_numbers_of_replicas_are_refused():
     error = refusal([standing(0, 0, 2), standing(1, 0, 2), standing(2, 0, 2), standing(3, 1, 2)])
-    assert error.headline == "data rank 1 of 2 has fewer processes than data rank 0"
+    assert "data rank 1 of 2" in error.headline
     assert error.where == {"differs": "ranks 0, 1, 2 are data rank 0"}
 
 
 def test_fields_that_only_one_replica_has_are_named():
     both = {"input_ids": "a", "labels": "b"}
     error = refusal([standing(0, 0, 1, batch=both), standing(1, 0, 1, batch={**both, "position_ids": "c"})])
-    assert error.headline == "rank 1 would get another next batch than rank 0: replicas, all data rank 0"
+    assert all(rank in error.headline for rank in ("rank 1 ", "than rank 0", "data rank 0"))
     assert error.where == {"position": 24, "differs": "position_ids"}
 
 
@@ -106,9 +108,8 @@ def test_one_loader_alone_says_that_there_is_nothing_to_compare(small_store, ope
 
 def test_one_of_many_without_a_process_group_is_told_to_set_one_up(small_store, open_loader):
     loader = open_loader(small_store, rank=1, world_size=2)
-    with pytest.raises(SpecError, match="rank 1 of 2 cannot be compared with the others") as caught:
+    with refused(SpecError, "rank 1 of 2", parameter="group", remedy="init_process_group"):
         loader.check_sync()
-    assert "init_process_group" in caught.value.remedy
     assert loader.position == 0
 
 
@@ -236,78 +237,71 @@ def test_a_check_in_mid_run_changes_nothing(two):
 
 
 @pytest.mark.parametrize(
-    ("case", "headline", "differs"),
+    ("case", "differs"),
     [
-        ("seed", "rank 1 holds another plan than rank 0", "seed: 7 here, 8 there"),
-        ("position", "rank 1 holds another position than rank 0", "position: 0 here, 12 there"),
-        ("batch_size", "rank 1 holds another batch_size than rank 0", "batch_size: 12 here, 14 there"),
-        ("epochs", "rank 1 holds another number of epochs than rank 0", "epochs: 1 here, 2 there"),
-        ("sharding", "rank 1 holds another sharding than rank 0", "sharding: contiguous here, strided there"),
+        ("seed", "seed: 7 here, 8 there"),
+        ("position", "position: 0 here, 12 there"),
+        ("batch_size", "batch_size: 12 here, 14 there"),
+        ("epochs", "epochs: 1 here, 2 there"),
+        ("sharding", "sharding: contiguous here, strided there"),
     ],
 )
-def test_two_processes_that_differ_both_say_who_and_in_what(two, case, headline, differs):
-    kind, found, where = said(two, case)
-    assert (kind, found) == ("SyncError", headline)
+def test_two_processes_that_differ_both_say_who_and_in_what(two, case, differs):
+    kind, headline, where = said(two, case)
+    assert kind == "SyncError"
+    assert headline.startswith("rank 1 ")
     assert where["differs"] == differs
     assert (where["here"], where["there"]) == ("rank 0", "rank 1")
 
 
 def test_functions_of_one_name_that_do_other_things_are_told_apart(two):
     kind, headline, where = said(two, "two functions of one name")
-    assert (kind, headline) == ("SyncError", "rank 1 holds another sharding than rank 0")
+    assert kind == "SyncError"
+    assert headline.startswith("rank 1 ")
     assert where["differs"].count("<lambda>") == 2
 
 
 def test_two_processes_that_both_think_they_are_the_first_are_refused(two):
-    assert said(two, "both data rank 0") == [
-        "SyncError",
-        "no process reads the rows of data rank 1 of 2",
-        {"differs": "ranks 0, 1 are data rank 0"},
-    ]
+    kind, headline, where = said(two, "both data rank 0")
+    assert kind == "SyncError"
+    assert "data rank 1 of 2" in headline
+    assert where == {"differs": "ranks 0, 1 are data rank 0"}
 
 
 def test_a_process_that_cannot_read_leaves_nobody_waiting(two):
-    assert said(two, "cannot read") == [
-        "SyncError",
-        "rank 1 could not read its next batch",
-        {"position": 0, "reason": "OSError: the disk is gone"},
-    ]
+    kind, headline, where = said(two, "cannot read")
+    assert kind == "SyncError"
+    assert "rank 1" in headline
+    assert where == {"position": 0, "reason": "OSError: the disk is gone"}
 
 
 def test_a_group_is_compared_by_its_members(two):
     member, stranger = (made["group"] for made in two)
-    assert member.startswith("1 process in step")
-    assert stranger[:2] == ["SpecError", "this process is not in the group"]
+    assert member.startswith("1 process ")
+    assert (stranger[0], stranger[2]["parameter"]) == ("SpecError", "group")
 
 
 def test_a_mesh_of_data_and_tensor_parallel_ranks_is_in_step(four):
-    report = "step 0 (position 0); 2 data ranks, 2 replicas of each with equal next batches"
-    assert said(four, "all well").endswith(report)
+    report = said(four, "all well")
+    assert all(named in report for named in ("step 0 (position 0)", "2 data ranks", "2 replicas"))
     assert [made["rows"] for made in four] == [list(range(6))] * 2 + [list(range(6, 12))] * 2
 
 
 @pytest.mark.parametrize(
-    ("case", "headline", "differs"),
+    ("case", "who", "differs"),
     [
-        ("seed", "ranks 1, 3 hold another plan than rank 0", "seed: 7 here, 8 there"),
-        ("one seed", "rank 0 holds another plan than rank 1", "seed: 7 here, 8 there"),
-        ("position", "rank 2 holds another position than rank 0", "position: 48 here, 60 there"),
-        (
-            "border_loss",
-            "rank 3 would get another next batch than rank 2: replicas, all data rank 1",
-            "labels, loss_mask",
-        ),
-        (
-            "fields",
-            "rank 1 would get another next batch than rank 0: replicas, all data rank 0",
-            "position_ids",
-        ),
-        ("tp for dp", "data rank 1 of 2 has fewer processes than data rank 0", "ranks 0, 2, 3 are data rank 0"),
+        ("seed", "ranks 1, 3 ", "seed: 7 here, 8 there"),
+        ("one seed", "rank 0 ", "seed: 7 here, 8 there"),
+        ("position", "rank 2 ", "position: 48 here, 60 there"),
+        ("border_loss", "rank 3 ", "labels, loss_mask"),
+        ("fields", "rank 1 ", "position_ids"),
+        ("tp for dp", "data rank 1 of 2 ", "ranks 0, 2, 3 are data rank 0"),
     ],
 )
-def test_four_processes_that_differ_all_say_who_and_in_what(four, case, headline, differs):
-    kind, found, where = said(four, case)
-    assert (kind, found) == ("SyncError", headline)
+def test_four_processes_that_differ_all_say_who_and_in_what(four, case, who, differs):
+    kind, headline, where = said(four, case)
+    assert kind == "SyncError"
+    assert headline.startswith(who)
     assert where["differs"] == differs
 
 

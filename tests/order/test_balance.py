@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from zlib import crc32
@@ -16,6 +15,7 @@ from batchwright.errors import SpecError
 from batchwright.order import balance as module
 from batchwright.order.balance import Balanced, Cost, balance, imbalance
 from batchwright.order.split import share
+from refusals import refused
 
 WAYS = pytest.mark.parametrize("equal_counts", [False, True])
 
@@ -366,30 +366,28 @@ DIVIDED = balance([1, 2, 3], 2)
 
 
 @pytest.mark.parametrize(
-    ("call", "headline", "where", "remedy"),
+    ("call", "named", "where", "remedy"),
     [
-        (lambda: balance([1, -2], 2), r"costs\[1\] is -2", {"parameter": "costs", "row": 1}, "0 or more"),
-        (lambda: balance([1, 2, np.nan], 2), r"costs\[2\] is nan", {"parameter": "costs", "row": 2}, "finite"),
-        (lambda: balance([np.inf, 2], 2), r"costs\[0\] is inf", {"parameter": "costs", "row": 0}, "finite"),
-        (lambda: balance([[1, 2]], 2), r"shape \(1, 2\)", {"parameter": "costs"}, r"costs=\[512, 80, 2048\]"),
-        (lambda: balance(["a"], 2), "one number for each row", {"parameter": "costs"}, "a list or an array"),
-        (lambda: balance(7, 2), r"shape \(\)", {"parameter": "costs"}, "a list or an array"),
-        (lambda: balance(Cost(1e308).costs([1, 9]), 2), r"costs\[1\] is inf", {"row": 1}, "finite"),
-        (lambda: balance([1, 2], 0), "world must be at least 1, got 0", {"parameter": "world"}, "world=1"),
-        (lambda: balance([1, 2], 1.5), "world must be a whole number", {"parameter": "world"}, "world=1"),
-        (lambda: imbalance([1, 2], DIVIDED), "2 costs for a division of 3 rows", {"parameter": "costs"}, "given to"),
-        (lambda: imbalance([1, 2, -1], DIVIDED), r"costs\[2\] is -1", {"row": 2}, "0 or more"),
-        (lambda: Cost(-1), "linear must be a finite number of 0 or more", {"parameter": "linear"}, "linear=1"),
-        (lambda: Cost(np.nan), "got nan", {"parameter": "linear"}, "linear=1"),
-        (lambda: Cost("2"), "got '2'", {"parameter": "linear"}, "linear=1"),
-        (lambda: Cost(1, np.inf), "quadratic must be .* got inf", {"parameter": "quadratic"}, "quadratic=0"),
-        (lambda: Cost(1, 10**400), "quadratic must be", {"parameter": "quadratic"}, "quadratic=0"),
-        (lambda: Cost(0, 0), "no row would cost anything", {"parameter": "linear"}, "linear=1"),
-        (lambda: Cost().costs([5, -1]), r"lengths\[1\] is -1", {"parameter": "lengths", "row": 1}, "0 or more"),
+        (lambda: balance([1, -2], 2), -2, {"parameter": "costs", "row": 1}, True),
+        (lambda: balance([1, 2, np.nan], 2), "nan", {"parameter": "costs", "row": 2}, True),
+        (lambda: balance([np.inf, 2], 2), "inf", {"parameter": "costs", "row": 0}, True),
+        (lambda: balance([[1, 2]], 2), "(1, 2)", {"parameter": "costs"}, "costs=["),
+        (lambda: balance(["a"], 2), "<U1", {"parameter": "costs"}, "costs=["),
+        (lambda: balance(7, 2), "()", {"parameter": "costs"}, "costs=["),
+        (lambda: balance(Cost(1e308).costs([1, 9]), 2), "inf", {"parameter": "costs", "row": 1}, True),
+        (lambda: balance([1, 2], 0), 0, {"parameter": "world"}, "world=1"),
+        (lambda: balance([1, 2], 1.5), 1.5, {"parameter": "world"}, "world=1"),
+        (lambda: imbalance([1, 2], DIVIDED), 3, {"parameter": "costs"}, "balance()"),
+        (lambda: imbalance([1, 2, -1], DIVIDED), -1, {"parameter": "costs", "row": 2}, True),
+        (lambda: Cost(-1), -1, {"parameter": "linear"}, "linear=1"),
+        (lambda: Cost(np.nan), "nan", {"parameter": "linear"}, "linear=1"),
+        (lambda: Cost("2"), "'2'", {"parameter": "linear"}, "linear=1"),
+        (lambda: Cost(1, np.inf), "inf", {"parameter": "quadratic"}, "quadratic=0"),
+        (lambda: Cost(1, 10**400), 10**400, {"parameter": "quadratic"}, "quadratic=0"),
+        (lambda: Cost(0, 0), "linear", {"parameter": "linear"}, "linear=1"),
+        (lambda: Cost().costs([5, -1]), -1, {"parameter": "lengths", "row": 1}, True),
     ],
 )
-def test_bad_input_is_refused_by_name(call, headline, where, remedy):
-    with pytest.raises(SpecError, match=headline) as caught:
+def test_bad_input_is_refused_by_name(call, named, where, remedy):
+    with refused(SpecError, named, remedy=remedy, **where):
         call()
-    assert where.items() <= caught.value.where.items()
-    assert re.search(remedy, caught.value.remedy)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import SpecError
 from batchwright.order.mix import build_pattern, integer_shares
+from refusals import refused
 
 counts_of_sources = st.lists(st.integers(0, 400), min_size=1, max_size=40).filter(any).map(tuple)
 
@@ -99,21 +100,18 @@ def test_the_pattern_grows_until_the_rarest_source_has_50_slots():
 
 
 def test_a_share_too_small_to_keep_is_refused_by_name():
-    with pytest.raises(SpecError, match="'rare' is 1e-06 of the mixture") as caught:
+    with refused(SpecError, 1e-06, parameter="weights", source="rare"):
         integer_shares([1.0, 1e-6], ["web", "rare"])
-    assert caught.value.where["source"] == "rare"
-    assert "0 to leave it out" in caught.value.remedy
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_share_is_refused_by_name(weight):
-    with pytest.raises(SpecError, match="the weight of 'code' is") as caught:
+    with refused(SpecError, weight, parameter="weights", source="code"):
         integer_shares([1.0, weight], ["web", "code"])
-    assert caught.value.where["source"] == "code"
 
 
 def test_weights_that_are_all_0_are_refused():
-    with pytest.raises(SpecError, match="all weights are 0"):
+    with refused(SpecError, parameter="weights", sources="web, code"):
         integer_shares([0.0, 0.0], ["web", "code"])
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import SpecError
 from batchwright.order.mixing import Mixing, mixing_report
+from refusals import refused
 
 
 def report_of(place, directory=None, **options):
@@ -202,18 +203,16 @@ def test_a_report_is_readable():
 
 
 @pytest.mark.parametrize(
-    ("directory", "place", "options", "parameter", "says"),
+    ("directory", "place", "options", "parameter", "named"),
     [
-        ([0, 0], [0, 1, 2], {}, "place", "2 directories for 3 places"),
-        ([0, -1], [0, 1], {}, "directory", "directory -1 of draw 1 is below 0"),
-        ([0.0, 1.0], [0, 1], {}, "directory", "directory is float64"),
-        ([0, 0], [[0], [1]], {}, "place", r"place is int64 \[2, 1\]"),
-        ([0, 0], [0, 1], {"block": 1}, "block", "block must be at least 2, got 1"),
-        ([0, 0], [0, 1], {"seed": 0.5}, "seed", "seed must be a whole number"),
+        ([0, 0], [0, 1, 2], {}, "place", "3 places"),
+        ([0, -1], [0, 1], {}, "directory", "draw 1"),
+        ([0.0, 1.0], [0, 1], {}, "directory", "float64"),
+        ([0, 0], [[0], [1]], {}, "place", "int64 [2, 1]"),
+        ([0, 0], [0, 1], {"block": 1}, "block", 1),
+        ([0, 0], [0, 1], {"seed": 0.5}, "seed", 0.5),
     ],
 )
-def test_what_is_no_stream_is_refused_by_parameter(directory, place, options, parameter, says):
-    with pytest.raises(SpecError, match=says) as caught:
+def test_what_is_no_stream_is_refused_by_parameter(directory, place, options, parameter, named):
+    with refused(SpecError, named, parameter=parameter):
         mixing_report(directory, place, **options)
-    assert caught.value.where["parameter"] == parameter
-    assert caught.value.remedy

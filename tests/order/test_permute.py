@@ -106,7 +106,7 @@ def test_an_index_does_not_depend_on_what_is_asked_with_it():
 
 @pytest.mark.parametrize("n", [0, -1, 2**62 + 1])
 def test_a_length_that_cannot_be_permuted_is_refused(n):
-    with pytest.raises(ValueError, match=r"1 to 2\^62 elements"):
+    with pytest.raises(ValueError, match=str(n)):
         Permutation(n, 0)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from batchwright.errors import SpecError
 from batchwright.order.pool import Pool, blocks_for, pool
 from batchwright.order.schedule import Order
+from refusals import refused
 
 lengths = st.integers(1, 3000)
 block_rows = st.integers(1, 400)
@@ -126,7 +127,7 @@ def test_a_trillion_rows_need_no_memory_to_speak_of():
 
 @pytest.mark.parametrize(("rows", "blocks"), [(0, 4), (4, 0), (-1, 4)])
 def test_blocks_without_rows_are_refused(rows, blocks):
-    with pytest.raises(ValueError, match="at least one block of one row"):
+    with pytest.raises(ValueError, match=f"{blocks} of {rows}"):
         Pool(10, rows, blocks, 7, "web", 0)
 
 
@@ -181,9 +182,8 @@ def test_stretches_foretell_the_rows_that_a_source_gives(sizes, shuffle, blocks,
 
 @pytest.mark.parametrize(("shuffle", "blocks"), [("pool", None), ("global", (4, 4)), ("none", (4, 4))])
 def test_an_order_has_blocks_if_and_only_if_it_is_a_pool(shuffle, blocks):
-    with pytest.raises(SpecError, match=f"shuffle='{shuffle}'") as caught:
+    with refused(SpecError, f"shuffle='{shuffle}'", parameter="pool"):
         Order({"web": 10}, seed=0, shuffle=shuffle, pool=blocks)
-    assert caught.value.where["parameter"] == "pool"
 
 
 def test_the_pool_shuffle_is_pinned():

@@ -123,7 +123,7 @@ def test_what_stops_the_reader_is_raised_when_all_before_it_was_drawn(draws):
     shards, size = [50, 50, 50], PoolSize(0, 100, 60)
     lane = opened(shards, size, rows=Rows(shards, fails_at=120))
     got: list[int] = []
-    with pytest.raises(OSError, match="row 120 cannot be read"):
+    with pytest.raises(OSError, match="120"):
         got.extend(len(lane.draw(draws)[0]) for _ in range(1000))
     lane.close()
     assert sum(got) == 40  # the refill is due after them
@@ -132,8 +132,9 @@ def test_what_stops_the_reader_is_raised_when_all_before_it_was_drawn(draws):
 def test_a_refill_without_room_is_raised_at_its_draw():
     lane = opened([50, 50], PoolSize(0, 100, 30, most_rows=70), most_rows=70)
     assert len(lane.draw(1000)[0]) == 20
-    with pytest.raises(NoRoom, match="30 rows and the 50 of shard 1 are more than 70"):
+    with pytest.raises(NoRoom) as caught:
         lane.draw(1)
+    assert (caught.value.shard, caught.value.held_rows, caught.value.shard_rows) == (1, 30, 50)
     lane.close()
 
 

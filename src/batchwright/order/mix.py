@@ -36,12 +36,15 @@ def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int,
     """
     for name, weight in zip(names, weights, strict=True):
         if not isfinite(weight) or weight < 0:
-            raise SpecError(f"the weight of {name!r} is {weight}", source=name, remedy="a number of 0 or more")
+            raise SpecError(
+                f"the weight of {name!r} is {weight}", parameter="weights", source=name, remedy="a number of 0 or more"
+            )
     largest = max(weights, default=0.0)
     weights = [weight / largest for weight in weights] if largest > 1e150 else weights  # their sum must be a number
     total = sum(weights)
     if total <= 0:
-        raise SpecError("all weights are 0", sources=", ".join(names), remedy="give at least one source a weight")
+        every = ", ".join(names)
+        raise SpecError("all weights are 0", parameter="weights", sources=every, remedy="give at least one a weight")
     shares = [weight / total for weight in weights]
     slots = _FIRST_SLOTS
     while min(share for share in shares if share > 0) * slots < _FEWEST_ROWS:

@@ -203,7 +203,7 @@ def position_of_step(steps: Steps, step: int, *, epochs: Epochs, epoch_end: str)
     (832, 16)
     """
     if step < 0:
-        raise PlanError(f"step {step} does not exist", remedy="a step of 0 or more")
+        raise PlanError(f"step {step} does not exist", step=step, remedy="a step of 0 or more")
     from_step, from_position, rows = max((triple for triple in steps if triple[0] <= step), key=lambda t: t[0])
     cut = Cut(rows_per_step=rows, epochs=epochs, epoch_end=epoch_end)
     return cut.after(from_position, step - from_step), rows

@@ -290,7 +290,10 @@ class _Run:
         for name, sizes, count in zip(self.names, self.sizes, counts, strict=True):
             if count and not sizes[-1].num_rows:
                 raise SpecError(
-                    f"source {name!r} has a weight but no rows", source=name, remedy=f"weights without {name!r}"
+                    f"source {name!r} has a weight but no rows",
+                    parameter="weights",
+                    source=name,
+                    remedy=f"weights without {name!r}",
                 )
 
     def _epoch_start(self, position: int) -> int:
@@ -316,6 +319,7 @@ def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
         if name not in names:
             raise SpecError(
                 f"weights= names a source {name!r} that is not there",
+                parameter="weights",
                 source=name,
                 sources=", ".join(names),
                 remedy=f"{suggest(name, names) or names[0]!r}",
