@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchwright.order.epochs import Epochs
     from batchwright.order.schedule import Order
 
-__all__ = ["Amendment", "Plan", "PlanSource", "State", "is_fingerprint", "plan_home"]
+__all__ = ["Amendment", "Plan", "PlanSource", "State", "is_fingerprint", "kept_plans", "plan_home"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""
@@ -566,6 +566,12 @@ def is_fingerprint(text: str) -> bool:
 def plan_home() -> Path:
     """Where plans go that cannot lie beside their store."""
     return home() / "plans"
+
+
+def kept_plans(*stores: Path, beginning: str = "[0-9a-f]") -> list[Path]:
+    """The files of plans that are kept for stores, of those whose fingerprints begin so."""
+    folders = [*(store / "plans" for store in stores), plan_home()]
+    return [path for folder in folders for path in sorted(folder.glob(f"{beginning}*.json"))]
 
 
 def _read(path: Path) -> dict[str, Any]:

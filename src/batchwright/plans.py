@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import PlanError, StoreError
-from batchwright.plan import Plan, PlanSource, is_fingerprint, plan_home
+from batchwright.plan import Plan, PlanSource, is_fingerprint, kept_plans, plan_home
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.store.versions import list_versions
 
-__all__ = ["find_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places"]
+__all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places"]
 
 log = logging.getLogger("batchwright")
 
@@ -63,22 +63,41 @@ def _find(stores: list[Path], plan: Any) -> Plan:
             raise PlanError("this is not a loader's state", remedy="what state_dict() returned")
         return _find(stores, plan["plan"]).cut_as(plan["steps"])
     if isinstance(plan, str) and is_fingerprint(plan):
-        for folder in (*(store / "plans" for store in stores), plan_home()):
-            matches = sorted(folder.glob(f"{plan}*.json"))
-            if len(matches) == 1:
-                return Plan.load(matches[0])
-            if matches:
-                raise PlanError(
-                    f"several plans begin with {plan}", plans=", ".join(m.stem for m in matches), remedy="more digits"
-                )
-        known = ", ".join(p.fingerprint for store in stores for p in list_plans(store)) or "none"
-        where = ", ".join(map(str, stores))
-        raise PlanError(f"no plan {plan} is kept with {where}", plans=known, remedy="one of these, or the plan's file")
+        return Plan.load(_kept_files(stores, plan)[0])
     if isinstance(plan, str | os.PathLike):
         return Plan.load(plan)
     raise PlanError(
         f"a {type(plan).__name__} is not a plan", remedy="a plan, its fingerprint or file, a state, or a loader"
     )
+
+
+def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
+    """Remove a plan that is kept for a store, so that garbage collection may remove the versions that it needs.
+
+    `plan` is what `find_plan` takes; of a damaged one, its fingerprint or its beginning. Runs of the plan cannot resume
+    once a version is gone. Returns the files that were removed.
+    """
+    root = _root(store)
+    name = plan if isinstance(plan, str) and is_fingerprint(plan) else find_plan(root, plan).fingerprint
+    files = _kept_files([root], name)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return files
+
+
+def _kept_files(stores: list[Path], beginning: str) -> list[Path]:
+    """The files of the one kept plan whose fingerprint begins so: beside the stores first."""
+    files = kept_plans(*stores, beginning=beginning)
+    names = list(dict.fromkeys(file.stem for file in files))
+    if len(names) > 1:
+        raise PlanError(f"several plans begin with {beginning}", plans=", ".join(names), remedy="more digits")
+    if not files:
+        known = ", ".join(dict.fromkeys(file.stem for file in kept_plans(*stores))) or "none"
+        where = ", ".join(map(str, stores))
+        raise PlanError(
+            f"no plan {beginning} is kept with {where}", plans=known, remedy="one of these, or the plan's file"
+        )
+    return files
 
 
 def streams_for_plan(where: Any, plan: Plan) -> dict[str, TokenStream]:

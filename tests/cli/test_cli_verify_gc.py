@@ -51,8 +51,16 @@ def test_a_store_without_its_manifest_fails(own_store, batchwright):
 def rebaked(path):
     """Two versions: the older one of 1 document, the current one of 2."""
     for texts in (["one"], ["one", "two"]):
-        recipe = bw.DatasetRecipe().add_ingredient(texts, name="words").prepare_step(bw.tokenize("bytes"))
-        bw.bake(recipe, to=path, workers=0, show_progress=False)
+        bake_words(path, texts)
+    return versions_of(path)
+
+
+def bake_words(path, texts):
+    recipe = bw.DatasetRecipe().add_ingredient(texts, name="words").prepare_step(bw.tokenize("bytes"))
+    bw.bake(recipe, to=path, workers=0, show_progress=False)
+
+
+def versions_of(path):
     current = bw.open_store(path).folder
     (old,) = (folder for folder in current.parent.iterdir() if folder != current)
     return old, current
@@ -87,10 +95,40 @@ def test_gc_leaves_a_version_that_is_open(tmp_path, succeeds):
     old, _ = rebaked(tmp_path / "a.store")
     reader = bw.open_store(tmp_path / "a.store", version=old.name)
     done = succeeds("gc", tmp_path / "a.store", "--json").json
-    assert done["removals"] == [{"folder": str(old), "num_bytes": done["removals"][0]["num_bytes"], "in_use": True}]
+    assert [(part["folder"], part["in_use"]) for part in done["removals"]] == [(str(old), True)]
     assert done["num_bytes"] == 0
     assert len(reader) == 1
     assert old.exists()
+
+
+def test_gc_keeps_what_a_plan_needs_until_the_plan_is_forgotten(tmp_path, succeeds):
+    folder = tmp_path / "a.store"
+    bake_words(folder, ["one"])
+    plan = bw.PretrainDataLoader(folder, chunk_size=2, batch_size=1).plan.fingerprint
+    bake_words(folder, ["one", "two"])
+    old, _ = versions_of(folder)
+    for options in (["--dry-run"], []):
+        said = succeeds("gc", folder, *options).out
+        assert f"kept  {old}" in said
+        assert plan in said
+    assert succeeds("gc", folder, "--json").json["removals"][0]["plans"] == [plan]
+    assert plan in succeeds("plan", "forget", folder, plan[:6]).out
+    assert succeeds("plan", folder, "--json").json["plans"] == []
+    assert f"removed  {old}" in succeeds("gc", folder).out
+
+
+def test_forgetting_names_what_is_missing(store, refuses):
+    assert "PLAN" in refuses("plan", "forget", store)
+    assert "0000" in refuses("plan", "forget", store, "0000")
+
+
+def test_gc_says_that_a_link_is_left(tmp_path, succeeds):
+    rebaked(tmp_path / "a.store")
+    old, _ = rebaked(tmp_path / "b.store")
+    link = tmp_path / "a.store" / "versions" / "linked"
+    link.symlink_to(old)
+    assert f"a link, left  {link}" in succeeds("gc", tmp_path / "a.store").out
+    assert bw.open_store(tmp_path / "b.store", version=old.name).num_rows == 1
 
 
 def test_gc_refuses_a_negative_number(store, refuses):

@@ -1,14 +1,20 @@
-"""Remove what no longer serves: versions of a store that are not current, and the work of bakes that did not finish.
+"""Remove old versions of a store, and the work of bakes that did not finish.
 
-A version that some process has open stays, and so do all plans. How documents were packed into rows goes, and is made
-again where it is needed.
+A version stays while a process has it open, and while a kept plan needs its content: a run that was stopped can resume.
+`batchwright plan forget STORE PLAN` releases a plan. Symbolic links are not followed, and stay. How documents were
+packed into rows goes, and is made again where it is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from batchwright.cli.common import add_json, bytes_in_words, print_json, whole_number
+
+if TYPE_CHECKING:
+    from batchwright.store.versions import Removal
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -33,20 +39,35 @@ def run(arguments: argparse.Namespace) -> int:
     from batchwright.store import collect_garbage
 
     removals = collect_garbage(arguments.store, keep=at_least(0, keep=arguments.keep), dry_run=bool(arguments.dry_run))
-    free = sum(removal.num_bytes for removal in removals if not removal.in_use)
+    num_bytes = sum(removal.num_bytes for removal in removals if not removal.is_kept)
     if arguments.json:
         print_json(
             {
                 "store": arguments.store,
                 "dry_run": arguments.dry_run,
-                "num_bytes": free,
-                "removals": [{"folder": str(r.folder), "num_bytes": r.num_bytes, "in_use": r.in_use} for r in removals],
+                "num_bytes": num_bytes,
+                "removals": [asdict(removal) for removal in removals],
             }
         )
         return 0
     verb = "would remove" if arguments.dry_run else "removed"
     for removal in removals:
-        what = "in use, left" if removal.in_use else verb
-        print(f"{what}  {removal.folder}  {bytes_in_words(removal.num_bytes)}")
-    print(f"{verb} {bytes_in_words(free)}" if removals else "nothing to remove")
+        print(f"{_fate(removal, verb)}  {removal.folder}  {bytes_in_words(removal.num_bytes)}{_plans(removal)}")
+    print(
+        "nothing to remove" if all(removal.is_kept for removal in removals) else f"{verb} {bytes_in_words(num_bytes)}"
+    )
     return 0
+
+
+def _fate(removal: Removal, verb: str) -> str:
+    if removal.is_link:
+        return "a link, left"
+    if removal.in_use:
+        return "in use, left"
+    return "kept" if removal.plans else verb
+
+
+def _plans(removal: Removal) -> str:
+    if not removal.plans:
+        return ""
+    return f"  needed by plan{'s' * (len(removal.plans) > 1)} {', '.join(removal.plans)}"

@@ -11,6 +11,9 @@ NAME=STORE, once or several times, describes a mixture of stores, as MixedDataLo
 as a path is a path, also with a '=' in it; ./a=b.store is always one. --weights may be given again with a position:
 --weights web=1 --weights 100000:web=.5,code=.5 changes there at once, --ramp 100000-200000:web=.5,code=.5 little by
 little. Positions are rows: steps times the batch size.
+
+`plan forget STORE PLAN` removes a kept plan: `batchwright gc` may then remove the versions that it needs. A store that
+is called forget is ./forget.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ examples:
   batchwright plan corpus.store --chunk-size 2048 --batch-size 32 --weights web=.7,code=.3 --num-tokens 10e9
   batchwright plan corpus.store                        the plans of runs over this store
   batchwright plan corpus.store 3f2a                   one of them, with its history
+  batchwright plan forget corpus.store 3f2a            release it: gc may remove what it needs
   batchwright plan corpus.store --chunk-size 2048 --packing best_fit
   batchwright plan sft.store --max-length 2048 --packing best_fit --loss last
   batchwright plan web=web.store code=code.store --chunk-size 2048 --weights web=.7,code=.3 --max-epochs code=4 \\
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         metavar="STORE",
         nargs="+",
-        help="STORE, STORE PLAN (kept with it, or a plan's or state's file), or NAME=STORE ...",
+        help="STORE, STORE PLAN (kept with it, or a plan's or state's file), NAME=STORE ..., or forget STORE PLAN",
     )
     parser.add_argument(
         "--epochs",
@@ -80,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.epochs is not None:
         at_least(1, epochs=arguments.epochs)
     given = settings_given(arguments)
+    if arguments.target[0] == "forget" and not Path("forget").exists():
+        return _forget(arguments)
     sources = _named(arguments.target)
     store, *kept = arguments.target
     if kept and sources is None:
@@ -166,6 +172,20 @@ def _save(plan: Plan, path: Path) -> None:
         if known.fingerprint != plan.fingerprint:
             raise PlanError(f"{path} holds another plan: {known.fingerprint}", file=path, remedy="a new file")
     plan.save(path)
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    from batchwright.plans import forget_plan
+
+    if len(arguments.target) != 3:
+        raise SpecError("forget which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
+    _, store, plan = arguments.target
+    files = forget_plan(store, plan_argument(plan))
+    if arguments.json:
+        print_json({"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]})
+    else:
+        print(f"forgot plan {files[0].stem}")
+    return 0
 
 
 def _list(store: Store, *, as_json: bool) -> int:

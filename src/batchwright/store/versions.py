@@ -1,26 +1,41 @@
-"""Versions beside each other: which are there, which are in use, and removing the rest."""
+"""Versions beside each other: which are there, which are needed, and removing the rest."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.errors import PlanError, StoreError
 from batchwright.files import exclusive, unused
+from batchwright.plan import Plan, kept_plans
 from batchwright.spec import at_least
-from batchwright.store.layout import current_version, version_folder
+from batchwright.store.layout import Manifest, current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "list_versions"]
 
+log = logging.getLogger("batchwright")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Removal:
-    """One folder that garbage collection removed, would remove, or left because a process reads it."""
+    """One folder that garbage collection removed or would remove, or that it left, and why."""
 
     folder: Path
     num_bytes: int
-    in_use: bool
+    in_use: bool = False
+    """Whether a process has it open."""
+    plans: tuple[str, ...] = ()
+    """The kept plans that need it."""
+    is_link: bool = False
+    """Whether it is a symbolic link, or behind one: what is there may be another store's."""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.in_use or self.is_link or bool(self.plans)
 
 
 def list_versions(store: Path) -> list[str]:
@@ -30,38 +45,62 @@ def list_versions(store: Path) -> list[str]:
 
 
 def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bool = False) -> list[Removal]:
-    """Remove what no pointer names: old versions (except the newest `keep`) and the work of unfinished bakes.
+    """Remove old versions (except the newest `keep`) and the work of unfinished bakes.
 
-    A version that some process has open stays. Plans stay: they are small, and say what runs were. How documents were
-    packed into rows goes: it is made again where it is needed.
+    A version stays while a process has it open, and while a kept plan needs its content: a run that was stopped can
+    resume. `batchwright.plans.forget_plan` releases a plan. Symbolic links are not followed, and stay. How documents
+    were packed into rows goes: it is made again where it is needed.
     """
     root = Path(os.path.expanduser(store))
     at_least(0, keep=keep)
     current_version(root)  # says what is wrong, should this not be a store
     removals: list[Removal] = []
-    with exclusive(root / ".lock", doing="baking into"):
-        current, complete = current_version(root), list_versions(root)
-        for version in [version for version in complete if version != current][keep:]:
+    with exclusive(root / ".lock", doing="baking into"), ExitStack() as locks:
+        current = current_version(root)
+        complete = sorted(list_versions(root), key=lambda version: version != current)  # as `streams_for_plan` looks
+        old = [version for version in complete if version != current][keep:]
+        # A reader that opens one of them now waits until this is done, and finds it gone or safe: never half there.
+        free = {v: locks.enter_context(unused(version_folder(root, v) / "manifest.json")) for v in old}
+        plans = _plans_by_version(root, complete)
+        for version in old:
             folder = version_folder(root, version)
-            # A reader that opens the version now waits for this, and then finds it gone or safe: never half there.
-            with unused(folder / "manifest.json") as free:
-                removals.append(Removal(folder, _bytes_of(folder), not free))
-                if free and not dry_run:
-                    _remove(folder)
-        unfinished = [path for path in (root / "versions").glob("*") if path.is_dir() and path.name not in complete]
-        for folder in [*unfinished, root / "work", root / "rows"]:
-            if folder.is_dir():
-                removals.append(Removal(folder, _bytes_of(folder), False))
-                if not dry_run:
-                    _remove(folder)
+            removals.append(_remove(root, folder, dry_run, in_use=not free[version], plans=tuple(plans[version])))
+        unfinished = [path for path in (root / "versions").glob("*") if path.name not in complete]
+        unneeded = [folder for folder in [*unfinished, root / "work", root / "rows"] if folder.is_dir()]
+        removals += [_remove(root, folder, dry_run) for folder in unneeded]
     return removals
 
 
-def _remove(folder: Path) -> None:
-    # The manifest first: a version without it is not a version, so a crash in between leaves nothing that opens.
-    (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder)
+def _plans_by_version(root: Path, versions: list[str]) -> dict[str, list[str]]:
+    """The kept plans that need each version. Of several with the same content, a plan needs the first."""
+    holds: dict[tuple[str, str], str] = {}
+    damaged: set[str | None] = set()
+    for version in versions:
+        try:
+            for stream in Manifest.load(version_folder(root, version)).streams:
+                holds.setdefault((stream.split, stream.fingerprint), version)
+        except StoreError:
+            damaged.add(version)
+    plans: dict[str, list[str]] = {version: [] for version in versions}
+    for file in kept_plans(root):
+        try:
+            needed = {holds.get((source.split, source.fingerprint)) for source in Plan.load(file).all_sources}
+        except (OSError, PlanError):
+            log.warning("all versions stay, because %s cannot be read: `batchwright plan forget` releases it", file)
+            needed = {*versions}
+        if None in needed:  # in another store, or in a version that a copy of its manifest would mend
+            needed |= damaged
+        for version in plans.keys() & needed:
+            plans[version].append(file.stem)
+    return plans
 
 
-def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _remove(root: Path, folder: Path, dry_run: bool, *, in_use: bool = False, plans: tuple[str, ...] = ()) -> Removal:
+    is_link = folder.resolve() != root.resolve() / folder.relative_to(root)
+    num_bytes = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    removal = Removal(folder=folder, num_bytes=num_bytes, in_use=in_use, plans=plans, is_link=is_link)
+    if not removal.is_kept and not dry_run:
+        # The manifest first: a version without it is not a version, so a crash in between leaves nothing that opens.
+        (folder / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(folder)
+    return removal
