@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import SpecError
 from batchwright.shards.ranges import choose, extension_of, number_of, parse_range, range_text
+from refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -58,47 +59,40 @@ def test_parts_that_touch_are_one_range():
 
 
 BAD = [
-    ("", "empty", '"all" for every shard'),
-    ("   ", "empty", '"all" for every shard'),
-    ("99-0", "reversed: 99 is after 0", '"0-99"'),
-    ("0-9, 29-20", "reversed: 29 is after 20", '"0-9,20-29"'),
-    ("-5", "negative", '"0-5"'),
-    ("-5-3", "negative", '"0-5"'),
-    ("3--5", "negative", '"0-5"'),
-    ("0-9,5-12", "0-9 and 5-12 share 5-9", '"0-12"'),
-    ("7,7", "7 and 7 share 7", '"7"'),
-    ("a-b", "'a-b' is not a range", '"0-99"'),
-    ("0:99", "'0:99' is not a range", '"0-99"'),
-    ("0-99,", "'' (a part of '0-99,') is not a range", '"0-99"'),
-    ("0-9-20", "'0-9-20' is not a range", '"0-99"'),
-    ("1.5", "'1.5' is not a range", '"0-99"'),
-    ("٣-٥", "is not a range", '"0-99"'),
-    ("9" * 5000, "is not a range", '"0-99"'),
-    ("all,3", "'all' stands alone", '"all"'),
-    ("3,none", "'none' stands alone", '"none"'),
-    (7, "is a text, and this is an int", '"7"'),
-    ((0, 99), "is a text, and this is a tuple", '"0-99"'),
-    (range(100), "is a text, and this is a range", '"0-99"'),
-    (None, "is a text, and this is a NoneType", '"none"'),
-    (True, "is a text, and this is a bool", '"all"'),
+    ("", '"all"'),
+    ("   ", '"all"'),
+    ("99-0", '"0-99"'),
+    ("0-9, 29-20", '"0-9,20-29"'),
+    ("-5", '"0-5"'),
+    ("-5-3", '"0-5"'),
+    ("3--5", '"0-5"'),
+    ("0-9,5-12", '"0-12"'),
+    ("7,7", '"7"'),
+    ("a-b", '"0-99"'),
+    ("0:99", '"0-99"'),
+    ("0-99,", '"0-99"'),
+    ("0-9-20", '"0-99"'),
+    ("1.5", '"0-99"'),
+    ("٣-٥", '"0-99"'),
+    ("9" * 5000, '"0-99"'),
+    ("all,3", '"all"'),
+    ("3,none", '"none"'),
+    (7, '"7"'),
+    ((0, 99), '"0-99"'),
+    (range(100), '"0-99"'),
+    (None, '"none"'),
+    (True, '"all"'),
 ]
 
 
-@pytest.mark.parametrize(("text", "said", "remedy"), BAD, ids=lambda value: repr(value)[:20])
-def test_what_is_no_range_is_refused_with_one_that_fits(text, said, remedy):
-    with pytest.raises(SpecError) as caught:
+@pytest.mark.parametrize(("text", "remedy"), BAD, ids=lambda value: repr(value)[:20])
+def test_what_is_no_range_is_refused_with_one_that_fits(text, remedy):
+    place = {"parameter": "shard_ranges", "index": 1, "directory": "data/b", "range": repr(text)}
+    with refused(SpecError, remedy=remedy, **place):
         parse_range(text, directory="data/b", index=1)
-    assert said in caught.value.headline
-    assert caught.value.where == {
-        "parameter": "shard_ranges",
-        "index": 1,
-        "directory": "data/b",
-        "range": repr(text),
-    }
-    assert caught.value.remedy.startswith(remedy)
 
 
-@pytest.mark.parametrize("text", [text for text, _, _ in BAD if isinstance(text, str) and "-" in text])
+@pytest.mark.parametrize("text", [text for text, _ in BAD if isinstance(text, str) and "-" in text])
 def test_a_range_that_a_remedy_offers_can_be_read(text):
     with pytest.raises(SpecError) as caught:
         parse_range(text)
@@ -135,17 +129,9 @@ def test_a_choice_is_whole_or_lists_exactly_what_is_missing(asked, there):
     ],
 )
 def test_numbers_that_are_not_there_are_listed_with_a_range_that_fits(text, there, missing, has, remedy):
-    with pytest.raises(SpecError, match="not there") as caught:
+    place = {"parameter": "shard_ranges", "index": 1, "directory": "data/b", "range": repr(text)}
+    with refused(SpecError, missing=missing, there=has, remedy=remedy, **place):
         choose(parse_range(text), there, directory="data/b", index=1)
-    assert caught.value.where == {
-        "parameter": "shard_ranges",
-        "index": 1,
-        "directory": "data/b",
-        "range": repr(text),
-        "missing": missing,
-        "there": has,
-    }
-    assert caught.value.remedy.startswith(remedy)
 
 
 def test_many_gaps_are_listed_only_in_part():
@@ -159,13 +145,13 @@ def test_many_gaps_are_listed_only_in_part():
 
 def test_numbers_are_ids_where_fewer_than_half_are_there():
     assert choose(parse_range("all"), [0, 5]) == [0, 5]  # 2 of 6
-    with pytest.raises(SpecError, match="shards 1-2 of range 'all' are not there"):
+    with refused(SpecError, range="'all'", missing="1-2", there="0, 3"):
         choose(parse_range("all"), [0, 3])  # 2 of 4: half
 
 
 def test_ids_of_an_explicit_range_must_all_be_there():
     assert choose(parse_range("17,4011"), [17, 4011, 90210]) == [17, 4011]
-    with pytest.raises(SpecError, match="shard 18 of range '17-18' is not there"):
+    with refused(SpecError, range="'17-18'", missing="18"):
         choose(parse_range("17-18"), [17, 4011, 90210])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.store import verify_store
+from refusals import refused
 
 SHARDS = ["web-train-00000.arrow", "web-train-00001.arrow", "notes-train-00000.arrow"]
 
@@ -29,10 +30,8 @@ def test_one_flipped_bit_anywhere_is_found(path, name):
     for at in range(0, len(data), max(1, len(data) // 40)):
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert [found for found, _ in damaged(path)] == [name]
-        with pytest.raises(bw.StoreError) as caught:
+        with refused(bw.StoreError, file=file):
             bw.open_store(path, verify=True)
-        assert caught.value.where["file"] == file
-        assert "bake again" in caught.value.remedy
     file.write_bytes(data)
     assert damaged(path) == []
 
@@ -83,5 +82,5 @@ def test_what_only_verification_finds_does_not_stop_an_open(path):
     (folder / SHARDS[2]).write_bytes(data.replace(b"z\0z\0", b"z\0y\0"))
     store = bw.open_store(path)  # size and footer are right: hashes are not read when a store opens
     assert store.decode(store.tokens(7)) == "zyz"
-    with pytest.raises(bw.StoreError, match="a shard of this store was altered: its hash differs"):
+    with refused(bw.StoreError, "hash", file=folder / SHARDS[2]):
         bw.open_store(path, verify=True)
