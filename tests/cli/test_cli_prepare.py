@@ -17,6 +17,7 @@ import pytest
 
 from batchwright.cli.run import _launch
 from batchwright.machine import is_alive
+from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.members import Census
 
 SECONDS = 30.0
@@ -141,6 +142,7 @@ def test_prepare_finds_modules_of_the_current_folder(project, succeeds):
 def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succeeds, batchwright):
     let_batches(project, "if split == 'val': self.stop()")
     succeeds("prepare", "config.py")
+    take(1)
     before = {path: path.stat().st_mtime_ns for path in project.rglob("queue/**/*") if path.is_file()}
     done = batchwright("prepare", "config.py", "--level=2")
     assert done.code == 2
@@ -148,6 +150,41 @@ def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succee
     assert "config level was 1, and is 2" in text
     assert "batchwright queue purge data/toy" in text
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def take(num_batches: int) -> list[int]:
+    """The first number of each batch that the trainer is handed."""
+    with DatasetConsumer("data/toy", framework="numpy", timeout_seconds=SECONDS) as consumer:
+        return [int(consumer.get_batch("train")["x"][0, 0]) for _ in range(num_batches)]
+
+
+@pytest.mark.parametrize("num_read", [0, 2])
+def test_a_mended_provider_goes_on_with_the_file_that_failed(num_read, project, batchwright, succeeds):
+    let_batches(project, "self.n = getattr(self, 'n', 0) + 1; 1 / (self.n != 6)")
+    assert "train file 1" in batchwright("prepare", "config.py").err
+    take(num_read)
+    let_batches(project, "if split == 'val': self.stop()")
+    mended = ["prepare", "config.py", "--level=2"]
+    if num_read:
+        assert "--accept-change" in batchwright(*mended).err
+        mended.append("--accept-change")
+    succeeds(*mended)
+    assert set(take(2)) == {2}
+
+
+def test_run_lets_its_providers_accept_a_change(project, succeeds, started):
+    let_batches(project, "if split == 'val': self.stop()")
+    succeeds("prepare", "config.py")
+    take(1)
+    (project / "train.py").write_text(
+        "import batchwright as bw\n"
+        "with bw.DatasetConsumer('data/toy', framework='numpy') as consumer:\n"
+        "    print([int(consumer.get_batch('train')['x'][0, 0]) for _ in range(4)][-1])\n"
+    )
+    let_batches(project, "")
+    process = started("run", "config.py", "--providers", "2", "--level=2", "--accept-change")
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "2\n"), err
 
 
 def test_prepare_goes_on_after_a_change_that_makes_no_other_data(project, succeeds):

@@ -101,6 +101,8 @@ def test_a_rate_that_is_not_known_is_said_to_be(data, succeeds):
 def test_status_tells_the_error_of_a_provider_that_died_and_what_was_put_aside(data, batchwright, succeeds):
     damage(data / "queue/train/00000001.batches")
     assert batchwright("queue", "verify", data, "--quarantine").code == 1
+    with DatasetConsumer(data) as consumer:
+        consumer.get_batch("train")
     with pytest.raises(bw.QueueError, match="made by something else"):
         Toy(data, 4, batches_per_file=3, max_backlog_files=3, val_batches=2, fails=True).run(max_files=4)
     text = succeeds("queue", "status", data).out

@@ -17,9 +17,18 @@ import pyarrow as pa
 import pytest
 from providers import SETTINGS, Numbered, Pair
 
-from batchwright import DataProviderBase, DatasetConsumer, QueueError, SampleError, SpecError, WorkerError
+from batchwright import (
+    DataProviderBase,
+    DatasetConsumer,
+    NotReadyError,
+    QueueError,
+    SampleError,
+    SpecError,
+    WorkerError,
+)
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import read_deaths
+from refusals import refused
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -136,7 +145,7 @@ def test_a_provider_may_ask_for_torchs_generator(tmp_path):
     assert not np.array_equal(first, other)
 
 
-# Stale
+# The queue of another provider
 
 
 class Changed(Numbered):
@@ -144,28 +153,171 @@ class Changed(Numbered):
         return super().build_meta() | {"vocab_size": 9}
 
 
-def test_a_queue_of_another_meta_is_refused_with_the_difference_and_the_command(tmp_path):
+class Wider(Numbered):
+    def build_meta(self):
+        meta = super().build_meta()
+        meta["batch_schema"][1]["dtype"] = "int64"
+        return meta
+
+
+def take(folder: Path, num_batches: int = 1) -> list[int]:
+    """Hand out batches: the first id of each."""
+    with DatasetConsumer(folder, framework="numpy") as consumer:
+        return [int(consumer.get_batch("train")["id"][0]) for _ in range(num_batches)]
+
+
+def test_a_queue_that_was_read_is_refused_to_another_provider_with_the_difference_and_the_ways_on(tmp_path):
     provider(tmp_path).run(max_files=1)
+    take(tmp_path)
     before = files(tmp_path), (tmp_path / "queue/meta.json").read_bytes()
-    with pytest.raises(QueueError, match="made by something else") as caught:
+    with refused(QueueError, "vocab_size", f"batchwright queue purge {tmp_path}", folder=tmp_path / "queue") as caught:
         provider(tmp_path, Changed).run(max_files=1)
-    assert "vocab_size" in caught.value.where["difference"]
-    assert f"batchwright queue purge {tmp_path}" in caught.value.remedy
+    assert "--accept-change" in caught.value.remedy
+    assert "accept_change=True" in caught.value.remedy
     assert (files(tmp_path), (tmp_path / "queue/meta.json").read_bytes()) == before
 
 
 def test_another_seed_is_another_queue_and_another_batch_size_or_learning_rate_is_not(tmp_path):
     provider(tmp_path, learning_rate=0.1).run(max_files=1)
+    take(tmp_path)
     provider(tmp_path, learning_rate=0.2, batch_size=8).run(max_files=1)
-    with pytest.raises(QueueError, match="made by something else") as caught:
+    with refused(QueueError, "seed was 1337, and is 3"):
         provider(tmp_path, seed=3).run(max_files=1)
-    assert "seed" in caught.value.where["difference"]
 
 
-def test_a_queue_that_nothing_was_made_for_takes_the_new_meta(tmp_path):
-    provider(tmp_path).run(max_files=0)
-    assert provider(tmp_path, Changed).run(max_files=1) == 1
-    assert DatasetConsumer(tmp_path).meta["vocab_size"] == 9
+@pytest.mark.parametrize("readers", [{}, {"rank": 1, "world_size": 2}])
+def test_a_queue_of_which_nothing_was_read_is_made_anew_by_the_provider_that_starts(tmp_path, readers):
+    provider(tmp_path / "one").run(max_files=3)
+    (tmp_path / "one/queue/train/notes.txt").touch()
+    with DatasetConsumer(tmp_path / "one", timeout_seconds=0, **readers) as consumer:
+        (tmp_path / "one/queue/train/00000000.batches").unlink()
+        with refused(NotReadyError):  # it asked, and was handed nothing
+            consumer.get_batch("train")
+    for folder in ("one", "new"):
+        provider(tmp_path / folder, Changed).run(max_files=2)
+    assert files(tmp_path / "one") == files(tmp_path / "new")
+    assert (tmp_path / "one/queue/train/notes.txt").exists()
+    assert DatasetConsumer(tmp_path / "one").meta["vocab_size"] == 9
+
+
+def test_kept_batches_that_nobody_has_read_are_made_anew_and_others_are_not(tmp_path):
+    provider(tmp_path, val_batches=2).run(max_files=1)
+    before = files(tmp_path)
+    provider(tmp_path, val_batches=2, seed=3).run(("val",), max_files=1)
+    assert files(tmp_path) != before
+    with DatasetConsumer(tmp_path) as consumer:
+        consumer.get_batch("val")
+    with refused(QueueError, "seed"):
+        provider(tmp_path, val_batches=2, seed=4).run(max_files=1)
+
+
+def test_a_change_that_is_accepted_counts_from_the_next_file_on_and_states_go_on(tmp_path):
+    provider(tmp_path).run(("train",), max_files=2)
+    with DatasetConsumer(tmp_path, framework="numpy") as consumer:
+        consumer.get_batch("train")
+        state = consumer.state_dict()
+        provider(tmp_path, Changed, seed=3, max_backlog_files=3).run(("train",), max_files=1, accept_change=True)
+        batches = [consumer.get_batch("train") for _ in range(10)]
+    assert [int(batch["id"][0]) for batch in batches] == [4, 8, 12, 16, 1000, 1004, 1008, 1012, 1016, 2000]
+    for seed, number, batch in (1337, 1, batches[4]), (3, 2, batches[9]):
+        assert next(provider(tmp_path, seed=seed).batches("train", number))[1].tolist() == batch["x"].tolist()
+    with DatasetConsumer(tmp_path) as consumer:
+        assert consumer.meta["vocab_size"] == 9
+        consumer.load_state_dict(state)
+    (record,) = json.loads((tmp_path / "queue/meta.json").read_text())["batchwright"]["accepted"]
+    assert record["difference"][:2] == ["meta['vocab_size'] was 7, and is 9", "seed was 1337, and is 3"]
+    assert record["next"] == {"train": 2}
+
+
+def test_a_change_that_was_accepted_once_is_accepted_and_the_provider_before_it_is_refused(tmp_path):
+    provider(tmp_path).run(max_files=1)
+    take(tmp_path)
+    provider(tmp_path, seed=3).run(max_files=1, accept_change=True)
+    assert provider(tmp_path, seed=3).run(max_files=1) == 1
+    with refused(QueueError, "seed was 3, and is 1337"):
+        provider(tmp_path).run(max_files=1)
+
+
+def test_another_schema_cannot_be_accepted(tmp_path):
+    provider(tmp_path).run(max_files=1)
+    take(tmp_path)
+    with refused(QueueError, "field 'x'", remedy="batchwright queue purge") as caught:
+        provider(tmp_path, Wider).run(max_files=1, accept_change=True)
+    assert "--accept-change" not in caught.value.remedy
+
+
+@pytest.mark.parametrize("accept_change", [False, True])
+def test_while_a_provider_is_at_work_no_other_one_changes_its_queue(tmp_path, running, accept_change):
+    running()
+    before = files(tmp_path / "data")
+    with refused(QueueError, "seed", remedy="stopped"):
+        provider(tmp_path / "data", seed=3).run(accept_change=accept_change)
+    assert before.items() <= files(tmp_path / "data").items()
+
+
+def test_raw_files_count_by_what_is_in_them(tmp_path):
+    (tmp_path / "input.txt").write_text("one")
+    (tmp_path / "input.2.txt").write_text("same")
+    provider(tmp_path).run(max_files=1)
+    take(tmp_path)
+    os.utime(tmp_path / "input.txt", (0, 0))
+    provider(tmp_path).run(max_files=1)
+    (tmp_path / "input.txt").write_text("two")
+    with refused(QueueError, "raw file input.txt has other content") as caught:
+        provider(tmp_path).run(max_files=1)
+    assert "input.2.txt" not in str(caught.value)
+    (tmp_path / "input.txt").unlink()
+    (tmp_path / "input.3.txt").write_text("one")
+    with refused(QueueError, "raw file input.txt is gone", "raw file input.3.txt is new"):
+        provider(tmp_path).run(max_files=1)
+
+
+def test_raw_files_are_those_that_the_provider_names_in_its_order(tmp_path):
+    class Elsewhere(Numbered):
+        names = ("b", "a")
+
+        def input_files(self):
+            return [str(self.data_dir.parent / name) for name in self.names]
+
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    provider(tmp_path / "data", Elsewhere).run(max_files=1)
+    take(tmp_path / "data")
+    Elsewhere.names = ("a", "b")
+    with refused(QueueError, "another order"):
+        provider(tmp_path / "data", Elsewhere).run(max_files=1)
+    Elsewhere.names = ("a", "c")
+    with refused(SpecError, parameter="input_files()", file=tmp_path / "c"):
+        provider(tmp_path / "data", Elsewhere).run(max_files=1)
+
+
+def test_what_is_drawn_from_elsewhere_than_rng_is_found_with_the_first_batch(tmp_path):
+    class Global(Numbered):
+        def sample_batch(self, split, rng):
+            return super().sample_batch(split, rng) | {"x": other.integers(0, 7, (4, 3), dtype=np.int32)}
+
+    other = np.random.default_rng(1)
+    with refused(WorkerError, "train file 0", remedy="rng", provider="Global", field="x"):
+        provider(tmp_path, Global).run()
+    assert files(tmp_path) == {}
+    with refused(WorkerError, "train file 0"):
+        DatasetConsumer(tmp_path).get_batch("train")
+    Global.reproducible = False
+    assert provider(tmp_path, Global).run(max_files=1) == 1
+
+
+def test_a_batch_in_memory_that_is_used_again_is_compared_as_it_was(tmp_path):
+    class InPlace(Numbered):
+        def sample_batch(self, split, rng):
+            batch = super().sample_batch(split, rng)
+            self.memory = getattr(self, "memory", batch["x"])
+            self.memory[:] = other.integers(0, 7, (4, 3)) if self.wrong else batch["x"]
+            return batch | {"x": self.memory}
+
+    other = np.random.default_rng(1)
+    assert provider(tmp_path / "right", InPlace, wrong=False).run(max_files=2) == 2
+    with refused(WorkerError, field="x"):
+        provider(tmp_path / "wrong", InPlace, wrong=True).run(max_files=2)
 
 
 # Ends

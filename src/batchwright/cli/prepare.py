@@ -31,10 +31,13 @@ examples:
 
 TAKES_SETTINGS = True
 
+ACCEPT_CHANGE = "go on with a queue that other code, settings or raw files began"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "batchwright prepare [-h] CONFIG [--NAME=VALUE ...]"
+    parser.usage = "batchwright prepare [-h] [--accept-change] CONFIG [--NAME=VALUE ...]"
     parser.add_argument("config", metavar="CONFIG", help="the config that provider and trainer share")
+    parser.add_argument("--accept-change", action="store_true", help=ACCEPT_CHANGE)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     queue = Path(config.data_dir) / "queue"
     print(f"{queue}: {type(provider).__name__} makes batches until Ctrl-C", file=sys.stderr)
     try:
-        num_files = provider.run()
+        num_files = provider.run(accept_change=arguments.accept_change)
     except WorkerError as error:
         if error.__cause__ is not None:  # the user's own code raised it, and he needs to see where
             error.where.setdefault("traceback", "".join(traceback.format_exception(error.__cause__)).rstrip())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from batchwright.cli.common import whole_number
-from batchwright.cli.prepare import find_modules_here
+from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
 from batchwright.errors import SpecError
 
@@ -44,9 +44,10 @@ _PATIENCE_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "batchwright run [-h] [--providers N] CONFIG [--NAME=VALUE ...]"
+    parser.usage = "batchwright run [-h] [--providers N] [--accept-change] CONFIG [--NAME=VALUE ...]"
     parser.add_argument("config", metavar="CONFIG", help="the config that provider and trainer share")
     parser.add_argument("--providers", type=whole_number, default=1, metavar="N", help="how many prepare (1)")
+    parser.add_argument("--accept-change", action="store_true", help=ACCEPT_CHANGE)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     with together.listening():
         try:
             for number in range(1, arguments.providers + 1):
-                together.start_provider(number, given)
+                together.start_provider(number, [*given, *(["--accept-change"] if arguments.accept_change else [])])
             code = together.wait_for_first()
             return together.train(trainer, given) if code is None else code
         finally:
@@ -83,7 +84,7 @@ class _Provider:
 
     def ask_to_stop(self) -> None:
         """Once: a second request would end it in the middle of a batch."""
-        if not self.is_asked:
+        if not self.is_asked and self.process.poll() is None:
             self.is_asked = True
             self.process.terminate()
 

@@ -6,6 +6,7 @@
     control/train/returned/00000115                ready again: its reader died, this far
     control/train/wanted/00000114                  ready no more, and needed: a provider makes it first
     train/next, control/train/taken                the next number that a provider begins, that a consumer takes
+    control/val/seen                               somebody has read the kept batches
     control/train/ranks                            how far ranks are, which share files and claim none (see ranks.py)
     val/kept.batches                               no number: validation batches that are kept; .kept.ID.part while made
 
@@ -135,6 +136,14 @@ class SplitFolder:
         """Batches that are made once and kept. No number of the stream: it begins and goes on as if they were not."""
         return self.path / f"{KEPT}{EXTENSION}"
 
+    @property
+    def _kept_seen(self) -> Path:
+        return self.control / "seen"
+
+    def say_kept_was_read(self) -> None:
+        with contextlib.suppress(OSError):  # this reader may have no right to write here
+            self._kept_seen.touch()
+
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:
         try:
@@ -194,6 +203,19 @@ class SplitFolder:
                 path.unlink(missing_ok=True)
 
     # For providers
+
+    def was_read(self) -> bool:
+        """Whether a batch was handed out, as far as anybody wrote it down."""
+        there = self.listing()
+        of_ranks = self.records.left_off()
+        was_handed = of_ranks is not None and of_ranks.handed > Position(0, 0)
+        return bool(there.taken or there.claimed or there.returned or was_handed or self._kept_seen.exists())
+
+    def begin_anew(self) -> None:
+        """Throw away what was made: the first file is made next. For a split of which nothing was read."""
+        for path in [*self.path.glob(f"*{EXTENSION}"), *self.path.glob(".*.part"), *self.wanted.iterdir()]:
+            path.unlink(missing_ok=True)
+        (self.path / "next").unlink(missing_ok=True)
 
     def begin(self, provider: Member, max_backlog_files: int) -> Part | None:
         """Take the number of a file to make. None: nothing is needed now."""

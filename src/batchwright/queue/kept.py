@@ -65,6 +65,7 @@ class KeptStream:
             self.counts.quarantined_files += 1
             return
         self._file, self._status = file, found
+        self.folder.say_kept_was_read()
         self.counts.files += 1
 
     def _look(self) -> os.stat_result | int:

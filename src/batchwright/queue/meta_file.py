@@ -33,11 +33,15 @@ class Meta:
     """These two are of the provider that started last: its kept batches are those that count."""
     born: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)
     """Of this folder: one that was deleted and made again, of the same provider, is another queue."""
+    accepted: tuple[dict[str, Any], ...] = ()
+    """Changes that somebody went on with: the difference, and the next file of each split at that time."""
+    made_for: str | None = None
+    """The fingerprint that its first files have, and so all of them: `stamp` may have changed since."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for queues whose files may be mixed. Every file carries it."""
-        return self.stamp.fingerprint
+        """Equal for queues whose files may be mixed. Every file carries it, and every state of a consumer."""
+        return self.made_for or self.stamp.fingerprint
 
 
 def write_meta(path: Path, meta: Meta) -> None:
@@ -48,6 +52,7 @@ def write_meta(path: Path, meta: Meta) -> None:
         "reproducible": meta.reproducible,
         "val_batches": meta.val_batches,
         "batch_size": meta.batch_size,
+        "accepted": meta.accepted,
         "made_from": meta.stamp.to_json(),
     }
     part = part_name(path)
@@ -70,8 +75,16 @@ def read_meta(path: Path) -> Meta | None:
                 remedy=f"prepare again, after\n{purge_command(path.parent)}",
             )
         stamp = Stamp.from_json(ours["made_from"], content)
-        of_last = ours["val_batches"], ours["batch_size"]
-        return Meta(content, stamp, bool(ours["reproducible"]), *of_last, born=str(ours["born"]))
+        return Meta(
+            content,
+            stamp,
+            bool(ours["reproducible"]),
+            ours["val_batches"],
+            ours["batch_size"],
+            born=str(ours["born"]),
+            accepted=tuple(ours.get("accepted", ())),
+            made_for=str(ours["fingerprint"]),
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

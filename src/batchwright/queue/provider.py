@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from batchwright.errors import BatchwrightError, OutOfSpaceError, QueueError, SpecError, WorkerError
 from batchwright.files import one_at_a_time
+from batchwright.fingerprint import fingerprint_file
 from batchwright.machine import FolderWatch
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
 from batchwright.queue.folder import Part, QueueFolder, SplitFolder
@@ -33,12 +34,14 @@ from batchwright.queue.meta import check_meta
 from batchwright.queue.meta_file import Meta, read_meta, write_meta
 from batchwright.queue.refused import FULL, deleted, named, purge_command
 from batchwright.queue.schema import Field, checked, fields_of
-from batchwright.queue.stale import Stamp, differences, stamp_of
+from batchwright.queue.stale import differences, stamp_of
 from batchwright.seeds import key_of
 
 __all__ = ["DataProviderBase"]
 
 _LEASE_SECONDS = 30.0
+_SPLITS = ("train", "val")
+_READS = "reads what it makes batches of"
 
 
 class DataProviderBase:
@@ -161,7 +164,10 @@ class DataProviderBase:
     # What a subclass may use
 
     def input_files(self) -> list[Path]:
-        """The raw files of the dataset: `input.*` in its folder, by name."""
+        """The raw files of the dataset: `input.*` in its folder, by name. A subclass may name others.
+
+        Their content is part of what a queue was made from: each provider reads them once when it starts.
+        """
         found = sorted(path for path in self.data_dir.glob("input.*") if path.is_file())
         if not found:
             raise SpecError(
@@ -180,9 +186,10 @@ class DataProviderBase:
 
     def _known(self) -> tuple[Meta, tuple[Field, ...]]:
         if self._knows is None:
+            inputs = _fingerprints_of(self)  # before they are read: a change in between is found by the next provider
             said = check_meta(self.build_meta())
             fields = fields_of(said)
-            stamp = stamp_of(self, said)
+            stamp = stamp_of(self, said, inputs)
             self._knows = Meta(said, stamp, self.reproducible, self.val_batches, self.batch_size), fields
         return self._knows
 
@@ -221,11 +228,18 @@ class DataProviderBase:
         if self._watch is not None:
             self._watch.wake()
 
-    def run(self, splits: Sequence[str] = ("train", "val"), max_files: int | None = None) -> int:
+    def run(
+        self,
+        splits: Sequence[str] = ("train", "val"),
+        max_files: int | None = None,
+        *,
+        accept_change: bool = False,
+    ) -> int:
         """Make files while they are needed, until `stop`, SIGINT or SIGTERM. Returns how many were made.
 
-        `max_files`: end after so many. An error of `sample_batch` or `build_meta` ends it, and is raised in every
-        consumer that waits.
+        `max_files`: end after so many. `accept_change`: go on with a queue that other code, settings, seed or raw files
+        began; the change is recorded in its meta. An error of `sample_batch` or `build_meta` ends it, and is raised in
+        every consumer that waits.
         """
         names = _checked_splits(splits)
         if max_files is not None and not _is_whole(max_files, 0):
@@ -235,7 +249,7 @@ class DataProviderBase:
                 remedy="run(max_files=4); run() makes files until it is stopped",
             )
         try:
-            return 0 if self._stopping.is_set() else _run(self, names, max_files)
+            return 0 if self._stopping.is_set() else _run(self, names, max_files, accept_change)
         finally:
             self._stopping.clear()  # not before: stop may have been called already
 
@@ -250,7 +264,7 @@ class _Stopped(BaseException):
     """A signal came while `build_meta` read its data: it need not do so to its end."""
 
 
-def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | None) -> int:
+def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | None, accept_change: bool) -> int:
     queue = QueueFolder(provider.data_dir / "queue")
     try:
         queue.make(splits)
@@ -262,7 +276,7 @@ def _run(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | N
     )
     try:
         with _ended_by_signals(provider), contextlib.closing(provider._watch):
-            return work.until_stopped(max_files)
+            return work.until_stopped(max_files, accept_change)
     except _Stopped:
         return 0
     finally:
@@ -281,11 +295,12 @@ class _Work:
         self.folders = [queue.split(name, self.census) for name in splits]
         self.at: tuple[str | None, int | None] = (None, None)
         self.is_full = False
+        self.is_checked = not provider.reproducible
 
-    def until_stopped(self, max_files: int | None) -> int:
+    def until_stopped(self, max_files: int | None, accept_change: bool) -> int:
         num_made = 0
         try:
-            self._begin()
+            self._begin(accept_change)
             while not self.provider._stopping.is_set() and (max_files is None or num_made < max_files):
                 self._stay()
                 try:
@@ -309,11 +324,11 @@ class _Work:
             raise clear or error  # noqa: B904 (its cause stays what it was)
         return num_made
 
-    def _begin(self) -> None:
-        """Write the meta, or find that what is there was made by another provider."""
+    def _begin(self, accept_change: bool) -> None:
+        """Write the meta, or go by the one that is there."""
         for path in self.queue.who.glob("*.died"):  # somebody is here again: consumers wait for what it does
             path.unlink(missing_ok=True)
-        self.member.say("reads what it makes batches of")
+        self.member.say(_READS)
         try:
             meta = self.provider.meta
         except BatchwrightError:
@@ -326,25 +341,50 @@ class _Work:
             ) from error
         with one_at_a_time(self.queue.path):
             there = read_meta(self.queue.meta)
-            if there is None or (there.fingerprint != meta.fingerprint and not self._was_used()):
+            if there is None:
                 write_meta(self.queue.meta, meta)
-            elif there.fingerprint != meta.fingerprint:
-                if differences(there.stamp, meta.stamp):
-                    raise _stale(self.queue, there.stamp, meta.stamp)
-                self.provider.go_by(there)  # the same, as another version of Python writes its code
-            if there is not None and _told_anew(there) != _told_anew(meta):
-                write_meta(self.queue.meta, replace(meta, stamp=self.provider.meta.stamp, born=there.born))
+            else:
+                self._go_on(there, meta, accept_change)
+            self.member.say("waits: begins")  # from here on others do not begin anew
             for path in self.queue.path.glob(".meta.json.*.part"):
                 path.unlink(missing_ok=True)
         self.census.bury_the_dead()
         for folder in self.folders:
             folder.sweep()
 
-    def _was_used(self) -> bool:
-        if any(folder.kept_path.exists() or folder.keepers() for folder in self.folders):
-            return True
-        listings = [folder.listing() for folder in self.folders]
-        return any(there.next or there.ready or there.claimed or there.making for there in listings)
+    def _go_on(self, there: Meta, mine: Meta, accept_change: bool) -> None:
+        """Make files for a queue that is there: of the same provider, or of one that differs and may."""
+        changed = differences(there.stamp, mine.stamp)
+        is_alone = not any(
+            facts.id != self.member.id and doing.what != _READS and self.census.is_alive(facts.id)
+            for facts, doing in self.census.look("provider")
+        )
+        if changed and is_alone and self._begins_anew():
+            write_meta(self.queue.meta, mine)
+            return
+        meta = replace(there, reproducible=mine.reproducible, val_batches=mine.val_batches, batch_size=mine.batch_size)
+        if changed:
+            is_readable = there.said.get("batch_schema") == mine.said.get("batch_schema")
+            if not (accept_change and is_readable and is_alone):
+                raise _stale(self.queue, changed, can_be_accepted=is_readable, is_alone=is_alone)
+            following = {folder.name: folder.listing().next for folder in self.folders}
+            record = {"difference": changed, "next": following}
+            meta = replace(meta, said=mine.said, stamp=mine.stamp, accepted=(*there.accepted, record))
+        if meta != there:
+            write_meta(self.queue.meta, meta)
+        self.provider.go_by(meta)
+
+    def _begins_anew(self) -> bool:
+        """Throw away what was made for nobody yet. False where a batch was read: then nothing is touched."""
+        splits = [self.queue.split(name, self.census) for name in _SPLITS if (self.queue.path / name).is_dir()]
+        with contextlib.ExitStack() as locks:
+            for split in splits:
+                locks.enter_context(split.one_at_a_time())
+            if any(split.was_read() for split in splits):
+                return False
+            for split in splits:
+                split.begin_anew()
+        return True
 
     def _stay(self) -> None:
         """Be seen: others may have taken a process for dead that was stopped for a while."""
@@ -428,10 +468,14 @@ class _Work:
         stopping = self.provider._stopping
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
             batches = self.provider.batches(folder.name, part.number or 0)
+            first: list[bytes] = []
             while True:
                 if stopping.is_set():
                     return False
                 try:
+                    if not self.is_checked:
+                        first = [array.tobytes() for array in next(batches)]
+                        batches = self.provider.batches(folder.name, part.number or 0)
                     arrays = next(batches, None)
                 except (BatchwrightError, GeneratorExit):
                     raise
@@ -439,9 +483,24 @@ class _Work:
                     raise _failed(error, self.provider, folder.name, part.number) from error
                 if arrays is None:
                     break
+                if not self.is_checked:
+                    self._check_again(first, arrays, folder.name, part.number)
                 writer.append(arrays)
             writer.finish(durable=self.provider.durable)
         return True
+
+    def _check_again(self, first: list[bytes], again: list[NDArray[Any]], split: str, number: int | None) -> None:
+        """That the first batch of this process, made twice, is the same: or its files could not be made again."""
+        names = [field.name for field in self.provider._known()[1]]
+        wrong = [name for name, one, other in zip(names, first, again, strict=True) if one != other.tobytes()]
+        if wrong:
+            raise WorkerError(
+                f"sample_batch made the first batch of {_called(self.provider, split, number)} twice, and not the same",
+                provider=type(self.provider).__name__,
+                field=", ".join(wrong),
+                remedy="draw from rng, the second argument, and only from it; or say reproducible = False in the class",
+            )
+        self.is_checked = True
 
     def _give_up(self, folder: SplitFolder, part: Part) -> None:
         with contextlib.suppress(OSError, QueueError):  # whatever ended the making says more
@@ -460,24 +519,37 @@ class _Work:
             self.provider._watch.wait(self.provider.sleep_seconds)
 
 
+def _fingerprints_of(provider: DataProviderBase) -> dict[str, str]:
+    """The raw files of a provider, in its order, by what is in them."""
+    try:
+        files = [Path(file) for file in provider.input_files()]
+    except SpecError:  # there are none
+        return {}
+    try:
+        # Named from the data folder on, so that a project can move.
+        return {os.path.relpath(file, provider.data_dir): fingerprint_file(file) for file in files}
+    except OSError as error:
+        raise SpecError(
+            f"input_files() names a file that cannot be read: {error.strerror}",
+            parameter="input_files()",
+            file=error.filename,
+            remedy="return files that are there, or put this one there",
+        ) from error
+
+
 def _is_whole(value: Any, smallest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
 
 
 def _checked_splits(splits: Any) -> tuple[str, ...]:
     names = tuple(splits) if isinstance(splits, tuple | list) else ()
-    if not names or any(names.count(name) > 1 or name not in ("train", "val") for name in names):
+    if not names or any(names.count(name) > 1 or name not in _SPLITS for name in names):
         raise SpecError(
             f"splits must be a tuple of 'train' and 'val', or of one of them, got {splits!r}",
             parameter="splits",
             remedy='run(splits=("train",))',
         )
     return names
-
-
-def _told_anew(meta: Meta) -> tuple[Any, ...]:
-    """What each provider that starts says for all, though files may be mixed with those of others."""
-    return meta.reproducible, meta.val_batches, meta.batch_size
 
 
 def _in_words(error: BaseException) -> str:
@@ -496,16 +568,20 @@ def _failed(error: BaseException, provider: DataProviderBase, split: str, number
         f"sample_batch failed making {_called(provider, split, number)}: {_in_words(error)}",
         provider=type(provider).__name__,
         at=place or None,
-        remedy="mend sample_batch and start the provider again: it goes on with this file",
+        remedy="mend sample_batch and start the provider again, with --accept-change where batches were taken already: "
+        "it goes on with this file",
     )
 
 
-def _stale(queue: QueueFolder, old: Stamp, new: Stamp) -> QueueError:
+def _stale(queue: QueueFolder, changed: list[str], *, can_be_accepted: bool, is_alone: bool) -> QueueError:
+    go_on = "--accept-change (in Python run(accept_change=True)) makes the next files with it"
+    stop = "" if is_alone else ", once the providers that run now are stopped"
+    ways = ["undo the change", *([go_on + stop] if can_be_accepted else []), "or throw its files away:"]
     return QueueError(
         "the queue was made by something else than this provider",
         folder=queue.path,
-        difference="\n".join(differences(old, new)),
-        remedy=f"undo the change; or throw its files away:\n{purge_command(queue.path)}",
+        difference="\n".join(changed),
+        remedy="; ".join(ways) + f"\n{purge_command(queue.path)}",
     )
 
 

@@ -23,7 +23,7 @@ _PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
 """What somebody wrote and did not finish."""
 _OF_A_SPLIT = (
     rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
-    rf"control/SPLIT/(?:taken|{_PART})",
+    rf"control/SPLIT/(?:taken|seen|{_PART})",
     rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
     rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
     rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",

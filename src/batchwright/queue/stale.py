@@ -17,7 +17,7 @@ import textwrap
 import tokenize
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Stamp:
     """Of each file (or class, where there is no file): its code, without comments and docstrings."""
     settings: dict[str, Any]
     seed: int
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Of each raw file, in their order: the fingerprint of its content."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,13 +58,13 @@ class Stamp:
 
     def to_json(self) -> dict[str, Any]:
         """All but the meta, which a queue keeps beside it."""
-        return {"source": self.source, "settings": self.settings, "seed": self.seed}
+        return {"source": self.source, "settings": self.settings, "seed": self.seed, "inputs": self.inputs}
 
     @classmethod
     def from_json(cls, value: Any, meta: dict[str, Any]) -> Stamp:
         if not (
             isinstance(value, Mapping)
-            and all(isinstance(value.get(name), dict) for name in ("source", "settings"))
+            and all(isinstance(value.get(name), dict) for name in ("source", "settings", "inputs"))
             and type(value.get("seed")) is int
             and all(isinstance(text, str) for text in value["source"].values())
         ):
@@ -70,10 +72,10 @@ class Stamp:
                 "this queue does not say what it was made from",
                 remedy="remove it and have it made again: batchwright queue purge",
             )
-        return cls(meta, dict(value["source"]), dict(value["settings"]), value["seed"])
+        return cls(meta, dict(value["source"]), dict(value["settings"]), value["seed"], dict(value["inputs"]))
 
 
-def stamp_of(provider: Any, meta: dict[str, Any]) -> Stamp:
+def stamp_of(provider: Any, meta: dict[str, Any], inputs: dict[str, str] | None = None) -> Stamp:
     """What this provider makes its batches from. `meta` is plain, as `check_meta` returns it."""
     source = _source_of(provider)
     mentioned = _names_in(source.values())
@@ -82,7 +84,7 @@ def stamp_of(provider: Any, meta: dict[str, Any]) -> Stamp:
         for name, value in sorted(provider.config.items())
         if name not in SETTINGS_THAT_ARE_NOT_DATA and mentioned(name)
     }
-    return Stamp(meta, source, settings, int(provider.seed))
+    return Stamp(meta, source, settings, int(provider.seed), inputs or {})
 
 
 # Code
@@ -331,6 +333,12 @@ def differences(old: Stamp, new: Stamp) -> list[str]:
             lines.append(_changed(f"config {name}", was, is_now))
     if old.seed != new.seed:
         lines.append(_changed("seed", old.seed, new.seed))
+    for file in {**old.inputs, **new.inputs}:
+        if old.inputs.get(file) != new.inputs.get(file):
+            what = "is new" if file not in old.inputs else "is gone" if file not in new.inputs else "has other content"
+            lines.append(f"raw file {file} {what}")
+    if list(old.inputs) != list(new.inputs) and old.inputs == new.inputs:
+        lines.append("raw files have another order")
     for file in sorted(old.source.keys() | new.source.keys()):
         lines += _source_differences(file, old.source.get(file), new.source.get(file))
     return lines

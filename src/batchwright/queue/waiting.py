@@ -79,7 +79,8 @@ class Waiter:
             raise WorkerError(
                 deaths[-1].headline,
                 traceback=deaths[-1].traceback,
-                remedy="mend it and start the provider again: batchwright prepare CONFIG; this consumer then goes on",
+                remedy="mend it and start the provider again: batchwright prepare CONFIG --accept-change; "
+                "this consumer then goes on",
             )
         if not self.queue.path.is_dir():
             raise deleted(self.queue.path)
