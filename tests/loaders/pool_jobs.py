@@ -1,8 +1,4 @@
-"""Processes over a mixed shard pool, for tests: ranks of a torch.distributed job, and trainers that will be killed.
-
-Each function runs in a process of its own and leaves what it was handed in a folder. `start` forks them from a server
-that has torch loaded: a new interpreter would take seconds each.
-"""
+"""Jobs over a mixed shard pool, for tests: ranks of a torch.distributed job, and trainers that will be killed."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +15,10 @@ import numpy as np
 
 from batchwright import StreamingMixedShardDataset
 from batchwright.files import write_whole
+from harness import say, stand_still, wait_for
 
 BATCH = 8
 CHECKPOINT_STEPS = 2
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "batchwright"])
 
 
 def write_shards(folder: Path, sizes: list[int], extension: str = "npz", cells: int = 2) -> str:
@@ -41,12 +35,6 @@ def write_shards(folder: Path, sizes: list[int], extension: str = "npz", cells: 
     return str(folder)
 
 
-def start(function: Any, *arguments: Any) -> Any:
-    process = _CONTEXT.Process(target=function, args=arguments)
-    process.start()
-    return process
-
-
 def open_pool(job: dict[str, Any], **given: Any) -> StreamingMixedShardDataset:
     """The stream of a job, at the state that it was given."""
     settings = {"pool_size": 96, "refill_threshold": 64, "random_seed": 7, "batch_size": BATCH}
@@ -57,14 +45,14 @@ def open_pool(job: dict[str, Any], **given: Any) -> StreamingMixedShardDataset:
 
 
 def run_rank(folder: str, job: dict[str, Any], rank: int) -> None:
-    """One rank of a job: a line for each batch, with its ids and the state after it, until all ranks have no more.
+    """One rank of a job: says the ids of each batch and the state after it, until all ranks have no more.
 
     After every step the ranks wait for each other, as an optimiser makes them wait. Rank 0 saves its state every few
-    steps, once all have recorded them.
+    steps, once all have said them.
     """
     import torch
 
-    out = _recorded_in(Path(folder), str(rank))
+    _begin()
     group = torch.distributed.init_process_group
     group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=job["world_size"])
     ds = open_pool(job)
@@ -73,8 +61,7 @@ def run_rank(folder: str, job: dict[str, Any], rank: int) -> None:
     while True:
         batch = next(batches, None)
         if batch is not None:
-            line = {"ids": batch["id"].tolist(), "state": ds.state_dict()}
-            os.write(out, json.dumps(line).encode() + b"\n")  # one write: only the last line can be half there
+            say(ids=batch["id"].tolist(), state=ds.state_dict())
         num_with_batch = torch.tensor(int(batch is not None))
         torch.distributed.all_reduce(num_with_batch)
         if not num_with_batch:
@@ -83,32 +70,27 @@ def run_rank(folder: str, job: dict[str, Any], rank: int) -> None:
         if rank == 0 and num_with_batch == job["world_size"] and step % CHECKPOINT_STEPS == 0:
             write_whole(Path(folder) / "checkpoint.json", json.dumps({"step": step, "state": ds.state_dict()}).encode())
         if step == job.get("wait_at_step"):
-            time.sleep(60)  # to be killed, so that a slow test does not come too late
+            stand_still()
     torch.distributed.destroy_process_group()
 
 
-def train_until_killed(folder: str, job: dict[str, Any]) -> None:
-    """Draw a few batches, and write down who decodes and draws for this process. Then wait for the SIGKILL."""
-    _recorded_in(Path(folder), "trainer")
+def train_until_killed(job: dict[str, Any]) -> None:
+    """Draw a few batches, so that all who decode and draw for this process run."""
+    _begin()
     batches = iter(open_pool(job).loader(num_workers=job["num_workers"]))
     for _ in range(2 * max(1, job["num_workers"])):
         next(batches)
-    children: dict[int, int] = {}
-    while max(children.values(), default=0) < job["depth"] or children != descendants(os.getpid()):
-        children = descendants(os.getpid())
-        time.sleep(0.3)  # decoders that are between two shards come and go
-    write_whole(Path(folder) / "pids.json", json.dumps(children).encode())
-    time.sleep(60)
+    stand_still(drawn=True)
 
 
-def train_past_a_dead_worker(folder: str, job: dict[str, Any]) -> None:
-    """One of two workers gets a SIGKILL in mid-epoch; what was raised, and what is left of the pass."""
-    _recorded_in(Path(folder), "trainer")
+def train_past_a_dead_worker(job: dict[str, Any]) -> None:
+    """One of two workers gets a SIGKILL in mid-epoch; say what was raised, and the rest of the pass."""
+    _begin()
     ds = open_pool(job)
     loader = ds.loader(num_workers=2)
     batches = iter(loader)
     handed = [next(batches)["id"].tolist() for _ in range(4)]
-    threads = sorted(thread.name for thread in threading.enumerate())
+    threads = {thread.name for thread in threading.enumerate()}
     os.kill(multiprocessing.active_children()[-1].pid or 0, signal.SIGKILL)
     try:
         handed.extend(batch["id"].tolist() for batch in batches)
@@ -116,13 +98,12 @@ def train_past_a_dead_worker(folder: str, job: dict[str, Any]) -> None:
     except (RuntimeError, OSError, EOFError) as error:  # torch's, or that of its connection to the dead worker
         raised = str(error)
     state = loader.state_dict()
-    left = descendants(os.getpid())
-    new_threads = [thread.name for thread in threading.enumerate() if thread.name not in threads]
+    wait_for("end of the workers", lambda: not descendants(os.getpid()))
+    wait_for("end of threads", lambda: threads >= {thread.name for thread in threading.enumerate()})
     del batches
     resumed = open_pool(job | {"state": state})
     rest = [batch["id"].tolist() for batch in resumed.loader(num_workers=2)]
-    told = {"raised": raised, "state": state, "left": left, "threads": new_threads, "handed": handed, "rest": rest}
-    write_whole(Path(folder) / "told.json", json.dumps(told).encode())
+    say(raised=raised, state=state, handed=handed, rest=rest)
 
 
 def descendants(pid: int, depth: int = 1) -> dict[int, int]:
@@ -135,11 +116,9 @@ def descendants(pid: int, depth: int = 1) -> dict[int, int]:
     return found
 
 
-def _recorded_in(folder: Path, name: str) -> int:
-    """A file for what this process is handed; what it complains of goes to another. Orphaned workers end soon."""
+def _begin() -> None:
+    """As a program that somebody started, not a fork of a server. Workers that lost their trainer end soon."""
     import torch.utils.data._utils.worker as torch_worker
 
-    multiprocessing.set_start_method("fork", force=True)  # as in a program that somebody started: not from a server
+    multiprocessing.set_start_method("fork", force=True)
     torch_worker.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds between two looks whether the trainer lives; torch has 5
-    os.dup2(os.open(folder / f"{name}.err", os.O_WRONLY | os.O_CREAT), 2)
-    return os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

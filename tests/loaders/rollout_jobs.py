@@ -1,24 +1,20 @@
-"""Generators and ranks of a trainer over one rollout log, each a process that somebody will kill.
-
-python rollout_jobs.py generate LOG
-python rollout_jobs.py train LOG RANK WORLD_SIZE STATE_FILE OUT_FILE
-"""
+"""Generators and ranks of a trainer over one rollout log, each a process that somebody will kill."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import batchwright as bw
+from harness import SECONDS, say, stand_still
 
 PROMPTS = [{"prompt": f"{a} + {b} = ", "answer": a + b} for a in range(8) for b in range(8)]
 GROUP_SIZE, BATCH_ROWS = 4, 24
 
 
-def generate(folder: str) -> None:
+def generate(folder: Path) -> None:
     log = bw.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1, lease_seconds=30, ahead=24)
     while not log.is_over:
         jobs = log.next_prompts(3, timeout=0.2)
@@ -28,25 +24,21 @@ def generate(folder: str) -> None:
             log.add(job, responses=responses, rewards=rewards, policy_version=0)
 
 
-def train(folder: str, rank: str, world_size: str, state_file: str, out_file: str) -> None:
-    log = bw.RolloutLog(folder)
+def train(folder: Path, rank: int, world_size: int, state: Any, most_steps: int | None) -> None:
     loader = bw.RolloutDataLoader(
-        log,
+        bw.RolloutLog(folder),
         "bytes",
         True,
         batch_size=BATCH_ROWS,
-        rank=int(rank),
-        world_size=int(world_size),
+        rank=rank,
+        world_size=world_size,
         balance=True,
-        timeout=30,
+        timeout=SECONDS,
         framework="numpy",
     )
-    with open(state_file) as file:
-        state = json.load(file)
     if state is not None:
         loader.load_state_dict(state)
-    out = os.open(out_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for batch in loader:
+    for number, batch in enumerate(loader, start=1):
         rows = zip(
             batch.metadata["position"].tolist(),
             batch.metadata["ordinal"].tolist(),
@@ -54,11 +46,8 @@ def train(folder: str, rank: str, world_size: str, state_file: str, out_file: st
             batch.metadata["weight"].tolist(),
             strict=True,
         )
-        line = {"step": loader.step - 1, "state": loader.state_dict(), "tokens": batch.metadata["global_tokens"]}
-        line["rows"] = [[position, ordinal, answer] for position, ordinal, answer, weight in rows if weight]
-        os.write(out, json.dumps(line).encode() + b"\n")
+        rows = [[position, ordinal, answer] for position, ordinal, answer, weight in rows if weight]
+        say(step=loader.step - 1, state=loader.state_dict(), tokens=batch.metadata["global_tokens"], rows=rows)
+        if number == most_steps:
+            stand_still()
         time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    {"generate": generate, "train": train}[sys.argv[1]](*sys.argv[2:])

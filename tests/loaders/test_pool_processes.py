@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
-import time
 from collections import Counter
-from itertools import chain, count, islice
-from pathlib import Path
+from itertools import chain, islice
 
 import pytest
 from pool_jobs import (
     BATCH,
     CHECKPOINT_STEPS,
+    descendants,
     open_pool,
     run_rank,
-    start,
     train_past_a_dead_worker,
     train_until_killed,
     write_shards,
 )
 
 from batchwright.errors import PlanError, SpecError
+from harness import is_running, wait_for
 
 pytest.importorskip("torch")
 
@@ -40,30 +38,25 @@ def jsonl_shards(tmp_path_factory):
     return write_shards(tmp_path_factory.mktemp("pool") / "jsonl", [37, 30], "jsonl")
 
 
+def start_ranks(processes, folder, job):
+    """The names of a job's ranks."""
+    folder.mkdir(parents=True)
+    names = ["-".join([*folder.parts[-2:], str(rank)]) for rank in range(job["world_size"])]
+    for rank, name in enumerate(names):
+        processes.start(name, run_rank, str(folder), job, rank)
+    return names
+
+
 @pytest.fixture
-def chance():
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")  # shown where a test fails
-    return random.Random(seed)
+def run(processes):
+    """run(folder, job): what each rank of a job was handed, its lines."""
 
+    def ran(folder, job):
+        ranks = start_ranks(processes, folder, job)
+        processes.finish(*ranks)
+        return [processes.said(name) for name in ranks]
 
-def run(folder, job):
-    """What each rank of a job was handed: its lines."""
-    folder.mkdir()
-    ranks = [start(run_rank, str(folder), job, rank) for rank in range(job["world_size"])]
-    for rank in ranks:
-        rank.join(60)
-    told = "".join(path.read_text() for path in sorted(folder.glob("*.err")))
-    assert not any(rank.exitcode for rank in ranks), told
-    return lines_of(folder, job["world_size"])
-
-
-def lines_of(folder, world_size):
-    """What ranks had recorded; a last line that a killed one did not finish does not count."""
-    return [
-        [json.loads(line) for line in (folder / f"{rank}.jsonl").read_bytes().split(b"\n")[:-1]]
-        for rank in range(world_size)
-    ]
+    return ran
 
 
 def ids_of(lines):
@@ -80,7 +73,7 @@ def check_states_are_equal(ranks):
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(2, 0), (2, 2), (4, 0), (4, 2)])
-def test_ranks_are_handed_every_position_once_and_have_one_state(shards, tmp_path, world_size, num_workers):
+def test_ranks_are_handed_every_position_once_and_have_one_state(run, shards, tmp_path, world_size, num_workers):
     job = {"shards": shards, "world_size": world_size, "num_workers": num_workers}
     ranks = run(tmp_path / "job", job)
     assert sorted(chain(*map(ids_of, ranks))) == list(range(NUM_ROWS))
@@ -88,7 +81,7 @@ def test_ranks_are_handed_every_position_once_and_have_one_state(shards, tmp_pat
     check_states_are_equal(ranks)
 
 
-def test_ranks_whose_shards_must_be_decoded_to_count_them_have_one_state(jsonl_shards, tmp_path):
+def test_ranks_whose_shards_must_be_decoded_to_count_them_have_one_state(run, jsonl_shards, tmp_path):
     ranks = run(tmp_path / "job", {"shards": jsonl_shards, "world_size": 2, "num_workers": 1})
     assert sorted(chain(*map(ids_of, ranks))) == list(range(67))
     assert [lines[-1]["state"]["epoch"] for lines in ranks] == [1, 1]
@@ -96,7 +89,7 @@ def test_ranks_whose_shards_must_be_decoded_to_count_them_have_one_state(jsonl_s
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_with_drop_last_real_ranks_have_equally_many_whole_batches(shards, tmp_path, num_workers):
+def test_with_drop_last_real_ranks_have_equally_many_whole_batches(run, shards, tmp_path, num_workers):
     settings = {"drop_last": True, "max_examples_unaugmented": 259}  # a rank has 130 of them, the other 129
     ranks = run(tmp_path / "job", {"shards": shards, "settings": settings, "world_size": 2, "num_workers": num_workers})
     assert [len(line["ids"]) for line in chain(*ranks)] == [BATCH] * (2 * 16)
@@ -176,39 +169,23 @@ def test_ranks_that_would_each_draw_a_seed_are_refused(shards, monkeypatch):
 # Ranks that are killed
 
 
-def run_and_kill(folder, job, chance):
+def run_and_kill(processes, folder, job):
     """The lines of each rank, and rank 0's last checkpoint. All were killed at some moment after the first one."""
-    folder.mkdir()
-    job = job | {"wait_at_step": 6}
-    ranks = [start(run_rank, str(folder), job, rank) for rank in range(job["world_size"])]
-    try:
-        wait_for(lambda: (folder / "checkpoint.json").exists(), ranks, folder)
-        time.sleep(chance.uniform(0, 0.06))
-    finally:
-        for rank in chance.sample(ranks, len(ranks)):
-            rank.kill()
-        for rank in ranks:
-            rank.join()
+    ranks = start_ranks(processes, folder, job | {"wait_at_step": 6})
+    processes.wait_for_lines(ranks, processes.chance.randint(CHECKPOINT_STEPS, 4))
+    processes.wait_for("checkpoint", (folder / "checkpoint.json").exists)
+    processes.pause(0.06)
+    processes.kill(*ranks)
     checkpoint = json.loads((folder / "checkpoint.json").read_bytes())
-    return lines_of(folder, job["world_size"]), checkpoint["step"], checkpoint["state"]
+    return [processes.said(name) for name in ranks], checkpoint["step"], checkpoint["state"]
 
 
-def wait_for(is_there, processes, folder):
-    for _ in count():
-        if is_there():
-            return
-        told = "".join(path.read_text() for path in folder.glob("*.err"))
-        assert all(process.is_alive() for process in processes), told
-        time.sleep(0.002)
-
-
-def check_a_killed_job(shards, folder, chance):
+def check_a_killed_job(processes, run, shards, folder):
     """4 ranks x 1 worker, then 2 ranks, then 1. Returns how many batches were repeated."""
-    folder.mkdir(exist_ok=True)
-    job, kept, lost = {"shards": shards}, [], []
+    job, kept, lost, chance = {"shards": shards}, [], [], processes.chance
     for life, (world_size, num_workers) in enumerate([(4, 1), (2, chance.choice([0, 1, 2]))]):
         job |= {"world_size": world_size, "num_workers": num_workers}
-        ranks, step, state = run_and_kill(folder / str(life), job, chance)
+        ranks, step, state = run_and_kill(processes, folder / str(life), job)
         kept += [line["ids"] for lines in ranks for line in lines[:step]]
         lost += [line["ids"] for lines in ranks for line in lines[step:]]
         assert state["lanes"] == 4
@@ -226,25 +203,22 @@ def check_a_killed_job(shards, folder, chance):
     return len(lost)
 
 
-def test_a_job_that_is_killed_goes_on_with_fewer_ranks_and_loses_nothing(shards, tmp_path, chance):
-    check_a_killed_job(shards, tmp_path / "job", chance)
+def test_a_job_that_is_killed_goes_on_with_fewer_ranks_and_loses_nothing(processes, run, shards, tmp_path):
+    check_a_killed_job(processes, run, shards, tmp_path / "job")
 
 
 @pytest.mark.slow
-def test_jobs_that_are_killed_at_many_moments_lose_nothing(shards, tmp_path, chance):
-    num_repeated = [check_a_killed_job(shards, tmp_path / str(number), chance) for number in range(25)]
+def test_jobs_that_are_killed_at_many_moments_lose_nothing(processes, run, shards, tmp_path):
+    num_repeated = [check_a_killed_job(processes, run, shards, tmp_path / str(number)) for number in range(25)]
     assert sum(num_repeated) > 0  # moments between two checkpoints were among them
 
 
-def test_a_dead_worker_is_an_error_and_its_pass_goes_on_exactly_from_the_state(shards, tmp_path):
+def test_a_dead_worker_is_an_error_and_its_pass_goes_on_exactly_from_the_state(processes, shards):
     job = {"shards": shards}
-    trainer = start(train_past_a_dead_worker, str(tmp_path), job)
-    trainer.join(60)
-    assert trainer.exitcode == 0, (tmp_path / "trainer.err").read_text()
-    told = json.loads((tmp_path / "told.json").read_bytes())
+    processes.start("trainer", train_past_a_dead_worker, job)
+    processes.finish("trainer")
+    (told,) = processes.said("trainer")
     assert told["raised"] is not None
-    assert told["left"] == {}
-    assert told["threads"] == []
 
     at_start = told["state"] | {"drawn": 0, "by_lane": [0, 0]}
     whole = [batch["id"].tolist() for batch in open_pool(job | {"state": at_start})]
@@ -256,24 +230,16 @@ def test_a_dead_worker_is_an_error_and_its_pass_goes_on_exactly_from_the_state(s
 
 
 @pytest.mark.parametrize(("num_workers", "depth"), [(0, 1), (2, 2)])
-def test_a_killed_trainer_takes_its_workers_and_decoders_with_it(tmp_path, num_workers, depth):
+def test_a_killed_trainer_takes_its_workers_and_decoders_with_it(processes, tmp_path, num_workers, depth):
     """Positions of 32 KB: a shard is more than what is read ahead, so a decoder waits in the middle of one."""
     job = {"shards": write_shards(tmp_path / "large", [400, 400], "jsonl", cells=4096), "num_workers": num_workers}
-    trainer = start(train_until_killed, str(tmp_path), job | {"depth": depth})
-    wait_for(lambda: (tmp_path / "pids.json").exists(), [trainer], tmp_path)
-    pids = [int(pid) for pid in json.loads((tmp_path / "pids.json").read_bytes())]
-    assert all(map(is_running, pids))
-    trainer.kill()
-    trainer.join()
-    deadline = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_running(pid)]}"
-        time.sleep(0.02)
+    processes.start("trainer", train_until_killed, job)
+    processes.wait_until_said("trainer", drawn=True)
 
+    def running():
+        found = descendants(processes.pid("trainer"))
+        return max(found.values(), default=0) == depth and all(map(is_running, found)) and found
 
-def is_running(pid):
-    """Whether it is there, and not merely not yet waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    pids = processes.wait_for("decoders", running)
+    processes.kill("trainer")
+    wait_for("end of all", lambda: not any(map(is_running, pids)), lambda: f"{pids}\n{processes.told()}")

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from rollout_jobs import BATCH_ROWS, GROUP_SIZE, PROMPTS
+from rollout_jobs import BATCH_ROWS, GROUP_SIZE, PROMPTS, generate, train
 
 import batchwright as bw
 from batchwright.rl.advantage import group_relative
@@ -361,45 +355,29 @@ def test_looking_at_the_next_batch_leaves_the_loader_where_it_is(log):
 # Real processes
 
 
-def start(*arguments) -> subprocess.Popen:
-    script = Path(__file__).with_name("rollout_jobs.py")
-    return subprocess.Popen([sys.executable, str(script), *map(str, arguments)], stderr=subprocess.PIPE, text=True)
-
-
-def lines_of(file: Path) -> list[dict]:
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path):
+def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path, processes):
     folder, total = tmp_path / "log", len(PROMPTS) * GROUP_SIZE
     bw.RolloutLog(folder, prompts=PROMPTS, group_size=GROUP_SIZE, seed=1).close()
     uses: dict[int, list[int]] = {}  # position -> (prompt, answer), whoever said it
-    state, used_before, random_moment = None, 0, random.Random(time.time_ns())
+    state, used_before = None, 0
     for number, world in enumerate((2, 3, 1, 2)):
-        state_file = tmp_path / f"state{number}.json"
-        state_file.write_text(json.dumps(state))
-        outs = [tmp_path / f"out{number}-{rank}" for rank in range(world)]
-        jobs = [start("generate", folder) for _ in range(2)]
-        jobs += [start("train", folder, rank, world, state_file, out) for rank, out in enumerate(outs)]
         is_last = number == 3
+        ranks = [f"rank-{number}-{rank}" for rank in range(world)]
+        generators = [f"generator-{number}-{n}" for n in range(2)]
+        for name in generators:
+            processes.start(name, generate, folder)
+        for rank, name in enumerate(ranks):
+            # Of 11 steps, so that some are left for the last.
+            processes.start(name, train, folder, rank, world, state, None if is_last else 3)
         if is_last:
-            for job in jobs:
-                assert job.wait(60) == 0, job.stderr.read()
+            processes.finish(*ranks, *generators)
         else:
-            deadline = time.monotonic() + 30
-            while min(len(lines_of(out)) for out in outs) < 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(random_moment.random() * 0.05)
-            for job in random_moment.sample(jobs, len(jobs)):
-                job.send_signal(signal.SIGKILL)
-        for job in jobs:
-            job.wait()
-            job.stderr.close()
+            processes.wait_for_lines(ranks, 1)
+            processes.pause(0.05)
+            processes.kill(*ranks, *generators)
         steps: dict[int, list[dict]] = {}
-        for out in outs:
-            for line in lines_of(out):
-                steps.setdefault(line["step"], []).append(line)
+        for line in processes.said(*ranks):
+            steps.setdefault(line["step"], []).append(line)
         whole = {step: lines for step, lines in steps.items() if len(lines) == world}
         for step, lines in steps.items():
             assert len({json.dumps([line["state"], line["tokens"]]) for line in lines}) == 1, f"step {step}"
@@ -409,7 +387,7 @@ def test_killed_ranks_and_generators_lose_nothing_and_use_nothing_twice(tmp_path
             positions = sorted(row[0] for line in lines for row in line["rows"])
             assert positions == list(range(step * BATCH_ROWS, min((step + 1) * BATCH_ROWS, total)))
         if not is_last:
-            checkpoint = random_moment.choice(sorted(whole))
+            checkpoint = processes.chance.choice(sorted(whole))
             assert checkpoint * BATCH_ROWS >= used_before
             state = whole[checkpoint][0]["state"]
             used_before = state["position"]
