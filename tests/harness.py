@@ -66,6 +66,16 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def descendants(pid: int, depth: int = 1) -> dict[int, int]:
+    """Processes that a process started, and those that they started: how far down each is. Linux only."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or the whole process, that ended just now
+            for child in map(int, task.read_text().split()):
+                found |= {child: depth} | descendants(child, depth + 1)
+    return found
+
+
 # In processes of their own
 
 _name = ""
@@ -212,6 +222,11 @@ class Processes:
         self.wait_for(
             f"{num_lines} lines of each of {names}", lambda: min(len(self.said(n)) for n in names) >= num_lines
         )
+
+    def wait_for_end(self, name: str) -> int | None:
+        """The exit code of a process that ends by itself, well or not."""
+        wait_for(f"end of {name}", lambda: not self._running([name]), self.told)
+        return self.exit_code(name)
 
     def finish(self, *names: str) -> None:
         """Wait until processes have ended by themselves, and well."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,40 +14,49 @@ from batchwright.baking import run
 from batchwright.baking.unit import read_unit_report
 from batchwright.errors import BusyError
 from batchwright.files import exclusive
-
-# Several units, and a mark in a file for every row that is read: so that one can see which units were baked again.
-# argv: raw folder, store, marks, workers, after how many rows to stand still, which rename to die at (0: none), before
-# or after it, bytes of a unit. Every file of a store gets its name by a rename, so that dying at each of them is dying
-# at every write.
-BAKE = """
-import os, signal, sys, time
-import batchwright as bw
 from batchwright.sources import units
-raw, to, marks, workers, stop_at, die_at, when, unit_bytes = sys.argv[1:]
-units.UNIT_BYTES = int(unit_bytes)
+from harness import descendants, is_running, wait_for
 
-def where(row, marks=marks, stop_at=int(stop_at)):
-    with open(marks, "ab") as file:
-        file.write(b".")
-        file.flush()
-        if file.tell() >= stop_at:
-            time.sleep(600)
-    return True
 
-renames, replace = 0, os.replace
-def dying_replace(*args):
-    global renames
-    renames += 1
-    if renames == int(die_at) and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*args)
-    if renames == int(die_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-os.replace = dying_replace
+def bake(
+    folder: Path,
+    to: str,
+    *,
+    workers: int = 0,
+    stop_at: int = 10**9,
+    die_at: int = 0,
+    when: str = "after",
+    unit_bytes: int = 500,
+) -> None:
+    """A job of several units, which marks in a file every row that it reads, so that one can see which it bakes again.
 
-recipe = bw.DatasetRecipe(seed=1).add_ingredient(raw, name="web", where=where, version="1").holdout(0.2)
-bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to, workers=int(workers), show_progress=False)
-"""
+    Each process stands still after `stop_at` rows. Every file of a store gets its name by a rename, so that dying
+    before or after each of them (`die_at`, 0 is none) is dying at every write.
+    """
+    units.UNIT_BYTES = unit_bytes
+
+    def where(row, marks=str(folder / "marks")):
+        with open(marks, "ab") as file:
+            file.write(b".")
+            file.flush()
+            if file.tell() >= stop_at:
+                time.sleep(600)
+        return True
+
+    renames, replace = 0, os.replace
+
+    def dying_replace(*args) -> None:
+        nonlocal renames
+        renames += 1
+        if renames == die_at and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*args)
+        if renames == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = dying_replace
+    recipe = bw.DatasetRecipe(seed=1).add_ingredient(folder / "in", name="web", where=where, version="1").holdout(0.2)
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), folder / to, workers=workers, show_progress=False)
 
 
 @pytest.fixture
@@ -63,21 +69,27 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Bakes:
-    """Runs the script above in `folder`."""
+    """Bakes in `folder`, one after the other."""
 
-    def __init__(self, folder: Path, unit_bytes: int = 500) -> None:
-        self.folder, self.marks, self.unit_bytes = folder, folder / "marks", unit_bytes
+    def __init__(self, processes, folder: Path, unit_bytes: int = 500) -> None:
+        self.processes, self.folder, self.marks, self.unit_bytes = processes, folder, folder / "marks", unit_bytes
+        self.number = 0
 
-    def start(self, to: str, workers: int = 0, stop_at: int = 10**9, die_at: int = 0, when: str = "after"):
-        command = [sys.executable, "-c", BAKE, self.folder / "in", self.folder / to, self.marks]
-        return subprocess.Popen(
-            [*map(str, command), str(workers), str(stop_at), str(die_at), when, str(self.unit_bytes)],
-            env={**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])},
-        )
+    def start(self, to: str, **settings) -> str:
+        self.number += 1
+        name = f"bake-{self.number}"
+        self.processes.start(name, bake, self.folder, to, unit_bytes=self.unit_bytes, **settings)
+        return name
 
     def run(self, to: str, **settings) -> int:
-        with self.start(to, **settings) as process:
-            return process.wait(timeout=120)
+        return self.processes.wait_for_end(self.start(to, **settings))
+
+    def run_until_killed(self, to: str, workers: int, after_rows: int) -> None:
+        name = self.start(to, workers=workers, stop_at=after_rows)
+        self.processes.wait_for("rows", lambda: self.marks.exists() and self.marks.stat().st_size >= after_rows)
+        its_workers = descendants(self.processes.pid(name))
+        self.processes.kill(name)
+        wait_for("end of workers", lambda: not any(map(is_running, its_workers)))
 
     def rows_read(self) -> int:
         """Rows that were read since the last call."""
@@ -86,21 +98,19 @@ class Bakes:
         return count
 
 
+@pytest.fixture
+def bakes(processes, folder) -> Bakes:
+    return Bakes(processes, folder)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, workers):
-    bakes = Bakes(folder)
-    assert bakes.run("whole.store") == 0
+def test_killed_again_and_again_a_bake_still_gets_there(bakes, folder, version_files, workers):
+    assert bakes.run("whole.store") == 0, bakes.processes.told()
     assert bakes.rows_read() == 64
-    moments = random.Random(workers)
     finished_before = 0
     for _ in range(3):
         # After 17 to 20 of the 64 rows: units have 12 and 4 rows, so one at least is done, and one is in the middle.
-        rows = moments.randint(17, 20)
-        with bakes.start("a.store", workers=workers, stop_at=rows) as process:
-            _until(lambda rows=rows: bakes.marks.exists() and bakes.marks.stat().st_size >= rows)
-            process.kill()
-        assert process.returncode == -signal.SIGKILL
-        time.sleep(0.2 if workers else 0)  # workers end with their parent, a moment later
+        bakes.run_until_killed("a.store", workers, after_rows=bakes.processes.chance.randint(17, 20))
         with pytest.raises(bw.StoreError, match="its first bake has not finished"):
             bw.open_store(folder / "a.store")
         finished = [read_unit_report(path) for path in (folder / "a.store" / "work").glob("*.arrow")]
@@ -110,21 +120,14 @@ def test_killed_again_and_again_a_bake_still_gets_there(folder, version_files, w
         finished_before = finished_rows
         bakes.rows_read()
     assert 0 < finished_before < 64
-    assert bakes.run("a.store", workers=workers) == 0
+    assert bakes.run("a.store", workers=workers) == 0, bakes.processes.told()
     assert bakes.rows_read() == 64 - finished_before  # what was done was not done again
     assert version_files(folder / "a.store") == version_files(folder / "whole.store")
     assert sorted(os.listdir(folder / "a.store")) == [".lock", "batchwright.json", "versions"]
 
 
-def _until(happened, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves(folder, version_files):
-    bakes = Bakes(folder, unit_bytes=1000)
+def test_killed_after_any_write_the_version_before_stays_until_the_pointer_moves(bakes, folder, version_files):
+    bakes.unit_bytes = 1000
     assert bakes.run("a.store") == 0
     before = bw.open_store(folder / "a.store").fingerprint
     for path in (folder / "in").iterdir():  # every file, so that no unit can be taken from the version before
@@ -163,8 +166,7 @@ def test_only_the_holder_of_the_lock_writes_into_a_store(folder, monkeypatch):
     assert marked == [folder / "a.store"]
 
 
-def test_killed_before_its_first_write_a_bake_can_be_run_again(folder, version_files):
-    bakes = Bakes(folder)
+def test_killed_before_its_first_write_a_bake_can_be_run_again(bakes, folder, version_files):
     assert bakes.run("whole.store") == 0
     assert bakes.run("a.store", die_at=1, when="before") == -signal.SIGKILL
     assert sorted(path.suffix or path.name for path in (folder / "a.store").iterdir()) == [".lock", ".part"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.machine import is_alive
+from batchwright.sources import units
+from harness import is_running, wait_for
 
 
 def many_sided_recipe(raw: Path) -> bw.DatasetRecipe:
@@ -54,7 +54,7 @@ def test_the_work_is_really_done_by_other_processes(tmp_path, quiet_bake):
     used = {int(path.name) for path in pids.iterdir()}
     assert len(used) == 2
     assert os.getpid() not in used
-    assert not any(is_alive(pid) for pid in used)
+    assert not any(map(is_running, used))
 
 
 def test_a_step_that_changes_its_rows_does_not_change_the_callers(tmp_path, quiet_bake):
@@ -176,46 +176,28 @@ def test_what_cannot_travel_is_refused_with_a_remedy(tmp_path, quiet_bake):
     assert quiet_bake(recipe, tmp_path / "a.store", workers=0).num_rows == 40
 
 
+def bake_and_stand_still(pids: Path, to: Path) -> None:
+    """Two workers, each of which says that it is there, and does not come to an end."""
+    units._UNIT_ROWS = 1
+
+    def wait(row):
+        (pids / str(os.getpid())).touch()
+        time.sleep(600)
+
+    recipe = bw.DatasetRecipe().add_ingredient(["a b", "c d", "e f"]).prepare_step(wait, version="1")
+    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to, workers=2)
+
+
 @pytest.mark.parametrize("portable", ["0", "1"])
-def test_workers_die_with_a_parent_that_is_killed(tmp_path, portable):
-    code = """
-import os, pathlib, sys, time
-import batchwright as bw
-from batchwright.sources import units
-units._UNIT_ROWS = 1
-def wait(row):
-    (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch()
-    time.sleep(600)
-recipe = bw.DatasetRecipe().add_ingredient(["a b", "c d", "e f"]).prepare_step(wait, version="1")
-bw.bake(recipe.prepare_step(bw.tokenize("bytes")), sys.argv[2], workers=2)
-"""
+def test_workers_die_with_a_parent_that_is_killed(tmp_path, processes, monkeypatch, portable):
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", portable)
     pids = tmp_path / "pids"
     pids.mkdir()
-    code = code.replace("sys.argv[1]", repr(str(pids)))  # a worker has no arguments of its own
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(bw.__file__).parents[1]),
-        "BATCHWRIGHT_PORTABLE": portable,
-    }
-    with subprocess.Popen([sys.executable, "-c", code, "", tmp_path / "a.store"], env=environment) as parent:
-        _until(lambda: len(list(pids.iterdir())) == 2)
-        parent.kill()
+    processes.start("parent", bake_and_stand_still, pids, tmp_path / "a.store")
+    processes.wait_for("both workers", lambda: len(list(pids.iterdir())) == 2)
+    processes.kill("parent")
     workers = [int(path.name) for path in pids.iterdir()]
-    _until(lambda: not any(_runs(pid) for pid in workers))
-
-
-def _until(happened, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs: one that ended and was not waited for (its parent is dead) does not."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return Path("/proc/self").exists() is False and is_alive(pid)
+    wait_for("end of the workers", lambda: not any(map(is_running, workers)))
 
 
 @pytest.mark.usefixtures("small_units")

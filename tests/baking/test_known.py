@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import batchwright as bw
+from batchwright.sources import units
 from batchwright.store import collect_garbage
 from batchwright.store.layout import Manifest
+from harness import stand_still
 
 WORDS = [f"word {n} " + "so " * (n % 7) for n in range(40)]
 
@@ -297,58 +297,49 @@ def test_bytes_are_not_looked_up(tmp_path, quiet_bake):
 
 # Several processes
 
-SLOW = """
-import sys, time
-import batchwright as bw
-to, log, first, last, wait_at = sys.argv[1:]
-from batchwright.sources import units
-units._UNIT_ROWS = 4
 
-def encode(text, log=log, wait_at=wait_at):
-    with open(log, "a") as file:
-        file.write(text + "\\n")
-    if text == wait_at:
-        time.sleep(600)
-    return list(text.encode())
+def bake_words(to: Path, log: Path, first: int, last: int, wait_at: str = "") -> None:
+    """A job that writes down every text it encodes, and stands still at one of them."""
+    units._UNIT_ROWS = 4
 
-recipe = bw.DatasetRecipe().add_ingredient([f"word {n}" for n in range(int(first), int(last))], name=first)
-bw.bake(recipe.prepare_step(bw.tokenize(encode, vocab_size=256, version="1")), to, workers=0, show_progress=False)
-"""
+    def encode(text):
+        with open(log, "a") as file:
+            file.write(text + "\n")
+        if text == wait_at:
+            stand_still(encoded=text)
+        return list(text.encode())
+
+    recipe = bw.DatasetRecipe().add_ingredient([f"word {n}" for n in range(first, last)], name=str(first))
+    bw.bake(recipe.prepare_step(bw.tokenize(encode, vocab_size=256, version="1")), to, workers=0, show_progress=False)
 
 
-@pytest.fixture
-def slow(tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
-
-    def start(to, log, first, last, wait_at=""):
-        command = [sys.executable, tmp_path / "slow.py", tmp_path / to, tmp_path / log, first, last, wait_at]
-        environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
-        return subprocess.Popen([str(part) for part in command], env=environment)
-
-    return start
-
-
-def test_of_a_bake_that_was_killed_nothing_is_used_until_it_is_finished(tmp_path, slow):
-    with slow("a.store", "a.log", 0, 20, wait_at="word 15") as killed:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "a.log").exists() or "word 15" not in (tmp_path / "a.log").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        killed.send_signal(signal.SIGKILL)
-    assert slow("b.store", "b.log", 10, 30).wait() == 0
-    assert len((tmp_path / "b.log").read_text().splitlines()) == 20
-    assert slow("a.store", "again.log", 0, 20).wait() == 0
+def test_of_a_bake_that_was_killed_nothing_is_used_until_it_is_finished(tmp_path, processes):
+    a, b, again = tmp_path / "a.store", tmp_path / "b.log", tmp_path / "again.log"
+    processes.start("killed", bake_words, a, tmp_path / "a.log", 0, 20, wait_at="word 15")
+    processes.wait_until_said("killed", encoded="word 15")
+    processes.kill("killed")
+    processes.start("other", bake_words, tmp_path / "b.store", b, 10, 30)
+    processes.finish("other")
+    assert len(b.read_text().splitlines()) == 20
+    processes.start("again", bake_words, a, again, 0, 20)
+    processes.finish("again")
     # Units of four: three were done before; of the rest, 12 to 19, all lie in the other store now.
-    assert not (tmp_path / "again.log").exists()
-    assert bw.open_store(tmp_path / "a.store", verify=True).num_rows == 20
+    assert not again.exists()
+    assert bw.open_store(a, verify=True).num_rows == 20
 
 
-def test_bakes_at_the_same_time_do_not_disturb_each_other(tmp_path, slow, version_files, monkeypatch):
-    bakes = [slow(f"{n}.store", f"{n}.log", n, n + 20) for n in range(2)]
-    assert [bake.wait() for bake in bakes] == [0, 0]
+def test_bakes_at_the_same_time_do_not_disturb_each_other(tmp_path, processes, version_files, monkeypatch):
+    def start(name, first, last):
+        processes.start(name, bake_words, tmp_path / f"{name}.store", tmp_path / f"{name}.log", first, last)
+
+    start("0", 0, 20)
+    start("1", 1, 21)
+    processes.finish("0", "1")
     monkeypatch.setenv("BATCHWRIGHT_TOKEN_CACHE", "off")
-    assert slow("alone.store", "alone.log", 1, 21).wait() == 0
+    start("alone", 1, 21)
+    processes.finish("alone")
     assert version_files(tmp_path / "1.store") == version_files(tmp_path / "alone.store")
     monkeypatch.delenv("BATCHWRIGHT_TOKEN_CACHE")
-    assert slow("after.store", "after.log", 0, 21).wait() == 0
+    start("after", 0, 21)
+    processes.finish("after")
     assert not (tmp_path / "after.log").exists()

@@ -5,21 +5,12 @@ What a buffer holds is a function of its number here (see writing.py), so a copy
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import sys
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from writing import SETTINGS, fault_in, keep_versions, step, version_at, write_until_killed
 
 import batchwright as bw
-
-sys.path.insert(0, str(Path(__file__).parent))
-from writing import SETTINGS, fault_in, keep_versions, step, version_at, write_until_killed
 
 
 class Reference:
@@ -50,49 +41,15 @@ class Reference:
             return found.number
 
 
-def killed(begin: Callable[[int], int], seconds: float) -> int:
-    """Begin a writer that says its numbers into a pipe, let it write for a moment, kill it. The last that it said."""
-    listen, say = os.pipe()
-    process = begin(say)
-    os.close(say)
-    with open(listen, "rb") as said:
-        first = said.readline()
-        time.sleep(seconds)
-        os.kill(process, signal.SIGKILL)
-        lines = (first + said.read()).split(b"\n")
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL, b"\n".join(lines).decode()
-    return int(lines[-2])
-
-
-def test_fifty_writers_that_are_killed_lose_nothing_and_double_nothing(tmp_path):
-    reference, chance, at = Reference(), random.Random(0), 0
-
-    def begin(say: int) -> int:
-        process = os.fork()
-        if process:
-            return process
-        try:
-            write_until_killed(str(tmp_path / "b"), say)
-        except BaseException:
-            os.write(say, traceback.format_exc().encode())
-        os._exit(1)
-
-    for _ in range(50):
-        before, at = at, reference.check(tmp_path / "b", killed(begin, chance.random() * 0.02))
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_writers_that_are_killed_lose_nothing_and_double_nothing(processes, tmp_path, kills):
+    reference, at = Reference(), 0
+    for number in range(kills):
+        writer = f"writer-{number}"
+        processes.start(writer, write_until_killed, tmp_path / "b")
+        processes.wait_for_lines([writer], processes.chance.randint(1, 12))
+        processes.pause(0.02)
+        processes.kill(writer)
+        before, at = at, reference.check(tmp_path / "b", processes.said(writer)[-1]["number"])
         assert at > before
-    assert at > 100
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05])
-def test_a_writer_in_an_interpreter_of_its_own_that_is_killed_loses_nothing(tmp_path, seconds):
-    script = Path(__file__).parent / "writing.py"
-
-    def begin(say: int) -> int:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, str(script), str(tmp_path / "b")],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, say, 1)],
-        )
-
-    Reference().check(tmp_path / "b", killed(begin, seconds))
+    assert at > kills

@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-from pathlib import Path
+from writing import SETTINGS, keep_versions, read_until, step
 
 import batchwright as bw
 from batchwright.buffer import durable
 
-sys.path.insert(0, str(Path(__file__).parent))
-from writing import SETTINGS, fault_in, keep_versions, step
-
 CHANGES = 150
 
 
-def read_until(path: Path, last: int, say: int) -> None:
-    """Refresh until the last change is there; say (number, rows, fingerprint) of every version seen."""
-    reader, seen = bw.DatasetBuffer(path=path, read_only=True), []
-    while True:
-        reader.refresh()
-        seen.append((reader.number, len(reader), reader.content_fingerprint()))
-        fault = fault_in(reader.to_pydict()) if len(reader) else None
-        if fault:
-            seen.append((-1, 0, fault))
-        if reader.number >= last or fault:
-            os.write(say, json.dumps(seen).encode())
-            return
-
-
-def test_two_readers_beside_a_writer_see_only_versions_that_there_were(tmp_path, monkeypatch):
+def test_two_readers_beside_a_writer_see_only_versions_that_there_were(processes, tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "_CHECKPOINT_BYTES", 4000)
     monkeypatch.setattr(durable, "_CHECKPOINT_RECORDS", 9)
     path = tmp_path / "b"
     writer = bw.DatasetBuffer(path=path, **SETTINGS)
     step(writer)
-    listening = []
-    for _ in range(2):
-        listen, say = os.pipe()
-        process = os.fork()
-        if not process:
-            try:
-                read_until(path, CHANGES, say)
-            except BaseException:
-                os.write(say, json.dumps([(-1, 0, traceback.format_exc())]).encode())
-            os._exit(0)
-        os.close(say)
-        listening.append((process, listen))
+    for name in ("a", "b"):
+        processes.start(name, read_until, path, CHANGES)
     there = {writer.number: (len(writer), writer.content_fingerprint())}
     while writer.number < CHANGES:
         step(writer)
         there[writer.number] = len(writer), writer.content_fingerprint()
     keep_versions(writer)
-    for process, listen in listening:
-        with open(listen, "rb") as said:
-            seen = json.load(said)
-        os.waitpid(process, 0)
-        assert seen[-1][0] == CHANGES, seen[-1][2]
-        numbers = [number for number, _, _ in seen]
+    processes.finish("a", "b")
+    for name in ("a", "b"):
+        seen = processes.said(name)
+        numbers = [line["number"] for line in seen]
+        assert numbers[-1] == CHANGES
         assert numbers == sorted(numbers)
-        for number, rows, content in seen:
-            assert (rows, content) == there[number], number
+        for line in seen:
+            assert tuple(line["seen"]) == there[line["number"]], line
     reader = bw.DatasetBuffer(path=path, read_only=True)
     assert reader.versions() == writer.versions()
     writer.close()

@@ -1,18 +1,15 @@
-"""A buffer that is written to step by step: its number alone says what is in it. Tests kill it at any moment.
-
-`python writing.py FOLDER` writes until it is killed, and says each number once the call has returned.
-"""
+"""A buffer that is written to step by step: its number alone says what is in it. Tests kill it at any moment."""
 
 from __future__ import annotations
 
-import os
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import batchwright as bw
 from batchwright.buffer import durable
+from harness import say
 
 SETTINGS: dict[str, Any] = {"max_size": 60, "drop_strategy": "random", "seed": 5}
 EVERY, KEPT = 7, 21
@@ -73,13 +70,21 @@ def fault_in(rows: dict[str, list[Any]]) -> str | None:
     return None
 
 
-def write_until_killed(path: str, say: int) -> None:
+def write_until_killed(path: Path) -> None:
+    """Say each number once the call has returned."""
     durable._CHECKPOINT_BYTES, durable._CHECKPOINT_RECORDS = 4000, 9  # so that many are hit in the middle of one
     buffer = bw.DatasetBuffer(path=path, **SETTINGS)
     while True:
         step(buffer)
-        os.write(say, b"%d\n" % buffer.number)
+        say(number=buffer.number)
 
 
-if __name__ == "__main__":
-    write_until_killed(sys.argv[1], 1)
+def read_until(path: Path, last: int) -> None:
+    """Refresh until the last change is there; say the number, rows and fingerprint of every version seen."""
+    reader = bw.DatasetBuffer(path=path, read_only=True)
+    while True:
+        reader.refresh()
+        assert len(reader) == 0 or fault_in(reader.to_pydict()) is None, reader.number
+        say(number=reader.number, seen=[len(reader), reader.content_fingerprint()])
+        if reader.number >= last:
+            return

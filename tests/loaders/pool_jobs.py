@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from batchwright import StreamingMixedShardDataset
 from batchwright.files import write_whole
-from harness import say, stand_still, wait_for
+from harness import descendants, say, stand_still, wait_for
 
 BATCH = 8
 CHECKPOINT_STEPS = 2
@@ -104,16 +103,6 @@ def train_past_a_dead_worker(job: dict[str, Any]) -> None:
     resumed = open_pool(job | {"state": state})
     rest = [batch["id"].tolist() for batch in resumed.loader(num_workers=2)]
     say(raised=raised, state=state, handed=handed, rest=rest)
-
-
-def descendants(pid: int, depth: int = 1) -> dict[int, int]:
-    """Processes that a process started, and those that they started: how far down each is."""
-    found = {}
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or the whole process, that ended just now
-            for child in map(int, task.read_text().split()):
-                found |= {child: depth} | descendants(child, depth + 1)
-    return found
 
 
 def _begin() -> None:

@@ -10,7 +10,6 @@ import pytest
 from pool_jobs import (
     BATCH,
     CHECKPOINT_STEPS,
-    descendants,
     open_pool,
     run_rank,
     train_past_a_dead_worker,
@@ -19,7 +18,7 @@ from pool_jobs import (
 )
 
 from batchwright.errors import PlanError, SpecError
-from harness import is_running, wait_for
+from harness import descendants, is_running, wait_for
 
 pytest.importorskip("torch")
 

@@ -1,9 +1,6 @@
-"""Two generators and two ranks of a trainer over one log, killed at random moments and started again until it is over.
+"""Two generators and two ranks of a trainer over one log: jobs that are killed and started again until it is over.
 
-    python rolling.py FOLDER SEED NUM_KILLS
-
-Prints what happened as JSON; the folder has the log, and the last checkpoint of each rank. Processes are forks of this
-one, which has no log open itself: so that 50 of them start in a second.
+The last prompts are not answered before the file `enough` is there, so that no process is done too early.
 """
 
 from __future__ import annotations
@@ -11,25 +8,21 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import sys
 import time
-import traceback
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import batchwright.journal
 from batchwright.files import write_whole
 from batchwright.rollout_log import RolloutLog
+from harness import say
 
 NUM_PROMPTS = 100
 EPOCHS = 2
 STEP_GROUPS = 4
 CHECKPOINT_STEPS = 3
 MAX_STALENESS = 4
-
-batchwright.journal._sync = lambda descriptor: None  # a killed process loses nothing that it wrote; a power cut would
+LEASE_SECONDS = 0.5
 
 
 def settings(seed: int) -> dict[str, Any]:
@@ -39,15 +32,15 @@ def settings(seed: int) -> dict[str, Any]:
         "group_size": 2,
         "seed": seed,
         "epochs": EPOCHS,
-        "lease_seconds": 0.05 if seed % 2 else 600.0,
+        "lease_seconds": LEASE_SECONDS if seed % 2 else 600.0,
         "max_attempts": 10_000,
         "ahead": 24,
     }
 
 
-def generate(folder: Path, seed: int, draw: random.Random) -> None:
-    log = RolloutLog(folder / "log", **settings(seed))
-    slow = []
+def generate(folder: Path, seed: int) -> None:
+    log, draw = RolloutLog(folder / "log", **settings(seed)), _begin()
+    late: list[tuple[float, Any]] = []
     while True:
         jobs = log.next_prompts(draw.randint(1, 4), timeout=0.02)
         if not jobs and log.is_over:
@@ -58,11 +51,11 @@ def generate(folder: Path, seed: int, draw: random.Random) -> None:
             if is_early or draw.random() < 0.03:
                 log.give_back(job, "not in the mood")
             elif seed % 2 and draw.random() < 0.05:
-                slow.append(job)  # its lease will end before it answers
+                late.append((time.monotonic() + LEASE_SECONDS, job))  # its lease has ended when it answers
             else:
                 answer(log, job, restored(folder)["step"])
-        if slow and draw.random() < 0.2:
-            answer(log, slow.pop(), 0)
+        if late and late[0][0] < time.monotonic():
+            answer(log, late.pop(0)[1], 0)
 
 
 def answer(log: RolloutLog, job: Any, version: int) -> None:
@@ -70,8 +63,8 @@ def answer(log: RolloutLog, job: Any, version: int) -> None:
     log.add(job, responses, [float(job.ordinal), 0.0], policy_version=version)
 
 
-def train(folder: Path, seed: int, draw: random.Random, rank: int) -> None:
-    log = RolloutLog(folder / "log")
+def train(folder: Path, rank: int) -> None:
+    log, draw = RolloutLog(folder / "log"), _begin()
     state = restored(folder, rank)
     while True:
         first, step = len(state["used"]), state["step"]
@@ -99,52 +92,7 @@ def restored(folder: Path, rank: int = 0) -> dict[str, Any]:
     return state
 
 
-WORKS = (generate, generate, partial(train, rank=0), partial(train, rank=1))
-
-
-def started(work: Any, folder: Path, seed: int, number: int) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        work(folder, seed, random.Random(seed * 1000 + number))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def run(folder: Path, seed: int, num_kills: int) -> dict[str, Any]:
-    draw = random.Random(seed)
-    RolloutLog(folder / "log", **settings(seed)).close()
-    works = {started(work, folder, seed, number): work for number, work in enumerate(WORKS)}
-    killed, number = 0, len(works)
-    while works:
-        time.sleep(draw.random() * 0.02)
-        while (ended := os.waitpid(-1, os.WNOHANG) if works else (0, 0))[0]:
-            pid, status = ended
-            works.pop(pid)
-            if status:
-                raise SystemExit(f"a process failed: {status}")
-        if killed == num_kills:
-            (folder / "enough").touch()  # until then the last prompts are not answered
-        victims = list(works) if draw.random() < 0.1 else draw.sample(list(works), min(1, len(works)))
-        for pid in victims:
-            if killed >= num_kills:
-                break
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            work = works.pop(pid)
-            if not os.WIFSIGNALED(status):  # it was done, just now
-                continue
-            killed += 1
-            number += 1
-            works[started(work, folder, seed, number)] = work
-    return {"killed": killed}
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+def _begin() -> random.Random:
+    batchwright.journal._sync = lambda descriptor: None  # a killed process loses nothing that it wrote
+    say(event="began")
+    return random.Random(os.getpid())

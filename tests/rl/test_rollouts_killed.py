@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rolling import generate, settings, train
 
 from batchwright import RolloutLog
 from batchwright import journal as journal_module
 from batchwright.rollout_log.status import history, status
+from harness import Processes
 
-ROLLING = Path(__file__).with_name("rolling.py")
 NUM_ORDINALS = 200
 
 
-def roll(folder: Path, seed: int, num_kills: int) -> None:
+def roll(processes: Processes, folder: Path, seed: int, num_kills: int) -> None:
     """Run until everything is used, with so many kills on the way; then account for every prompt."""
     folder.mkdir()
-    ran = subprocess.run(
-        [sys.executable, ROLLING, folder, str(seed), str(num_kills)], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["killed"] == num_kills
+    RolloutLog(folder / "log", **settings(seed)).close()
+    for number in range(2):
+        processes.start(f"generator-{number}", generate, folder, seed)
+        processes.start(f"rank-{number}", train, folder, number)
+    names = ["generator-0", "generator-1", "rank-0", "rank-1"]
+    processes.disturb(names, num_kills, longest_seconds=0.05)
+    processes.kill(*names)
+    processes.start_again(*names)
+    (folder / "enough").touch()
+    processes.finish(*names)
     facts = status(folder / "log")
     assert (facts["lost"], facts["used_twice"], facts["is_over"]) == ([], [], True)
     assert (facts["cursor"], facts["taken"], facts["dropped"]) == (NUM_ORDINALS, NUM_ORDINALS, {})
@@ -40,27 +43,25 @@ def roll(folder: Path, seed: int, num_kills: int) -> None:
     assert max(attempt for _, attempt in stream) > 1, "no kill hit a process that held a prompt"
 
 
+@pytest.mark.parametrize("num_kills", [6, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_after_50_kills_every_prompt_was_used_exactly_once(tmp_path, seed):
-    roll(tmp_path / "run", seed, num_kills=25)  # in each of two logs; in the second one, leases end by time too
+def test_after_kills_every_prompt_was_used_exactly_once(processes, tmp_path, seed, num_kills):
+    roll(processes, tmp_path / "run", seed, num_kills)  # in two logs; in the second one, leases end by time too
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 10))
-def test_after_200_kills_every_prompt_was_used_exactly_once(tmp_path, seed):
-    roll(tmp_path / "run", seed, num_kills=25)
+def test_after_200_kills_every_prompt_was_used_exactly_once(processes, tmp_path, seed):
+    roll(processes, tmp_path / "run", seed, num_kills=25)
 
 
 # At every write
 
 
-def killed_in_a_child(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch, nth_write: int, share: float) -> bool:
-    """Do some work in a child that is killed in the middle of its nth write. False: it had done all before."""
-    pid = os.fork()
-    if pid:
-        _, ended = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(ended) or os.WEXITSTATUS(ended) == 0
-        return os.WIFSIGNALED(ended)
+def generate_and_train_once(folder: Path, prompts: list[str], nth_write: int, share: float) -> None:
+    """All that is written by generators and trainers, once; killed in the middle of the nth write."""
+    os.fsync = lambda descriptor: None  # what a killed process wrote is not lost with it
+    journal_module._sync = lambda descriptor: None
     num_writes = 0
     write = os.writev
 
@@ -73,37 +74,28 @@ def killed_in_a_child(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
             os.kill(os.getpid(), signal.SIGKILL)
         return write(descriptor, parts)
 
-    try:
-        monkeypatch.setattr(journal_module.os, "writev", write_a_part)
-        work()
-        os._exit(0)
-    finally:
-        os._exit(1)
+    os.writev = write_a_part
+    with RolloutLog(folder, prompts, group_size=1, seed=0, lease_seconds=0.001, max_attempts=99) as log:
+        jobs = log.next_prompts(6)
+        log.heartbeat()
+        log.give_back(jobs[5])
+        for job in jobs[:4]:
+            log.add(job, ["yes"], [1.0], policy_version=job.ordinal)
+        log.add(jobs[0], ["yes"], [1.0])
+        log.take(2, policy_version=2, max_staleness=1)
+        log.drop(4, "no")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99, 1.0], ids=["before", "early", "late", "after"])
-def test_a_process_killed_in_the_middle_of_any_write_loses_nothing(tmp_path, monkeypatch, share):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what a killed process wrote is not lost with it
+def test_a_process_killed_in_the_middle_of_any_write_loses_nothing(processes, tmp_path, monkeypatch, share):
     monkeypatch.setattr(journal_module, "_sync", lambda descriptor: None)
     prompts = [f"prompt {n}" for n in range(6)]
-
-    def work() -> None:
-        """All that is written by generators and trainers, once."""
-        with RolloutLog(folder, prompts, group_size=1, seed=0, lease_seconds=0.001, max_attempts=99) as log:
-            jobs = log.next_prompts(6)
-            log.heartbeat()
-            log.give_back(jobs[5])
-            for job in jobs[:4]:
-                log.add(job, ["yes"], [1.0], policy_version=job.ordinal)
-            log.add(jobs[0], ["yes"], [1.0])
-            log.take(2, policy_version=2, max_staleness=1)
-            log.drop(4, "no")
-
-    nth_write, was_killed = 0, True
-    while was_killed:
+    nth_write, name = 0, ""
+    while nth_write == 0 or processes.exit_code(name) != 0:  # until one has done all before its nth write
         nth_write += 1
-        folder = tmp_path / f"log-{nth_write}"
-        was_killed = killed_in_a_child(work, monkeypatch, nth_write, share)
+        folder, name = tmp_path / f"log-{nth_write}", f"killed-in-write-{nth_write}"
+        processes.start(name, generate_and_train_once, folder, prompts, nth_write, share)
+        assert processes.wait_for_end(name) in (0, -signal.SIGKILL), processes.told()
         with RolloutLog(folder, prompts, group_size=1, seed=0) as log:
             while not log.is_over:
                 for job in log.next_prompts(9):
