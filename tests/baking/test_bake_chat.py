@@ -164,7 +164,9 @@ def test_plain_text_is_not_taken_from_conversations(tmp_path):
     conversations = bake(chat.prepare_step(bw.chat(tokenizer, "chatml")), tmp_path / "chat.store")
     rendered = conversations.decode(conversations[0].tokens)
     assert rendered.startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
-    text = bw.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(bw.tokenize(tokenizer))
+    text = (
+        bw.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(bw.tokenize(tokenizer, special="parse"))
+    )
     plain = bake(text, tmp_path / "chat.store")  # into the store that has the conversation, as an older version
     assert plain[0].tokens.tolist() == tokenizer.encode(rendered, add_special_tokens=False).ids
     assert plain[0].tokens.tolist() != conversations[0].tokens.tolist()

@@ -67,7 +67,8 @@ def test_a_transformers_tokenizer_without_the_library_behind_it_is_called(make_t
 
         def convert_tokens_to_ids(self, tokens): ...
 
-        def encode(self, text, add_special_tokens=True):
+        def encode(self, text, add_special_tokens=True, split_special_tokens=False):
+            assert split_special_tokens
             return [self.get_vocab()[c] for c in text] + [2] * add_special_tokens
 
         def decode(self, ids):

@@ -18,6 +18,7 @@ from batchwright.files import write_whole
 from batchwright.fingerprint import fingerprint_bytes
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.step import Chat
+from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.listing import InputFile
 from batchwright.store import writer
 from batchwright.store.layout import Manifest, Shard, StreamInfo
@@ -234,6 +235,18 @@ def _report(work: list[Work]) -> dict[str, Any]:
     return {
         "ingredients": ingredients,
         **({"layouts": layouts} if layouts else {}),
+        **_special_tokens(work),
         "errors": sum(report.errors for part in work for report in part.reports),
         "examples": examples[:20],
     }
+
+
+def _special_tokens(work: list[Work]) -> dict[str, Any]:
+    """How many documents hold the names of special tokens, which names how often, and what they became."""
+    step = work[0].job.tokenize
+    if not isinstance(step, Tokenize) or step.special is None:
+        return {}
+    reports = [report for part in work for report in part.reports]
+    names = sum((Counter(report.special) for report in reports), Counter[str]())
+    documents = sum(report.special_documents for report in reports)
+    return {"special_tokens": {"as": step.special, "documents": documents, "names": dict(sorted(names.items()))}}

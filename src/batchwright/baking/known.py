@@ -162,7 +162,9 @@ def _is_of(store: Store, tokenize: Tokenize) -> bool:
     """Whether a store's tokens are this tokenizer's."""
     said, tokenizer = store.manifest.tokenizer, tokenize.tokenizer
     is_text = "chat" not in said  # conversations are encoded otherwise: what is said in them has no special tokens
-    return is_text and (said["kind"], said["fingerprint"]) == (tokenizer.kind, tokenizer.fingerprint)
+    is_same = (said["kind"], said["fingerprint"]) == (tokenizer.kind, tokenizer.fingerprint)
+    # Stores of releases that did not say it have parsed them.
+    return is_text and is_same and (said.get("special") or "parse") == (tokenize.special or "parse")
 
 
 def remember(tokenize: Tokenize | Chat, store: Store) -> None:
@@ -213,7 +215,7 @@ def _folder(tokenize: Tokenize) -> Path:
     and not two programs: there it counts where the code lies, too.
     """
     tokenizer = tokenize.tokenizer
-    named = [tokenizer.kind, tokenizer.fingerprint, int(tokenizer.vocab_size)]
+    named = [tokenizer.kind, tokenizer.fingerprint, int(tokenizer.vocab_size), *filter(None, [tokenize.special])]
     if tokenizer.kind == "plugin":
         named += _home_of(tokenizer.tokenizer)
     elif getattr(tokenizer, "_version", None) is not None:

@@ -76,8 +76,17 @@ class UnitReport:
     """A few of the dropped: (file, row in span, reason)."""
     errors: int = 0
     """How many of the dropped were malformed, and passed over because on_error='skip'."""
+    special: dict[str, int] = field(default_factory=dict)
+    """How often the documents' texts hold the name of each special token."""
+    special_documents: int = 0
     span_rows: list[int] = field(default_factory=list)
     span_hashes: list[str] = field(default_factory=list)
+
+    def count_special(self, names: list[str]) -> None:
+        """Count the names of special tokens in one document."""
+        if names:
+            self.special_documents += 1
+            self.special = dict(Counter(self.special) + Counter(names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from batchwright.errors import SpecError
 from batchwright.files import exclusive, is_part, out_of_space_at
 from batchwright.fingerprint import fingerprint
 from batchwright.machine import cpu_count
+from batchwright.prepare.tokenize import special_in_words
 from batchwright.spec import at_least, one_of
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
@@ -213,6 +214,7 @@ def _summary(to: str, store: Store, num_encoded: int, encoder: str | None, secon
         lines += [f"  {name}: {layout}" for name, layout in store.report["layouts"].items()]
     elif tokenizer["eos"] is not None:
         lines.append(f"  end of document: id {tokenizer['eos']} ({tokenizer['eos_from']})")
+    lines += [f"  special tokens: {line}" for line in special_in_words(store.report)]
     for name, part in store.report["ingredients"].items():
         if part["dropped"]:
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())

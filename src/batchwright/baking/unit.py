@@ -176,6 +176,8 @@ def documents_of(
         elif not text:
             dropped["empty text"] += 1
         else:
+            if isinstance(job.tokenize, Tokenize) and isinstance(text, str):
+                report.count_special(job.tokenize.special_in(text))
             yield span, row_number, text
 
 

@@ -51,7 +51,7 @@ examples:
 
 _OF_CHAT = ("conversation_format", "columns", "roles", "keep_newest")
 _OF_A_RECIPE = (
-    *("format", "text", "option", "tokenizer", "append_eos", "eos", "name", "quantity", "holdout", "seed"),
+    *("format", "text", "option", "tokenizer", "append_eos", "eos", "special", "name", "quantity", "holdout", "seed"),
     *("chat", *_OF_CHAT),
 )
 
@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="T", help="bytes, chars, or the path of a tokenizer.json")
     parser.add_argument("--append-eos", action="store_true", help="end every document with the end-of-document id")
     parser.add_argument("--eos", metavar="TOKEN", help="that id, or its token; otherwise the tokenizer's own")
+    parser.add_argument(
+        "--special",
+        choices=("text", "parse"),
+        help="what <|endoftext|> in a document becomes: characters like any others (text), or the token",
+    )
     parser.add_argument(
         "--chat", nargs="?", const="", metavar="TEMPLATE", help="conversations, by this template (the tokenizer's own)"
     )
@@ -183,6 +188,7 @@ def _text_step(arguments: argparse.Namespace) -> Any:
         arguments.tokenizer,
         append_eos=arguments.append_eos or eos is not None,
         eos=int(eos) if eos is not None and eos.isdigit() else eos,
+        special=arguments.special or "text",
     )
 
 
@@ -193,6 +199,7 @@ def _chat_step(arguments: argparse.Namespace) -> Any:
         ("text", "--columns, for the columns of a conversation"),
         ("append_eos", "leave it out: the template ends every turn"),
         ("eos", "leave it out: the template ends every turn"),
+        ("special", "leave it out: in messages they are always text"),
     ):
         if getattr(arguments, name) not in (None, False):
             flag = f"--{name.replace('_', '-')}"

@@ -130,6 +130,9 @@ def _render(facts: dict[str, Any]) -> str:
         f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
         for source in facts["sources"]
     ]
+    from batchwright.prepare.tokenize import special_in_words
+
+    lines += [f"  special    {printable(line)}" for line in special_in_words(facts["report"])]
     for name, part in facts["report"]["ingredients"].items():
         if part["dropped"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())

@@ -24,7 +24,7 @@ from batchwright.errors import SpecError
 from batchwright.machine import cpu_count
 from batchwright.prepare.proof import DIFFERS, FOLDS, NORMALIZES, Proof, make_encoding, proved_before
 
-__all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "find_proof"]
+__all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]
 
 MAX_RUN_CHARACTERS = 4096
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 17
@@ -69,7 +69,7 @@ class FastEncoder:
         """Why it is no longer used in this process."""
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
         self._table = proof.table()
-        self._added = _any_of(self._added_texts())
+        self._added = any_of(self._added_texts())
         letters = "".join(map(chr, np.flatnonzero(self._table & FOLDS).tolist()))
         self._folded = re.compile(f"'[A-Za-z]{{0,{max(proof.folded_letters - 1, 0)}}}[{letters}]") if letters else None
 
@@ -199,6 +199,7 @@ def has_long_run(text: str) -> bool:
     return any(run.end() - run.start() > MAX_RUN_CHARACTERS for run in _RUNS.finditer(text))
 
 
-def _any_of(contents: Iterable[str]) -> re.Pattern[str] | None:
-    patterns = [re.escape(content) for content in sorted(contents)]
-    return re.compile("|".join(patterns)) if patterns else None
+def any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds the names, the longest where several begin; None without names."""
+    patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
+    return re.compile(f"({'|'.join(patterns)})") if patterns else None

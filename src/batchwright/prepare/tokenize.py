@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from batchwright.errors import TokenizerError
 from batchwright.fingerprint import fingerprint
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
+from batchwright.spec import one_of
 
-__all__ = ["Tokenize", "tokenize"]
+__all__ = ["Tokenize", "special_in_words", "tokenize"]
 
 
 def tokenize(
@@ -28,6 +29,7 @@ def tokenize(
     decode: Callable[[Any], str] | None = None,
     dtype: str | None = None,
     version: str | None = None,
+    special: str = "text",
 ) -> Tokenize:
     """A recipe step that encodes `row[text]`.
 
@@ -40,14 +42,32 @@ def tokenize(
     `append_eos` ends every document with one id: `eos=` (an id or a token), else what tokenizer_config.json beside the
     file says, else the only special token, else a well-known name. The bake report says which; where there is no
     answer the error lists the candidates. Special tokens of the template are never added.
+
+    `special="text"` encodes the name of a special token in a document (`<|endoftext|>` on a web page) as the characters
+    that it is written with; "parse" makes it that token. The bake report counts these names.
     """
     resolved = resolve_tokenizer(tokenizer, vocab_size=vocab_size, decode=decode, version=version)
+    one_of(("text", "parse"), special=special)
+    has_special = isinstance(resolved, JsonTokenizer) and bool(resolved.special)
+    if special == "parse" and not has_special:
+        raise TokenizerError(
+            f"special='parse': no special tokens are known of the tokenizer {resolved.name!r}",
+            parameter="special",
+            remedy="leave it out, or the path of a tokenizer.json that has some",
+        )
     if eos is not None and not append_eos:
         raise TokenizerError(
             f"eos={eos!r} has no effect without append_eos", parameter="eos", remedy="append_eos=True, or no eos="
         )
     eos_id, eos_from = _eos(resolved, eos) if append_eos else (None, None)
-    step = Tokenize(tokenizer=resolved, eos_id=eos_id, eos_from=eos_from, text=text, asked_dtype=_dtype_name(dtype))
+    step = Tokenize(
+        tokenizer=resolved,
+        eos_id=eos_id,
+        eos_from=eos_from,
+        text=text,
+        asked_dtype=_dtype_name(dtype),
+        special=special if has_special else None,
+    )
     if not step.needs_fit:
         _ = step.dtype
     return step
@@ -62,6 +82,8 @@ class Tokenize:
     eos_from: str | None
     text: str
     asked_dtype: str | None = None
+    special: str | None = None
+    """What the name of a special token in a text becomes; None where the tokenizer has none, or knows them itself."""
 
     @property
     def needs_fit(self) -> bool:
@@ -99,11 +121,17 @@ class Tokenize:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint([self.tokenizer.fingerprint, self.eos_id, self.text, self.asked_dtype])
+        decides = [self.tokenizer.fingerprint, self.eos_id, self.text, self.asked_dtype]
+        return fingerprint(decides if self.special is None else [*decides, self.special])
 
     def describe(self) -> str:
         end = f", eos {self.eos_id} ({self.eos_from})" if self.eos_id is not None else ""
-        return f"tokenize({self.tokenizer.name}{end})"
+        special = ", special tokens parsed" if self.special == "parse" else ""
+        return f"tokenize({self.tokenizer.name}{end}{special})"
+
+    def special_in(self, text: str) -> list[str]:
+        """The names of special tokens that a text holds, in order."""
+        return [] if self.special is None else self.tokenizer.special_names.findall(text)
 
     @property
     def encoder(self) -> str | None:
@@ -132,12 +160,13 @@ class Tokenize:
         return [tokens[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
 
     def _ids(self, texts: Sequence[str]) -> list[Any]:
+        encode = self.tokenizer.encode_as_text if self.special == "text" else self.tokenizer.encode_batch
         try:
-            ids = list(self.tokenizer.encode_batch(texts))
+            ids = list(encode(texts))
         except Exception:
             for number, text in enumerate(texts):  # once more, to say which text it was
                 try:
-                    self.tokenizer.encode_batch([text])
+                    encode([text])
                 except Exception as error:
                     raise _failed(self.tokenizer.name, error, number) from error
             raise
@@ -157,7 +186,18 @@ class Tokenize:
             "vocab_size": self.vocab_size,
             "eos": self.eos_id,
             "eos_from": self.eos_from,
+            "special": self.special,
         }
+
+
+def special_in_words(report: Mapping[str, Any]) -> list[str]:
+    """A line about the special tokens that a bake found in texts; no line where it found none."""
+    said = report.get("special_tokens")
+    if not said or not said["documents"]:
+        return []
+    names = ", ".join(f"{count:,} {name}" for name, count in said["names"].items())
+    became = "kept as text" if said["as"] == "text" else "made special tokens"
+    return [f"{names} in the text of {said['documents']:,} document{'s' * (said['documents'] != 1)}: {became}"]
 
 
 def _check_ids(arrays: Sequence[NDArray[Any]], limit: int) -> None:

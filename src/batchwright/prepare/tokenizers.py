@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from batchwright.errors import TokenizerError
 from batchwright.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
-from batchwright.prepare.fast import FastEncoder, find_proof
+from batchwright.prepare.fast import FastEncoder, any_of, find_proof
 from batchwright.prepare.proof import Proof
+from batchwright.prepare.whole import WholeEncoder
 from batchwright.protocols import Tokenizer
 from batchwright.spec import suggest
 
@@ -161,6 +163,15 @@ class JsonTokenizer:
         return {t.content: i for i, t in sorted(self.backend.get_added_tokens_decoder().items()) if t.special}
 
     @cached_property
+    def special_names(self) -> re.Pattern[str] | None:
+        """Finds the names of special tokens; None where there are none."""
+        return any_of(self.special)
+
+    @cached_property
+    def whole(self) -> WholeEncoder:
+        return WholeEncoder(self.backend)
+
+    @cached_property
     def fingerprint(self) -> str:
         return fingerprint_bytes(self.backend.to_str().encode())[:16]
 
@@ -168,6 +179,15 @@ class JsonTokenizer:
         if self.fast is not None:
             return self.fast.encode_batch(texts)
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_as_text(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """The ids of texts in which the name of a special token is text like any other."""
+        ids = [np.asarray(one, np.uint32) for one in self.encode_batch(texts)]
+        together, special = np.concatenate([np.empty(0, np.uint32), *ids]), list(self.special.values())
+        # Most tokenizers give special tokens the highest ids: then one look at the largest is enough.
+        if together.max(initial=0) < min(special) or not np.isin(together, special).any():
+            return ids
+        return self.whole.as_text(texts, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
@@ -341,10 +361,10 @@ def resolve_tokenizer(
         return JsonTokenizer(tokenizer.to_str(), "tokenizers")
     if hasattr(tokenizer, "encode") and hasattr(tokenizer, "convert_tokens_to_ids"):  # a slow transformers tokenizer
         return CallableTokenizer(
-            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
             len(tokenizer),
             decode=tokenizer.decode,
-            version=version or fingerprint(tokenizer.get_vocab()),
+            version=version or fingerprint(["special tokens are text", tokenizer.get_vocab()]),
             name=type(tokenizer).__name__,
             eos_id=tokenizer.eos_token_id,
         )

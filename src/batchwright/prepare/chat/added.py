@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterable
 from typing import Any
 
 from batchwright.prepare.chat.spans import Rendered
+from batchwright.prepare.fast import any_of
 
-__all__ = ["MOST_KEPT_GAPS", "AddedTokens", "any_of"]
+__all__ = ["MOST_KEPT_GAPS", "AddedTokens"]
 
 MOST_KEPT_GAPS = 4096
 """Texts between messages that are remembered. A template has few; one that writes a date, or counts, has many."""
@@ -57,11 +56,6 @@ class AddedTokens:
             if len(self._gaps) < MOST_KEPT_GAPS:
                 self._gaps[gap] = known
         return known
-
-
-def any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
-    return re.compile(f"({'|'.join(patterns)})") if patterns else None
 
 
 def _is_of_a_word(character: str) -> bool:

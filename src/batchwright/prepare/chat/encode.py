@@ -25,7 +25,6 @@ from batchwright.prepare.chat.added import AddedTokens
 from batchwright.prepare.chat.align import SpanTable, token_stops
 from batchwright.prepare.chat.cut import FastConversations, are_plain
 from batchwright.prepare.chat.spans import Encoded, Rendered
-from batchwright.prepare.chat.whole import WholeEncoder
 from batchwright.prepare.tokenizers import CharsTokenizer, JsonTokenizer
 
 __all__ = ["ConversationEncoder"]
@@ -64,10 +63,6 @@ class ConversationEncoder:
         return AddedTokens(self.tokenizer.backend.get_added_tokens_decoder())
 
     @cached_property
-    def _whole(self) -> WholeEncoder:
-        return WholeEncoder(self.tokenizer.backend)
-
-    @cached_property
     def _fast(self) -> FastConversations | None:
         fast = self.tokenizer.fast
         return FastConversations(fast, self._added) if fast is not None and are_plain(self._added, fast) else None
@@ -76,7 +71,7 @@ class ConversationEncoder:
         if not rendered:
             return []
         marked = [self._added.in_template(one) for one in rendered]
-        pieces = self._whole.encode([one.text for one in rendered], marked, numbers)
+        pieces = self.tokenizer.whole.encode([one.text for one in rendered], marked, numbers)
         return [_aligned(one, *found) for one, found in zip(rendered, pieces, strict=True)]
 
 

@@ -1,8 +1,8 @@
-"""Encode a whole conversation with `tokenizers`, where only the template's own special tokens count.
+"""Encode a whole text with `tokenizers`, where only chosen special tokens count: a chat template's own, or none.
 
 `tokenizers` finds special tokens in any text. So they get other names here, in a copy of the tokenizer: characters that
-no text has, as many as the name is long. The template's own are renamed in the text, and what a message says of them
-stays what it is: text. All else is done by `tokenizers`, on the whole text at once: other added tokens, blanks that
+no text has, as many as the name is long. The chosen ones are renamed in the text, and any other name in it stays what
+it is: text. All else is done by `tokenizers`, on the whole text at once: other added tokens, blanks that
 tokens take in, spaces that are put before, the normalizer.
 """
 
@@ -56,7 +56,7 @@ class WholeEncoder:
     def encode(
         self, texts: Sequence[str], marked: Sequence[Sequence[tuple[int, str]]], known_as: Sequence[int] | None = None
     ) -> list[Pieces]:
-        """`marked` are the special tokens of each text that are the template's own: (start, name), in order.
+        """`marked` are the special tokens of each text that count: (start, name), in order.
 
         A TokenizerError says by `number` which text it is about; `known_as` are other numbers for them.
         """
@@ -74,15 +74,30 @@ class WholeEncoder:
             self._check(found[number], names, known_as[number])
         return [found[number] for number in range(len(texts))]
 
+    def as_text(self, texts: Sequence[str], ids: Sequence[NDArray[np.uint32]]) -> list[NDArray[np.uint32]]:
+        """`ids` of texts, as `tokenizers` gave them, but without any special token that it found in a text."""
+        unknown = self._unknown if self._unknown in self._special else None
+        found = [
+            number
+            for number, (text, one) in enumerate(zip(texts, ids, strict=True))
+            if np.isin(one, self._told).any() or (unknown is not None and unknown in text)
+        ]
+        plain = self.encode([texts[number] for number in found], [()] * len(found), found)
+        kept = list(ids)
+        for number, pieces in zip(found, plain, strict=True):
+            kept[number] = pieces.tokens
+        return kept
+
     def _check(self, pieces: Pieces, marked: Sequence[tuple[int, str]], number: int) -> None:
-        """That there are as many special tokens as the template has written."""
+        """That there are as many special tokens as were marked."""
         told = np.isin(pieces.tokens, self._told)
         if int(told.sum()) != sum(name != self._unknown for _, name in marked):
             raise TokenizerError(
-                "this tokenizer makes special tokens of plain text, or none of its own names: in messages they could "
-                "not be told apart",
+                "this tokenizer makes special tokens of plain text, or none of its own names: they could not be told "
+                "apart",
                 number=number,
-                remedy="a tokenizer whose vocabulary has special tokens as added tokens only",
+                remedy="a tokenizer whose vocabulary has special tokens as added tokens only; for text that is not a "
+                "conversation also tokenize(special='parse')",
             )
 
     def _free_characters(self, text: str, number: int) -> int:
