@@ -10,6 +10,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.prepare.columns import BadText, TextColumn
+from refusals import refused
 
 ROW = {
     "title": "Ahab",
@@ -87,50 +88,46 @@ def test_numbers_and_dates_are_shown_in_a_template_as_python_shows_them():
     ],
 )
 def test_a_row_without_text_says_why_and_what_is_near(spec, kind, reason):
-    with pytest.raises(BadText) as caught:
+    with refused(BadText, reason, kind=kind):
         TextColumn(spec).of(ROW)
-    assert caught.value.kind == kind
-    assert reason in caught.value.reason
 
 
 def test_null_inside_a_list_is_a_fault_of_a_column_and_nothing_in_a_template():
     row = {"tags": ["a", None, "b"]}
-    with pytest.raises(BadText, match="item 1 of its list is null"):
+    with refused(BadText, "item 1", "null", kind="column 'tags' is not text"):
         TextColumn("tags").of(row)
     assert TextColumn("{tags}").of(row) == "a\nb"
 
 
 def test_bytes_that_are_not_utf8_are_named_with_the_byte():
-    with pytest.raises(BadText, match=r"not UTF-8: column 'raw', byte 0xe9 at 3"):
+    with refused(BadText, "'raw'", "0xe9 at 3", kind="not UTF-8"):
         TextColumn("raw").of({"raw": b"caf\xe9"})
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "named"),
     [
-        ("", "text='' is not the name of a column"),
-        (7, "text=7 is not the name of a column"),
-        ("{title", "is not a template: expected '}' before end of string"),
-        ("title}", "is not a template: single '}' encountered"),
-        ("{}", r"is not a template: {} is not a column or a path"),
-        ("{a..b}", r"{a..b} is not a column or a path"),
-        ("{a[0]}", r"{a\[0\]} is not a column or a path"),
-        ("{a!r}", "'!r' is not known here"),
-        ("{a:{b}}", "the format of {a} cannot depend on another column"),
-        ("{{no column}}", "it names no column"),
+        ("", "text=''"),
+        (7, "text=7"),
+        ("{title", "expected '}' before end of string"),
+        ("title}", "single '}' encountered"),
+        ("{}", "{}"),
+        ("{a..b}", "{a..b}"),
+        ("{a[0]}", "{a[0]}"),
+        ("{a!r}", "'!r'"),
+        ("{a:{b}}", "{a}"),
+        ("{{no column}}", "{{no column}}"),
     ],
 )
-def test_what_cannot_be_a_column_is_refused_when_it_is_said(spec, why):
+def test_what_cannot_be_a_column_is_refused_when_it_is_said(spec, named):
     recipe = bw.DatasetRecipe()
-    with pytest.raises(bw.SpecError, match=why) as caught:
+    with refused(bw.SpecError, named, parameter="text"):
         recipe.add_ingredient(["a"], text=spec)
-    assert caught.value.where == {"parameter": "text"}
-    assert caught.value.remedy
     assert recipe.ingredients == []
 
 
 def test_a_template_reaches_no_attributes_of_python_objects():
-    with pytest.raises(BadText, match=r"no column '__class__\.__name__'"):
+    with refused(BadText, kind="no column '__class__.__name__'"):
         TextColumn("{__class__.__name__}").of({"text": "x"})
 
 

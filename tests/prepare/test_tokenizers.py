@@ -9,6 +9,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.prepare import load_tokenizer, resolve_tokenizer
+from refusals import refused
 
 TEXT = "the cat the dog a b c a b c"
 IDS = [3, 4, 3, 5, 0, 1, 2, 0, 1, 2]
@@ -85,15 +86,13 @@ def test_a_store_decodes_with_the_tokenizer_it_keeps(make_tokenizer, bake_texts)
 
 
 def test_a_function_needs_a_vocabulary_size():
-    with pytest.raises(bw.TokenizerError, match="a function as tokenizer needs vocab_size=") as caught:
+    with refused(bw.TokenizerError, parameter="vocab_size", remedy="tokenize(function, vocab_size=50257)"):
         bw.tokenize(lambda text: [1])
-    assert caught.value.where == {"parameter": "vocab_size"}
-    assert caught.value.remedy == "tokenize(function, vocab_size=50257)"
 
 
 @pytest.mark.parametrize("vocab_size", [0, -5, "100", True])
 def test_a_vocabulary_size_that_is_none_is_refused(vocab_size):
-    with pytest.raises(bw.TokenizerError, match="needs vocab_size="):
+    with refused(bw.TokenizerError, parameter="vocab_size", remedy="tokenize(function, vocab_size=50257)"):
         bw.tokenize(lambda text: [1], vocab_size=vocab_size)
 
 
@@ -117,7 +116,7 @@ def test_a_function_may_give_lists_arrays_or_tuples(bake_texts):
 def test_a_store_of_a_function_cannot_decode_and_says_so_by_none(bake_texts, tmp_path):
     store = bake_texts(["ab"], bw.tokenize(lambda text: [1, 2], vocab_size=3))
     assert store.decode([1, 2]) is None
-    with pytest.raises(bw.TokenizerError, match="a store does not keep the function that tokenised it"):
+    with refused(bw.TokenizerError, "function", file=store.folder / "tokenizer.json"):
         bw.tokenize(store.folder / "tokenizer.json")
 
 
@@ -125,9 +124,8 @@ def test_the_tokenizer_of_a_store_can_tokenise_again(bake_texts):
     store = bake_texts(["cab"], bw.tokenize("chars"))
     step = bw.tokenize(store.folder / "tokenizer.json", append_eos=True)
     assert step.encode(["abc"])[0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(bw.TokenizerError, match="character 'x' is not in the vocabulary of 3") as caught:
+    with refused(bw.TokenizerError, "'x'", file="<memory>", row=1):
         bake_texts(["abc", "axc"], step)
-    assert caught.value.where == {"file": "<memory>", "row": 1}
 
 
 def test_an_object_that_does_what_the_protocol_asks_for_is_a_tokenizer(bake_texts):
@@ -170,40 +168,36 @@ def test_tokenizers_that_differ_have_fingerprints_that_differ(make_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("given", "message", "remedy"),
+    ("given", "named"),
     [
-        ("byte", "no tokenizer file", "'bytes'"),
-        ("gpt2", "no tokenizer file", "AutoTokenizer.from_pretrained"),
-        (5, "a int is not a tokenizer", "the path of a tokenizer.json"),
-        (object(), "a object is not a tokenizer", "the path of a tokenizer.json"),
+        ("byte", "'bytes'"),
+        ("gpt2", "AutoTokenizer.from_pretrained"),
+        (5, "a int"),
+        (object(), "a object"),
     ],
 )
-def test_what_is_no_tokenizer_is_answered_with_what_is(given, message, remedy, tmp_path, monkeypatch):
+def test_what_is_no_tokenizer_is_answered_with_what_is(given, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(bw.TokenizerError, match=message) as caught:
+    with refused(bw.TokenizerError, named):
         resolve_tokenizer(given)
-    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"model": 5}', b"\xff\xfe", b"[" * 100_000])
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(bw.TokenizerError, match=r"this is not a tokenizer\.json") as caught:
+    with refused(bw.TokenizerError, "tokenizer.json", file=path, remedy="tokenizer.json"):
         bw.tokenize(path)
-    assert caught.value.where["file"] == path
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(bw.TokenizerError, match="no tokenizer file") as caught:
+    with refused(bw.TokenizerError, file=tmp_path / "tokenizer.json", remedy="AutoTokenizer.from_pretrained"):
         bw.tokenize(tmp_path)
-    assert caught.value.where["file"] == tmp_path / "tokenizer.json"
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "5"])
 def test_a_config_that_is_broken_is_named(make_tokenizer, save, config):
     path = save(make_tokenizer("</s>"))
     path.with_name("tokenizer_config.json").write_text(config)
-    with pytest.raises(bw.TokenizerError, match=r"this is not a tokenizer_config\.json") as caught:
+    with refused(bw.TokenizerError, file=path.with_name("tokenizer_config.json")):
         bw.tokenize(path, append_eos=True)
-    assert caught.value.where["file"] == path.with_name("tokenizer_config.json")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import batchwright as bw
 from batchwright.prepare.train import BpeSettings, train_bpe
+from refusals import refused
 
 TEXTS = [
     "the cat sat on the mat, the cat's mat 1234; where else would a cat of that kind have been sitting?",
@@ -57,13 +58,13 @@ def test_no_token_spans_a_cut_of_the_pattern():
 
 
 def test_a_pattern_of_ones_own_is_a_regular_expression():
-    with pytest.warns(UserWarning, match="the vocabulary has 258 ids"):
+    with pytest.warns(UserWarning, match="vocab_size=258"):
         vocab = trained(["ab-ab-ab-"] * 9, 300, pattern="-").vocab
     assert {piece for piece in vocab if len(piece) > 1} == {"ab", "<|endoftext|>"}
 
 
 def test_the_name_of_a_special_token_is_never_learned_from_the_text():
-    with pytest.warns(UserWarning, match="the vocabulary has 258 ids"):
+    with pytest.warns(UserWarning, match="vocab_size=258"):
         tokenizer = trained(["ab<s>ab<s>ab<s>"] * 9, special_tokens=["<s>"], pattern="ab")
     assert "ab" in tokenizer.vocab
     assert tokenizer.special == {"<s>": 257}
@@ -78,7 +79,7 @@ def test_the_fast_encoder_is_proved_identical_on_it(pattern):
 
 
 def test_a_text_with_too_few_pairs_gives_a_smaller_vocabulary_and_says_how_large():
-    with pytest.warns(UserWarning, match=r"the vocabulary has 259 ids, not 5,000: .* occur 2 times.* vocab_size=259"):
+    with pytest.warns(UserWarning, match=r"259.* 5,000.*min_frequency=.*vocab_size=259"):
         tokenizer = trained(["aaa aaa"], 5000)
     assert tokenizer.vocab_size == 259
 
@@ -93,19 +94,14 @@ def test_the_smallest_vocabulary_is_the_bytes_and_the_special_tokens():
 @pytest.mark.parametrize(
     ("settings", "parameter", "what", "remedy"),
     [
-        (
-            {"vocab_size": 256},
-            "vocab_size",
-            "256 bytes have an id each, and so have special tokens (1)",
-            "vocab_size=257 or more",
-        ),
-        ({"vocab_size": 0}, "vocab_size", "must be at least 1", "vocab_size=1"),
-        ({"vocab_size": 1.5}, "vocab_size", "must be a whole number", None),
-        ({"min_frequency": 0}, "min_frequency", "must be at least 1", "min_frequency=1"),
-        ({"pattern": "(("}, "pattern", "neither 'llama3' nor 'gpt2' nor a regular expression", "pattern='llama3'"),
-        ({"special_tokens": "<s>"}, "special_tokens", "is not a list of names", "special_tokens=['<|endoftext|>']"),
-        ({"special_tokens": ["<s>", ""]}, "special_tokens", "is not a list of names", "special_tokens=['<|endoftext"),
-        ({"special_tokens": ["<s>", "<s>"]}, "special_tokens", "'<s>' is there twice", "once"),
+        ({"vocab_size": 256}, "vocab_size", "256 bytes", "vocab_size=257"),
+        ({"vocab_size": 0}, "vocab_size", "0", "vocab_size=1"),
+        ({"vocab_size": 1.5}, "vocab_size", "1.5", None),
+        ({"min_frequency": 0}, "min_frequency", "0", "min_frequency=1"),
+        ({"pattern": "(("}, "pattern", "((", "pattern='llama3'"),
+        ({"special_tokens": "<s>"}, "special_tokens", "'<s>'", "special_tokens=['<|endoftext|>']"),
+        ({"special_tokens": ["<s>", ""]}, "special_tokens", "['<s>', '']", "special_tokens=['<|endoftext"),
+        ({"special_tokens": ["<s>", "<s>"]}, "special_tokens", "'<s>'", "once"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_text_is_read(settings, parameter, what, remedy):
@@ -113,11 +109,8 @@ def test_what_cannot_be_is_refused_before_any_text_is_read(settings, parameter, 
         raise AssertionError("it was read")
         yield ""
 
-    with pytest.raises(bw.SpecError) as caught:
+    with refused(bw.SpecError, what, parameter=parameter, remedy=remedy or True):
         trained(never(), **settings)
-    assert what in caught.value.headline
-    assert caught.value.where["parameter"] == parameter
-    assert remedy is None or remedy in caught.value.remedy
 
 
 def test_an_error_of_the_texts_comes_out_as_it_is():
@@ -125,5 +118,5 @@ def test_an_error_of_the_texts_comes_out_as_it_is():
         yield "one"
         raise bw.SourceError("this line is broken", file="a.jsonl")
 
-    with pytest.raises(bw.SourceError, match="this line is broken"):
+    with refused(bw.SourceError, file="a.jsonl", remedy=False):
         trained(broken())
