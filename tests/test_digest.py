@@ -75,7 +75,7 @@ def test_rows_over_the_border_of_shards_are_those_of_the_loader(sharded_store, o
     assert digest_of(digest_steps(sharded_store, loader, 3, 8)) == combine(of_loader(loader, 9)[3:])
 
 
-@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, open_loader, epoch_end):
     loader = open_loader(small_store, epochs=None, epoch_end=epoch_end, batch_size=32)
     edge = loader.get_num_batches()

@@ -78,8 +78,9 @@ def test_a_drill_leaves_no_record_of_a_run(own_store):
     assert not (own_store / "plans").exists()
 
 
-def test_a_drill_goes_over_the_end_of_epochs(small_store):
-    plan = make_plan(bw.open_store(small_store), 200, split="train", epoch_end="pad")
+@pytest.mark.parametrize("epoch_end", ["short", "pad"])
+def test_a_drill_goes_over_the_end_of_epochs(small_store, epoch_end):
+    plan = make_plan(bw.open_store(small_store), 200, split="train", epoch_end=epoch_end)
     assert plan.epoch_rows < 12 * 6
     report = run_drill(small_store, plan, **SETTINGS)
     assert report.ok

@@ -132,11 +132,3 @@ def test_sources_of_the_users_own_are_gathered_by_number():
     block = Flow(sources, order).make(Task(8, 1, 8, range(8), 8), fresh)  # the second epoch
     source, index, _ = order.at(range(8, 16))
     assert block.tokens[:, 0].tolist() == [(1000 + i) * (-1 if s else 1) for s, i in zip(source, index, strict=True)]
-
-
-def test_a_task_without_rows_gives_none(small_store):
-    store = bw.open_store(small_store)
-    flow = flow_of(store, make_plan(store, 16, seed=7))
-    assert flow.make(Task(0, 3, 2, range(1, 1), 2), fresh).tokens.shape == (0, 17)
-    flow = Flow([Numbers("up", 6)], Order({"up": 6}, seed=0))
-    assert flow.make(Task(0, 1, 2, range(0), 2), fresh).tokens.shape == (0, 4)

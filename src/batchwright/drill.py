@@ -265,6 +265,8 @@ class _Record:
     rest: NDArray[np.uint64]
     """Hash of each row's other fields, whole."""
     is_real: NDArray[np.bool_]
+    sequences: int
+    """Rows of the batch that one row of the order is: two for preference pairs."""
     state: State
     """The loader's, after the step."""
     batch_state: State
@@ -304,9 +306,9 @@ class _LegRun:
 
     def _check(self, records: list[_Record]) -> None:
         true = self.truth[self.step]
-        per = max(len(true.tokens) // self.batch_size, 1)  # a preference pair is two rows of a batch
+        per = true.sequences
         for rank, record in enumerate(records):
-            mine = share(self.batch_size, rank=rank, world=self.leg.ranks)
+            mine = share(len(true.tokens) // per, rank=rank, world=self.leg.ranks)
             what = _what_differs(true, record, slice(mine.start * per, mine.stop * per))
             if what is not None:
                 self.differences.append(self._difference(rank, what))
@@ -320,13 +322,14 @@ class _LegRun:
 def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
     """In words; None where all is equal."""
     expected = len(true.tokens[mine])
-    if len(record.tokens) != expected:
-        return f"{_counted(len(record.tokens), 'row')} instead of {expected}"
+    rows = len(record.tokens) if expected or record.is_real.any() else 0  # a rank without a row has one of weight 0
+    if rows != expected:
+        return f"{_counted(rows, 'row')} instead of {expected}"
     for name, one, two in (
         ("tokens", true.tokens, record.tokens),
         ("labels, masks or position", true.rest, record.rest),
     ):
-        wrong = np.flatnonzero(one[mine] != two)
+        wrong = np.flatnonzero(one[mine] != two[:rows])
         if len(wrong):
             return f"{name} of row {int(wrong[0]) + mine.start} of the batch, and {len(wrong) - 1} more rows"
     for name, state in (("state", record.state), ("state in the batch", record.batch_state)):
@@ -429,6 +432,7 @@ def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
         tokens=sample_hashes(batch) if is_samples else row_hashes(batch.input_ids),
         rest=np.array(rest, np.uint64),
         is_real=np.asarray(facts["weight"]) > 0,
+        sequences=2 if "side" in facts else 1,
         state=loader.state_dict(),
         batch_state={**facts["state"], "steps": [list(triple) for triple in facts["state"]["steps"]]},
     )

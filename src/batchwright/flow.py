@@ -45,7 +45,7 @@ class Task:
     stride: int
     """Rows from one step's first row to the next one's: the global batch, or several where workers take turns."""
     rows: Share
-    """This rank's rows of each step, counted in the global batch."""
+    """This rank's rows of each step, counted in the global batch: at least one."""
     real_rows: int
     """Rows of each step that are data; those after them repeat the last one, with weight 0."""
 
@@ -183,9 +183,9 @@ class Located:
         self.windows: NDArray[Any] | None = None
         self.apart: NDArray[np.int64] | None = None
         """Rows that lie over the border of a shard, and are read one by one."""
-        if flow.in_memory and len(positions):  # a rank may have no rows of a batch that is smaller than the world
+        if flow.in_memory:
             self._find_windows()
-        elif flow.fields.need_borders and len(positions) and not flow.has_samples:
+        elif flow.fields.need_borders and not flow.has_samples:
             self._find_starts()
 
     def _find_starts(self) -> None:
@@ -233,7 +233,7 @@ class Located:
                 flow.windows[int(self.draw.source[row])].read_row(
                     int(self.start[row]), out[row - first], int(self.draw.epoch[row])
                 )
-        if not flow.in_memory and last > first:
+        if not flow.in_memory:
             self._gather_by_source(first, last, out)
         weight = None if self.weight is None else self.weight[first:last]
         block = Block(out, source, self.positions[first:last], weight)

@@ -243,6 +243,7 @@ def _place_in_run(plan: Plan, position: int, rank_of: RankOf) -> tuple[int | Non
         return None, 0, 0
     step = step_of_position(plan.steps, position, **plan.epoch_spec)
     first, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
+    rows = Cut(rows_per_step=rows, **plan.epoch_spec).shared_rows(first)
     skips = plan.epoch_spec["epochs"].skips
     row = skips.live(position) - skips.live(first)
     if position in skips or not 0 <= row < rows:

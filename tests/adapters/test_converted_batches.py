@@ -74,9 +74,11 @@ def test_where_labels_are_the_inputs_they_are_copied_once(opened, framework):
 
 
 @every_framework
-def test_a_rank_without_rows_gets_an_empty_batch(opened, framework):
+def test_a_rank_without_rows_gets_one_of_weight_0(opened, framework):
     batch = opened(framework, batch_size=2, rank=0, world_size=3, uneven=True).get_batch()
-    assert batch.input_ids.shape == batch.loss_mask.shape == (0, 16)
+    assert batch.input_ids.shape == batch.loss_mask.shape == (1, 16)
+    assert batch.metadata["weight"].tolist() == [0]
+    assert not np.asarray(batch.loss_mask).any()
 
 
 # Memory

@@ -15,7 +15,7 @@ from batchwright.types import TrainingBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
-EPOCH_ENDS = ["drop", "pad", "wrap"]
+EPOCH_ENDS = ["drop", "short", "pad", "wrap"]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_ranks_get_their_shares_of_the_same_steps(opened, epoch_end):
 def test_a_rank_that_has_no_row_of_a_batch_still_takes_every_step(opened, values):
     few = {"batch_size": 3, "rank": 0, "world_size": 4, "uneven": True}
     expected = [values(batch) for batch in opened(**few).get_iterator()]
-    assert expected[0]["input_ids"] == []
+    assert len(expected[0]["input_ids"]) == 1  # of weight 0
     assert [values(batch) for batch in through(opened(**few), 2)] == expected
 
 

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata still calls it
 ]
 
-EPOCH_ENDS = ["drop", "pad", "wrap"]
+EPOCH_ENDS = ["drop", "short", "pad", "wrap"]
 BATCH_ROWS = 100  # six or seven steps in an epoch
 
 

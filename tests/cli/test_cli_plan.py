@@ -202,7 +202,7 @@ def test_an_altered_plan_file_is_refused(store, plan, tmp_path, refuses):
     assert "was changed after it was written" in refuses("plan", store, tmp_path / "altered.json")
 
 
-@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 @pytest.mark.parametrize("weights", [None, {"web": 0.6, "code": 0.4}])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weights, epochs):

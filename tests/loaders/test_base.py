@@ -64,7 +64,7 @@ def test_get_batch_goes_on_into_the_next_epoch(open_numbers):
     assert [rows_of(loader.get_batch())[0] for _ in range(4)] == [0, 4, 0, 4]
 
 
-@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_after_the_last_epoch_there_are_no_more_batches(open_numbers, epoch_end):
     loader = open_numbers(10, epochs=1, epoch_end=epoch_end)
     list(loader)
@@ -89,7 +89,7 @@ def test_epochs_none_has_no_end(open_numbers):
     assert loader.epoch == 5
 
 
-@pytest.mark.parametrize("epoch_end", ["drop", "pad"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_number_of_batches_is_what_an_epoch_gives_on_every_rank(open_numbers, epoch_end, world_size):
     for rank in range(world_size):
@@ -274,7 +274,7 @@ def test_the_state_in_a_batch_is_the_state_after_it(open_numbers):
 
 
 @pytest.mark.parametrize("stopped_after", [0, 1, 2, 3, 5, 6])
-@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_a_restored_loader_yields_what_the_lost_one_would_have(open_numbers, stopped_after, epoch_end):
     settings = {"epochs": 3, "epoch_end": epoch_end, "shuffle": "global"}
     lost = open_numbers(10, **settings)
@@ -397,10 +397,10 @@ def test_uneven_ranks_partition_each_batch(open_numbers, world_size):
     parts = [open_numbers(40, rank=rank, **settings) for rank in range(world_size)]
     for step in range(4):
         batches = [part.get_batch() for part in parts]
-        assert [row for batch in batches for row in rows_of(batch)] == list(range(10 * step, 10 * step + 10))
-        assert [len(batch) for batch in batches] == [
-            10 * (r + 1) // world_size - 10 * r // world_size for r in range(world_size)
-        ]
+        counts = [10 * (r + 1) // world_size - 10 * r // world_size for r in range(world_size)]
+        real = [rows_of(batch)[:count] for batch, count in zip(batches, counts, strict=True)]
+        assert [row for rows in real for row in rows] == list(range(10 * step, 10 * step + 10))
+        assert [len(batch.input_ids) for batch in batches] == [max(count, 1) for count in counts]
         assert {batch.metadata["global_rows"] for batch in batches} == {10}
         assert sum(float(batch.metadata["weight"].sum()) for batch in batches) == 10
     assert {part.position for part in parts} == {40}
@@ -409,8 +409,13 @@ def test_uneven_ranks_partition_each_batch(open_numbers, world_size):
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
 def test_a_rank_without_rows_still_counts_steps(open_numbers, ahead):
     loader = open_numbers(10, batch_size=2, uneven=True, rank=0, world_size=3, **ahead)
-    shapes = [batch.input_ids.shape for batch in loader]
-    assert shapes == [(0, 3)] * 5
+    batches = list(loader)
+    assert [batch.input_ids.shape for batch in batches] == [(1, 3)] * 5
+    for batch in batches:  # one row, from which nothing is learned
+        assert batch.metadata["weight"].tolist() == [0]
+        assert (batch.labels == -100).all()
+        assert not batch.loss_mask.any()
+        assert batch.metadata["global_rows"] == 2
     assert (loader.position, loader.step) == (10, 5)
 
 

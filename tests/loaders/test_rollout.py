@@ -364,13 +364,13 @@ def test_widths_are_those_asked_for_however_short_the_rollouts_are(pad_to, width
 
 
 def test_rows_that_fill_up_the_last_batch_teach_nothing():
-    *_, last = opened(rollouts(10, values=False))
+    *_, last = opened(rollouts(10, values=False), epoch_end="pad")
     filled = last.metadata["weight"] == 0
     assert filled.sum() == 6
     assert not last.loss_mask[filled].any()
     assert (last.labels[filled] == -100).all()
     assert not last.metadata["advantages"][filled].any()
-    assert last.metadata["global_sequences"] == 2
+    assert last.metadata["global_sequences"] == last.metadata["global_rows"] == 2
     assert last.metadata["global_tokens"] == last.loss_mask.sum()
 
 

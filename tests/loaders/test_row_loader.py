@@ -16,6 +16,7 @@ import batchwright as bw
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.errors import EndOfRun, PlanError, SpecError
 from batchwright.loaders.rows import RowDataLoader
+from batchwright.order.split import share
 
 
 class Ten:
@@ -72,13 +73,14 @@ def test_the_seed_is_the_order():
 
 
 def test_rows_come_in_order_where_nothing_is_shuffled():
-    assert rows_of(opened(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rows_of(opened(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize(
     ("epoch_end", "batches"),
     [
         ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("short", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
         ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]),
         ("wrap", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]),
     ],
@@ -89,7 +91,8 @@ def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
     assert rows_of(found) == batches
     assert loader.epoch == 1
     weight = found[-1].metadata["weight"].tolist()
-    assert weight == ([1, 1, 0, 0] if epoch_end == "pad" else [1, 1, 1, 1])
+    assert weight == ([1, 1, 0, 0] if epoch_end == "pad" else [1] * len(batches[-1]))
+    assert found[-1].metadata["global_rows"] == sum(weight)
 
 
 def test_an_order_computed_for_some_rows_at_a_time_is_the_same(monkeypatch):
@@ -111,11 +114,13 @@ def test_a_batch_says_which_rows_it_has_and_where_they_lie():
 
 def test_the_cursor_moves_when_a_batch_is_handed_over():
     loader = opened(epochs=2)
-    assert (loader.position, loader.step, loader.epoch, len(loader), loader.get_num_batches()) == (0, 0, 0, 2, 2)
+    assert (loader.position, loader.step, loader.epoch, len(loader), loader.get_num_batches()) == (0, 0, 0, 3, 3)
     loader.get_batch()
     assert (loader.position, loader.step, loader.epoch) == (4, 1, 0)
     loader.get_batch()
-    assert (loader.position, loader.step, loader.epoch) == (10, 2, 1)
+    assert (loader.position, loader.step, loader.epoch) == (8, 2, 0)
+    loader.get_batch()
+    assert (loader.position, loader.step, loader.epoch) == (10, 3, 1)
 
 
 def test_reset_and_seek_go_anywhere():
@@ -140,7 +145,7 @@ def test_a_second_iterator_ends_the_first():
 
 def test_after_the_last_epoch_the_run_is_over():
     loader = opened()
-    assert len(list(loader)) == 2
+    assert len(list(loader)) == 3
     with pytest.raises(EndOfRun, match="the run is over"):
         loader.get_batch()
 
@@ -206,15 +211,18 @@ def test_a_loader_is_pickled_with_its_cursor():
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("epoch_end", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_ranks_get_contiguous_shares_of_the_same_global_batches(world_size, epoch_end):
     settings = {"batch_size": 12, "epochs": 3, "epoch_end": epoch_end}
     alone = opened(31, **settings)
     ranks = [opened(31, rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
     for _ in range(6):
         parts = [rank.get_batch() for rank in ranks]
-        assert {len(part) for part in parts} == {12 // world_size}
-        assert joined(rows_of(parts)) == alone.get_batch()["n"].tolist()
+        whole = alone.get_batch()
+        assert [len(part) for part in parts] == [
+            len(share(len(whole), rank=r, world=world_size)) for r in range(world_size)
+        ]
+        assert joined(rows_of(parts)) == whole["n"].tolist()
         assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
@@ -223,9 +231,10 @@ def test_uneven_shares_are_allowed_when_asked_for():
     assert rows_of(parts) == [[0], [1], [2, 3]]
 
 
-def test_a_rank_may_have_no_row_of_a_small_batch():
+def test_a_rank_without_a_row_of_a_small_batch_gets_one_of_weight_0():
     parts = [opened(batch_size=1, shuffle=False, rank=rank, world_size=2, uneven=True).get_batch() for rank in range(2)]
-    assert rows_of(parts) == [[], [0]]
+    assert rows_of(parts) == [[0], [0]]
+    assert [part.metadata["weight"].tolist() for part in parts] == [[0], [1]]
 
 
 RANK = """
@@ -240,7 +249,8 @@ for first in range(0, 50, 10):                      # in several pieces
 loader = buffer.loader(batch_size=batch_size, seed=5, epochs=None, rank=rank, world_size=world_size)
 if state:
     loader.load_state_dict(state)
-batches = [loader.get_batch()["n"].tolist() for _ in range(num_batches)]
+batches = [loader.get_batch() for _ in range(num_batches)]
+batches = [batch["n"][batch.metadata["weight"] > 0].tolist() for batch in batches]
 print(json.dumps([batches, loader.state_dict()]))
 """
 
@@ -330,7 +340,7 @@ def other_version():
         (other_version, "version 3 of a buffer, and this loader reads version 12", r"buffer\.at\(3\)\.loader"),
         (lambda: opened(seed=8), "seed=7, and this one has 8", "the settings of that run"),
         (lambda: opened(shuffle=False), "shuffle='global', and this one has 'none'", "the settings of that run"),
-        (lambda: opened(epoch_end="pad"), "epoch_end='drop', and this one has 'pad'", "the settings of that run"),
+        (lambda: opened(epoch_end="pad"), "epoch_end='short', and this one has 'pad'", "the settings of that run"),
     ],
 )
 def test_a_state_of_another_run_is_refused_and_the_cursor_stays(opening, headline, remedy):
@@ -358,7 +368,7 @@ def test_something_that_is_no_state_is_refused(state):
     [
         ({"version": Ten(0)}, "a buffer without rows", "buffer"),
         ({"batch_size": 0}, "batch_size", "batch_size"),
-        ({"batch_size": 11}, "more than an epoch, which has 10 rows", "batch_size"),
+        ({"batch_size": 11, "epoch_end": "drop"}, "more than an epoch, which has 10 rows", "batch_size"),
         ({"shuffle": "pool"}, "shuffle", "shuffle"),
         ({"epoch_end": "stop"}, "epoch_end", "epoch_end"),
         ({"epochs": 0}, "epochs", "epochs"),
@@ -377,7 +387,7 @@ def test_settings_that_cannot_work_are_named(settings, headline, parameter):
 def test_it_prints_what_it_will_do():
     loader = opened(rank=1, world_size=2)
     assert repr(loader).splitlines() == [
-        "RowDataLoader: batches of 4 rows (numpy), rank 1 of 2 gets 2, 1 epoch, 2 steps an epoch, "
+        "RowDataLoader: batches of 4 rows (numpy), rank 1 of 2 gets 2, 1 epoch, 3 steps an epoch, "
         "at step 0 (position 0)",
         "└─ version 3 of a buffer: 10 rows, shuffled by seed 7, content rows 0 ",
     ]

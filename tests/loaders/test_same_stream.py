@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 STREAMS = {
     "union, drop": {"epochs": 3},
+    "union, short": {"epochs": 3, "epoch_end": "short"},
     "union, pad": {"epochs": 3, "epoch_end": "pad"},
     "union, wrap, pool": {"epochs": 3, "epoch_end": "wrap", "shuffle": "pool", "pool_rows": 40},
     "mixture": {"weights": {"web": 0.2, "code": 0.5, "notes": 0.3}, "num_rows": 500, "epochs": 3},
+    "mixture, short": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "short"},
     "mixture, pad": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "pad"},
 }
 FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask")
@@ -22,6 +24,10 @@ FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask")
 def next_global_batch(loaders):
     """The next batch of every rank, joined to one."""
     batches = [loader.get_batch() for loader in loaders]
+    if loaders[0].plan.epoch_end == "short":  # a rank without a row has one of weight 0
+        assert all(batch.metadata["weight"].all() or len(batch.input_ids) == 1 for batch in batches)
+        batches = [batch for batch in batches if batch.metadata["weight"].all()]
+        assert {batch.metadata["global_rows"] for batch in batches} == {sum(len(batch.input_ids) for batch in batches)}
     joined = {name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in FIELDS}
     joined["position"] = np.concatenate([batch.metadata["position"] for batch in batches])
     joined["weight"] = np.concatenate([batch.metadata["weight"] for batch in batches])
@@ -93,12 +99,12 @@ def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_lo
     ]
     share = loaders[1]._share(12)
     assert list(share) == ([1, 4, 7, 10] if sharding == "strided" else [9, 8, 3, 2])
-    rows = np.concatenate([loader._share(12) for loader in loaders])
     edge = restart_points(states)[3]
     for loader in loaders:
         loader.load_state_dict(states[edge - 1])
     for step in range(edge - 1, edge + 2):
         found, state = next_global_batch(loaders)
+        rows = np.concatenate([loader._share(len(batches[step]["input_ids"])) for loader in loaders])
         assert_same(found, {name: array[rows] for name, array in batches[step].items()}, step)
         assert state == states[step + 1]
     for loader in loaders:
@@ -210,7 +216,7 @@ def legs(draw):
 
 
 @settings(max_examples=30)
-@given(chain=st.lists(legs(), min_size=1, max_size=4), epoch_end=st.sampled_from(["drop", "pad", "wrap"]))
+@given(chain=st.lists(legs(), min_size=1, max_size=4), epoch_end=st.sampled_from(["drop", "short", "pad", "wrap"]))
 def test_any_chain_of_restarts_gives_the_rows_in_order(small_store, open_loader, all_rows, chain, epoch_end):
     epoch_rows, rows = all_rows
     state, position, steps_done = None, 0, 0
@@ -235,13 +241,13 @@ def test_any_chain_of_restarts_gives_the_rows_in_order(small_store, open_loader,
             left = epoch_rows - position % epoch_rows
             if epoch_end == "drop" and left < size:
                 position, left = position + left, epoch_rows
-            real = min(size, left) if epoch_end == "pad" else size
+            real = min(size, left) if epoch_end in ("short", "pad") else size
             if position + real > 3 * epoch_rows:
                 break
             found, state = next_global_batch(loaders)
             expected = rows[position : position + real]
             assert np.array_equal(found["input_ids"][:real], expected[:, :-1])
             assert np.array_equal(found["labels"][:real], expected[:, 1:])
-            assert found["weight"].tolist() == [1] * real + [0] * (size - real)
+            assert found["weight"].tolist() == [1] * real + [0] * (size - real) * (epoch_end == "pad")
             position, steps_done = position + real, steps_done + 1
             assert loaders[0].step == steps_done

@@ -166,12 +166,24 @@ def test_ranks_may_have_different_numbers_of_rows_where_that_is_more_even(open_l
     assert len(counts) > 1
 
 
-def test_a_rank_without_a_row_has_a_batch_without_rows(open_loader):
-    given = {"world_size": 3, "uneven": True, "batch_tokens": 300, "epochs": 1}
+@pytest.mark.parametrize(
+    "given",
+    [{"batch_tokens": 300}, {"batch_tokens": 300, "balance": True, "equal_counts": False}, {"batch_size": 2}],
+)
+def test_a_rank_without_a_row_has_one_of_weight_0(open_loader, given):
+    given = {"world_size": 3, "uneven": True, "epochs": 1} | given
     ranks = [to_the_end(open_loader(rank=r, **given)) for r in range(3)]
-    smallest = [min(len(b.input_ids) for b in parts) for parts in zip(*ranks, strict=True)]
-    assert min(smallest) == 0
-    real = [p for parts in ranks for batch in parts for p in batch.metadata["position"].tolist()]
+    real, idle = [], 0
+    for parts in zip(*ranks, strict=True):
+        weights = [batch.metadata["weight"] for batch in parts]
+        assert all(weight.all() or weight.tolist() == [0] for weight in weights)
+        assert {batch.metadata["global_rows"] for batch in parts} == {sum(weight.sum() for weight in weights)}
+        for batch, weight in zip(parts, weights, strict=True):
+            idle += not weight.any()
+            real += batch.metadata["position"][weight > 0].tolist()
+            assert (batch.labels[weight == 0] == -100).all()
+            assert not batch.loss_mask[weight == 0].any()
+    assert idle
     assert sorted(real) == list(range(ROWS))
 
 

@@ -21,7 +21,7 @@ def _what(batch):
 @given(
     num_rows=st.integers(12, 80),
     batch_size=st.integers(1, 12),
-    epoch_end=st.sampled_from(["drop", "pad", "wrap"]),
+    epoch_end=st.sampled_from(["drop", "short", "pad", "wrap"]),
     workers=st.integers(1, 5),
     taken=st.integers(0, 3),
     before=st.integers(0, 12),

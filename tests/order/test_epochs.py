@@ -41,7 +41,7 @@ def streams(draw):
     return Epochs(tuple(eras), skips=Skips(spans)), rows
 
 
-@given(streams(), st.integers(1, 8), st.sampled_from(["drop", "pad", "wrap"]))
+@given(streams(), st.integers(1, 8), st.sampled_from(["drop", "short", "pad", "wrap"]))
 def test_steps_are_what_a_walk_over_the_rows_gives(stream, rows_per_step, epoch_end):
     epochs, rows = stream
     if epoch_end == "wrap":
@@ -49,7 +49,7 @@ def test_steps_are_what_a_walk_over_the_rows_gives(stream, rows_per_step, epoch_
         steps = [flat[i : i + rows_per_step] for i in range(0, len(flat), rows_per_step)]
     else:
         steps = [epoch[i : i + rows_per_step] for epoch in rows for i in range(0, len(epoch), rows_per_step)]
-        steps = [step for step in steps if epoch_end == "pad" or len(step) == rows_per_step]
+        steps = [step for step in steps if epoch_end in ("short", "pad") or len(step) == rows_per_step]
     cut = Cut(rows_per_step=rows_per_step, epochs=epochs, epoch_end=epoch_end)
     spec = {"epochs": epochs, "epoch_end": epoch_end}
     position = 0

@@ -49,7 +49,7 @@ weights= names a source 'wep' that is not there
         """\
 batch_size=9 is more than an epoch, which has 5 rows
   parameter  batch_size
-  try        batch_size=5 or less, or epoch_end='pad' or 'wrap'""",
+  try        batch_size=5 or less, or epoch_end='short', 'pad' or 'wrap'""",
     ),
     "an unknown sharding": (
         lambda: sharding_of("stridden"),

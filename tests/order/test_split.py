@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from batchwright.errors import PlanError, SpecError
 from batchwright.order.epochs import Epochs
-from batchwright.order.split import Cut, position_of_step, share, step_of_position
+from batchwright.order.split import EPOCH_ENDS, Cut, position_of_step, share, step_of_position
 from refusals import refused
 
-ENDS = ["drop", "pad", "wrap"]
+ENDS = list(EPOCH_ENDS)
 
 
 @st.composite
@@ -30,7 +30,7 @@ def walk(cut: Cut, position: int, num_steps: int) -> list[int]:
                 position += left
                 left = cut.epoch_rows
         starts.append(position)
-        if cut.epoch_rows is not None and cut.epoch_end == "pad":
+        if cut.epoch_rows is not None and cut.epoch_end in ("short", "pad"):
             position += min(cut.rows_per_step, left)
         else:
             position += cut.rows_per_step
@@ -71,11 +71,11 @@ def test_a_batch_never_crosses_an_epoch_unless_it_wraps(cut, position):
         assert 1 <= real <= cut.rows_per_step
         if not cut.is_linear:
             assert start // cut.epoch_rows == (start + real - 1) // cut.epoch_rows
-        if cut.epoch_end != "pad":
+        if cut.epoch_end not in ("short", "pad"):
             assert real == cut.rows_per_step
 
 
-@given(st.integers(1, 12), st.integers(1, 60), st.sampled_from(["drop", "pad"]))
+@given(st.integers(1, 12), st.integers(1, 60), st.sampled_from(["drop", "short", "pad"]))
 def test_an_epoch_has_as_many_steps_as_a_walk_counts(rows, epoch_rows, epoch_end):
     if epoch_end == "drop":
         epoch_rows = max(rows, epoch_rows)
@@ -138,6 +138,7 @@ def test_a_step_before_the_first_is_refused():
 def test_a_batch_larger_than_an_epoch_is_refused_with_what_to_write():
     with refused(SpecError, "batch_size=9", "5 rows", parameter="batch_size", remedy="batch_size=5"):
         Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="drop")
+    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="short").steps_per_epoch == 1
     assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="pad").steps_per_epoch == 1
 
 
@@ -150,5 +151,6 @@ def test_where_steps_start_is_pinned():
     # Never change these: a state's record of steps is read with this arithmetic.
     spec = {"epochs": Epochs.of(10)}
     assert [Cut(rows_per_step=4, epoch_end="drop", **spec).after(0, s) for s in range(5)] == [0, 4, 10, 14, 20]
+    assert [Cut(rows_per_step=4, epoch_end="short", **spec).after(0, s) for s in range(5)] == [0, 4, 8, 10, 14]
     assert [Cut(rows_per_step=4, epoch_end="pad", **spec).after(0, s) for s in range(5)] == [0, 4, 8, 10, 14]
     assert [Cut(rows_per_step=4, epoch_end="wrap", **spec).after(0, s) for s in range(5)] == [0, 4, 8, 12, 16]

@@ -217,7 +217,7 @@ def mask_padding(block: Block) -> None:
     if block.weight is None:
         return
     rows, width = len(block.tokens), block.tokens.shape[1] - 1
-    real = np.repeat(block.weight, rows // max(len(block.weight), 1))[:, None]
+    real = np.repeat(block.weight, rows // len(block.weight))[:, None]
     loss = block.extra.get("loss_mask", constant_mask(rows, width, "float32"))
     labels = block.extra.get("labels", block.tokens[:, 1:])
     block.extra["loss_mask"] = (loss * real).astype(np.float32)

@@ -132,7 +132,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lanes", type=whole_number, metavar="N", help="parallel lanes of windows, for ranks to share")
     group.add_argument("--no-recut", action="store_true", help="cut later epochs where the first one was cut")
     group.add_argument(
-        "--epoch-end", choices=("drop", "pad", "wrap"), help="what becomes of an epoch's last, partial batch (drop)"
+        "--epoch-end",
+        choices=("drop", "short", "pad", "wrap"),
+        help="an epoch's last, partial batch (drop; of --split val: short)",
     )
 
 

@@ -400,7 +400,7 @@ def _batches(cut: Any, live: int, end: int) -> Iterator[tuple[int, int, int]]:
     while live < end:
         _, _, of_epoch = cut.epochs.span(live)
         stop = end if of_epoch is None else min(of_epoch, end)
-        steps = -(-(stop - live) // rows) if cut.epoch_end == "pad" else (stop - live) // rows
+        steps = -(-(stop - live) // rows) if cut.epoch_end in ("short", "pad") else (stop - live) // rows
         yield live, min(stop, live + steps * rows), steps
         live = stop
 

@@ -86,7 +86,7 @@ class DataLoader(CursorLoader[TrainingBatch]):
         }
         if self._is_planned:
             return PlannedStream(steps=self._steps_of(rows), most_tokens=self._most_tokens(rows), **making)
-        return BatchStream(cut=self._cut_by_count(rows), mine=self._share(rows), end=self._end, **making)
+        return BatchStream(cut=self._cut_by_count(rows), share=self._share, end=self._end, **making)
 
     def _most_tokens(self, rows: int) -> int:
         """Of a batch on all ranks together, padding included."""
@@ -211,7 +211,7 @@ class DataLoader(CursorLoader[TrainingBatch]):
             if self.epochs is None or (rows is None and self._plan.weights is not None)
             else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}"
         )
-        steps = "" if rows is None else f", {self.get_num_batches():,} steps an epoch"
+        steps = "" if rows is None else f", {self._steps_in_words()}"
         size = f"{self.batch_size}{' pairs' * (self._flow.sequences > 1)} x {self._flow.width_in_words}"
         if self._budget is not None:
             size = f"up to {self._budget.batch_tokens:,} tokens, in rows of {self._flow.width_in_words}"

@@ -85,7 +85,7 @@ class CursorLoader(ABC, Generic[B]):
     """Rows of a batch over all ranks together; 0 where `batch_tokens` says how large a batch is."""
     _sequences = 1
     """Rows of a batch that one row of the order is: two for preference pairs."""
-    _position: int
+    _position = 0
     _steps: list[list[int]]
     _stream: Made[B] | None = None
     _stream_rows: int
@@ -135,7 +135,7 @@ class CursorLoader(ABC, Generic[B]):
             framework=framework or ("torch" if sys.modules.get("torch") else "numpy"),
         )
         self.uneven = uneven
-        self._share(self.batch_size)
+        self._check_share(self.batch_size)
         self._generation = 0
         self._handed_any = False
         self._refuse_long_rows()
@@ -149,6 +149,7 @@ class CursorLoader(ABC, Generic[B]):
         self._started_seconds: float | None = None
         self._wait_seconds = 0.0
         log.info("%s: rank %d of %d (%s)", type(self).__name__, self.rank, self.world_size, self._ranks.found_in)
+        self._warn_of_dropped_rows()
 
     # What inherits says
 
@@ -251,6 +252,8 @@ class CursorLoader(ABC, Generic[B]):
                 remedy="leave batch_size= out",
             )
         rows = self.batch_size if batch_size is None else at_least(1, batch_size=batch_size)
+        if batch_size is not None:
+            self._check_share(rows)
         began = time.perf_counter()
         self._generation += 1
         ready = next(self._ready(rows), None)
@@ -518,7 +521,6 @@ class CursorLoader(ABC, Generic[B]):
             rank=self.rank,
             world=self.world_size,
             sharding=self._sharding,
-            uneven=self.uneven,
             lengths_at=self._lengths_at,
             widths_of=self._widths_of,
             cost=self._cost,
@@ -561,7 +563,11 @@ class CursorLoader(ABC, Generic[B]):
         )
 
     def _share(self, rows: int) -> Share:
-        """This rank's rows of a batch."""
+        """This rank's rows of a batch of so many; the one after the last, which has weight 0, where it gets none."""
+        return self._sharding.share(rows, rank=self.rank, world=self.world_size) or range(rows, rows + 1)
+
+    def _check_share(self, rows: int) -> None:
+        """Refuse a size of full batches that ranks cannot share."""
         world = self.world_size
         if rows % world and not self.uneven and self._equal_counts:
             up = -(-rows // world) * world
@@ -571,7 +577,34 @@ class CursorLoader(ABC, Generic[B]):
                 parameter="batch_size",
                 remedy=f"batch_size={down}{up} (it is global: each rank gets its share), or uneven=True",
             )
-        return self._sharding.share(rows, rank=self.rank, world=world, uneven=self.uneven)
+        self._sharding.share(rows, rank=self.rank, world=world, uneven=self.uneven)
+        if self._plan.epoch_end == "short" and (partial := self._partial_rows(rows)):
+            self._share(partial)  # now, not at the end of the epoch: a strategy may fail for it
+
+    def _partial_rows(self, rows: int) -> int:
+        """Rows of the last, partial batch of this epoch, or of a run whose steps cross epochs; 0: there is none."""
+        if self._budget is not None:
+            return 0
+        live = self._epochs.skips.live
+        if self._cut_by_count(rows).is_linear:
+            return 0 if self._end is None else live(self._end) % rows
+        _, start, stop = self._epochs.span(live(self._position))
+        return 0 if stop is None else (stop - start) % rows
+
+    def _dropped_in_words(self) -> str:
+        """Which rows no batch has; nothing where all are handed over."""
+        dropped = self._partial_rows(self.batch_size) if self._plan.epoch_end in ("drop", "wrap") else 0
+        where = "the run" if self._cut_by_count(self.batch_size or 1).is_linear else "each epoch"
+        return f"drops the last {dropped:,} row{'s' * (dropped != 1)} of {where}" if dropped else ""
+
+    def _warn_of_dropped_rows(self) -> None:
+        if not self.rank and (dropped := self._dropped_in_words()):
+            name = type(self).__name__
+            log.warning("%s: batch_size=%d %s; epoch_end='short' keeps them", name, self.batch_size, dropped)
+
+    def _steps_in_words(self) -> str:
+        steps, dropped = self.get_num_batches(), self._dropped_in_words()
+        return f"{steps:,} step{'s' * (steps != 1)} an epoch{f' ({dropped})' if dropped else ''}"
 
     # Ranks and processes
 

@@ -77,8 +77,8 @@ class PlannedStream(BlockBatches):
         return self._batch(self._fields(block, rows), 0, rows, (self._metadata, block, step, record))
 
     def _metadata(self, block: Block, step: Step, record: Record) -> dict[str, Any]:
-        facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(step.positions)}
-        facts |= self._totals(step.real_positions)
+        real = step.real_positions
+        facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(real)} | self._totals(real)
         return facts | step.told() | {"state": self.steps.state(step, self.plan, record)}
 
 

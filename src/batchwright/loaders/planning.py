@@ -17,6 +17,7 @@ from batchwright.flow import Flow
 from batchwright.loaders.packed import open_samples, plan_entry, spec_of_entry
 from batchwright.order.pool import blocks_for
 from batchwright.order.schedule import ORDER_VERSION
+from batchwright.order.split import EPOCH_ENDS
 from batchwright.plan import Plan, PlanSource, Segments
 from batchwright.spec import at_least, one_of, suggest, whole_number
 from batchwright.store.reader import Store
@@ -115,7 +116,7 @@ def plan_members(
         sources=tuple(source_of(r, row_tokens) for r in rows),
         segments=segments,
         recut=recut and split == "train",
-        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or ("pad" if split == "val" else "drop")),
+        epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end or ("short" if split == "val" else "drop")),
         order_version=ORDER_VERSION,
         pool=_pool(shuffle, pool_rows, [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
         lanes=lanes,

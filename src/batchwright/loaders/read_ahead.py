@@ -359,7 +359,7 @@ class _Rows:
         self.position = position
         batches = loader._batches(loader.batch_size)
         assert isinstance(batches, BatchStream)  # windows have no lengths: nothing plans their steps
-        ahead = _ROWS_AHEAD * loader.batch_size // max(len(batches.mine), 1)
+        ahead = _ROWS_AHEAD * loader.batch_size // batches.width
         if not len(self.coming) and self.done < position + ahead:
             task = next(batches._tasks(self.done), None)
             if task is None:

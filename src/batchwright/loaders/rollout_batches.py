@@ -78,7 +78,7 @@ class Maker:
         return {
             **columns,
             "position": step.positions[step.mine],
-            "global_rows": len(step.positions),
+            "global_rows": len(real),
             "global_sequences": len(real),
             "global_tokens": int(rows.trained_tokens[real].sum()),
             **({} if groups is None else {"global_groups": groups}),

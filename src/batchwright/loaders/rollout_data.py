@@ -16,6 +16,7 @@ from batchwright.loaders.rollout import Asked, Read, RolloutDataLoader
 from batchwright.loaders.rollout_batches import Maker
 from batchwright.loaders.steps import AnyCut, Step, Steps
 from batchwright.order.schedule import ORDER_VERSION
+from batchwright.order.split import EPOCH_ENDS
 from batchwright.plan import Plan, PlanSource
 from batchwright.plans import find_plan
 from batchwright.rl.columns import Rollouts
@@ -102,12 +103,12 @@ class WholeRollouts(RolloutDataLoader):
         )
 
     def _in_words(self) -> list[str]:
-        rollouts, steps = self._rows.rollouts, self.get_num_batches()
+        rollouts = self._rows.rollouts
         epochs = "endless" if self.epochs is None else _counted(self.epochs, "epoch")
         shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
         groups = "no groups" if rollouts.group is None else _counted(len(rollouts.group_names), "group")
         return [
-            f", {epochs}, {_counted(steps, 'step')} an epoch",
+            f", {epochs}, {self._steps_in_words()}",
             self._estimator.in_words(self._rows.method),
             f"{_counted(len(rollouts), 'rollout')} of {self._longest:,} tokens at most, {groups}, {shuffled}, "
             f"content {self._plan.sources[0].fingerprint[:7]}",
@@ -169,7 +170,7 @@ def plan_of_data(
         row_tokens=int(rollouts.lengths().max()),
         seed=whole_number(seed=seed),
         shuffle=one_of(("global", "none"), shuffle=shuffle or "global"),
-        epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end or "pad"),
+        epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end or "short"),
         sources=(source,),
         order_version=ORDER_VERSION,
     )

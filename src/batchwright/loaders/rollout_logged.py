@@ -55,7 +55,7 @@ class LoggedRollouts(RolloutDataLoader):
             asked.batch_tokens,
             asked.row_multiple,
             batch_size=asked.batch_size,
-            epoch_end="pad",
+            epoch_end="short",
             world=asked.ranks.world_size,
             uneven=asked.uneven or not asked.equal_counts,
         )
@@ -419,7 +419,7 @@ class LogStream:
     def _batch(self, fetched: Fetched, position: int, state: State) -> TrainingBatch:
         if self.budget is None:
             assert isinstance(self.cut, Cut)
-            num_rows = self.cut.rows_per_step
+            num_rows = fetched.count if self.epoch_end == "short" else self.cut.rows_per_step
         else:
             num_rows = -(-fetched.count // self.budget.row_multiple) * self.budget.row_multiple
         row = np.arange(fetched.count)
@@ -442,7 +442,7 @@ def plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
         row_tokens=1,
         seed=0,
         shuffle="none",
-        epoch_end=one_of(("pad", "drop"), epoch_end=epoch_end or "pad"),
+        epoch_end=one_of(("short", "pad", "drop"), epoch_end=epoch_end or "short"),
         sources=(source,),
         segments=((0, (("rollouts", 1.0),)),),
         order_version=ORDER_VERSION,

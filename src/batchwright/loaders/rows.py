@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from batchwright.loaders.cursor import CursorLoader
 from batchwright.loaders.stream import tasks_from
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.sharding import Share
-from batchwright.order.split import Cut
+from batchwright.order.split import EPOCH_ENDS, Cut
 from batchwright.plan import Plan, PlanSource, State
 from batchwright.spec import one_of, whole_number
 
@@ -58,8 +58,8 @@ class RowDataLoader(CursorLoader[RowBatch]):
     each rank gets its share. The cursor moves when a batch is handed over; `state_dict()` continues exactly there,
     also with other ranks, another batch size, or in another process over the same rows.
 
-    `batch.metadata` has each row's "position", its "weight" (0 for rows that only fill the last batch of an epoch up,
-    with epoch_end="pad"), "global_rows" and the "state" after the batch.
+    `batch.metadata` has each row's "position", its "weight" (0 for a row that only fills a batch up), "global_rows"
+    (the others, on all ranks) and the "state" after the batch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
         seed: int = 0,
         shuffle: bool | str = True,
         epochs: int | None = 1,
-        epoch_end: str = "drop",
+        epoch_end: str = "short",
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -78,8 +78,8 @@ class RowDataLoader(CursorLoader[RowBatch]):
         uneven: bool = False,
         sharding: Any = None,
     ) -> None:
-        """`epochs=None` never ends. `epoch_end`: "drop" or "pad" the last, partial batch of an epoch, or let it
-        "wrap" into the next one."""
+        """`epochs=None` never ends. `epoch_end`: the last, partial batch of an epoch is "short", or "drop", "pad" or
+        "wrap"."""
         if not len(version):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
         self._version = version
@@ -89,7 +89,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
             row_tokens=1,
             seed=whole_number(seed=seed),
             shuffle=one_of(("global", "none"), shuffle=shuffle),
-            epoch_end=one_of(("drop", "pad", "wrap"), epoch_end=epoch_end),
+            epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end),
             sources=(
                 PlanSource(
                     name="buffer",
@@ -122,7 +122,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
             version=self._version,
             plan=self._plan,
             cut=self._cut_by_count(rows),
-            mine=self._share(rows),
+            share=self._share,
             end=self._end,
             framework=self.framework,
             settings=self._settings(),
@@ -179,7 +179,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
         shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
         return (
             f"{type(self).__name__}: batches of {self.batch_size} rows ({self.framework}){rank}, {epochs}, "
-            f"{self.get_num_batches():,} steps an epoch, at step {self.step:,} (position {self._position:,})\n"
+            f"{self._steps_in_words()}, at step {self.step:,} (position {self._position:,})\n"
             f"└─ version {self.version} of a buffer: {len(self._version):,} rows, {shuffled}, "
             f"content {self._plan.sources[0].fingerprint[:7]}"
         )
@@ -192,7 +192,8 @@ class _RowStream:
     version: Version
     plan: Plan
     cut: Cut
-    mine: Share
+    share: Callable[[int], Share]
+    """This rank's rows of a batch of so many."""
     end: int | None
     framework: str
     settings: dict[str, Any]
@@ -205,45 +206,47 @@ class _RowStream:
         cut = self.cut
         position = cut.settle(position)
         last_simple = cut.last_simple(position)
-        for index, positions, weight in self._located(position):
+        for located in self._located(position):
             if position <= last_simple:
                 position += cut.rows_per_step
             else:
                 position = cut.settle(cut.after(position, 1))
                 last_simple = cut.last_simple(position)
-            yield self._batch(index, positions, weight, position, record), position
+            yield self._batch(*located, position, record), position
 
     def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[RowBatch]:
         """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
-        for index, positions, weight in self._located(position, every=every, stop=stop):
+        for located in self._located(position, every=every, stop=stop):
             after = self.cut.settle(self.cut.after(position, 1))
-            yield self._batch(index, positions, weight, after, record)
+            yield self._batch(*located, after, record)
             position = self.cut.after(position, every)
 
-    def _located(self, position: int, **which: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Any]]:
-        """(row numbers, positions, weights or None) of each step."""
-        width = len(self.mine)
-        at_once = max(1, _LOCATED_ROWS // max(width, 1))
-        for task in tasks_from(position, self.cut, self.mine, self.end, at_once, **which):
+    def _located(self, position: int, **which: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Any, int]]:
+        """(row numbers, positions, weights or None, real rows on all ranks) of each step."""
+        at_once = max(1, _LOCATED_ROWS // len(self.share(self.cut.rows_per_step)))
+        for task in tasks_from(position, self.cut, self.share, self.end, at_once, **which):
+            width = len(task.rows)
             positions = self.cut.epochs.skips.positions(task.live_rows())
             index, weights = self.plan.order.at(positions).index, task.weights()
             for step in range(task.num_steps):
                 rows = slice(step * width, (step + 1) * width)
-                yield index[rows], positions[rows], None if weights is None else weights[rows]
+                yield index[rows], positions[rows], None if weights is None else weights[rows], task.real_rows
 
     def _batch(
-        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, after: int, record: Record
+        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, real: int, after: int, record: Record
     ) -> RowBatch:
-        version, metadata = self.version, partial(self._metadata, positions, weight, after, record)
+        version, metadata = self.version, partial(self._metadata, positions, weight, real, after, record)
         columns = version.columns_at(index)
         batch = RowBatch(version.schema, columns, version.ids[index], index, metadata=metadata)
         return batch if self.framework == "numpy" else getattr(batch, self.framework)()
 
-    def _metadata(self, positions: NDArray[np.int64], weight: Any, after: int, record: Record) -> dict[str, Any]:
+    def _metadata(
+        self, positions: NDArray[np.int64], weight: Any, real: int, after: int, record: Record
+    ) -> dict[str, Any]:
         state = {"position": after, "plan": self.plan.fingerprint, "steps": [list(triple) for triple in record]}
         return {
             "position": positions,
             "weight": np.ones(len(positions), np.float32) if weight is None else weight,
-            "global_rows": self.cut.rows_per_step,
+            "global_rows": real,
             "state": {**state, "buffer": dict(self.settings)},
         }

@@ -71,7 +71,6 @@ class Steps:
     world: int
     sharding: Sharding
     """Which rows of a batch are whose, where it is not balanced."""
-    uneven: bool = False
     lengths_at: Callable[[Numbers], Numbers]
     widths_of: Callable[[Numbers], Numbers]
     cost: Cost | None = None
@@ -98,7 +97,7 @@ class Steps:
         if isinstance(cut, BudgetCut):
             positions, lengths, num_rows, after, after_in_block = cut.batch(position)
         else:
-            positions, num_rows = cut.positions(position, cut.real_rows(position)), cut.rows_per_step
+            positions, num_rows = cut.positions(position, cut.real_rows(position)), cut.shared_rows(position)
             after, lengths = cut.settle(cut.after(position, 1)), self.lengths_at(positions)
         return self.of(positions, lengths, num_rows, after, after_in_block)
 
@@ -106,12 +105,15 @@ class Steps:
         self, positions: Numbers, lengths: Numbers, num_rows: int, after: int, after_in_block: int | None = None
     ) -> Step:
         """The step of these rows, filled up to `num_rows`, and who shares it."""
-        row = np.minimum(np.arange(num_rows), len(positions) - 1)  # what fills up repeats the last one
-        weight = (np.arange(num_rows) < len(positions)).astype(np.float32) if num_rows > len(positions) else None
-        order, borders, imbalanced = self._shared(lengths[row], weight)
+        last = len(positions) - 1
+        order, borders, imbalanced = self._shared(lengths, num_rows)
+        if not (counts := np.diff(borders)).all():  # a rank without a row gets one that only fills up
+            order = np.insert(order, borders[:-1][counts == 0], num_rows)
+            borders = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
+        is_real = order <= last
         return Step(
-            positions=positions[row[order]],
-            weight=None if weight is None else weight[order],
+            positions=positions[np.minimum(order, last)],  # what fills up repeats the last one
+            weight=None if is_real.all() else is_real.astype(np.float32),
             borders=borders,
             mine=np.arange(borders[self.rank], borders[self.rank + 1]),
             width=int(self.widths_of(lengths.max(keepdims=True))[0]),
@@ -120,25 +122,19 @@ class Steps:
             imbalance=imbalanced,
         )
 
-    def _shared(
-        self, lengths: Numbers, weight: NDArray[np.float32] | None
-    ) -> tuple[Numbers, Numbers, tuple[float, float] | None]:
+    def _shared(self, lengths: Numbers, num_rows: int) -> tuple[Numbers, Numbers, tuple[float, float] | None]:
         """(rows of the batch in the order in which ranks share them, borders of the ranks, imbalance)."""
         if self.cost is not None and self.world == 1:
-            return np.arange(len(lengths)), np.array([0, len(lengths)]), (0.0, 0.0)
+            return np.arange(num_rows), np.array([0, num_rows]), (0.0, 0.0)
         if self.cost is not None:
-            costs = self.cost.costs(lengths)
-            costs = costs if weight is None else np.where(weight > 0, costs, 0)
+            costs = np.pad(self.cost.costs(lengths), (0, num_rows - len(lengths)))
             balanced = balance(costs, self.world, equal_counts=self.equal_counts)
             measured, bound = imbalance(costs, balanced)
             return balanced.order, balanced.borders, (measured, bound)
-        num_rows, world = len(lengths), self.world
+        world = self.world
         if self.sharding.is_contiguous:
             return np.arange(num_rows), np.arange(world + 1) * num_rows // world, None
-        shares = [
-            row_numbers(self.sharding.share(num_rows, rank=rank, world=world, uneven=self.uneven))
-            for rank in range(world)
-        ]
+        shares = [row_numbers(self.sharding.share(num_rows, rank=rank, world=world)) for rank in range(world)]
         borders = np.concatenate([[0], np.cumsum([len(rows) for rows in shares])])
         return np.concatenate(shares), borders, None
 

@@ -6,7 +6,7 @@ thread, ahead in another thread, or in worker processes gives the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ class BlockBatches:
         """Rows as wide as their batch is, which other batches of the block may not be."""
         per = self.flow.sequences
         rows = slice(first * per, last * per)
-        width = int(fields.widths[first * per]) if last > first else 0
+        width = int(fields.widths[first * per])
         inputs = fields.inputs[rows, :width]
         own = {name: array[rows, :width] for name, array in fields.extra.items()}
         labels, loss, attention = own.pop("labels"), own.pop("loss_mask"), own.pop("attention_mask")
@@ -126,7 +126,7 @@ class BlockBatches:
         names, per = self.flow.order.names, self.flow.sequences
         weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
         shown: dict[str, Any] = {}
-        if block.shown and block.widths is not None and last > first:
+        if block.shown and block.widths is not None:
             ahead, width = self.alignment == "next", int(block.widths[first * per])  # aligned with labels
             shown = {n: a[first * per : last * per, ahead : width + ahead] for n, a in block.shown.items()}
         return {
@@ -145,26 +145,32 @@ class BatchStream(BlockBatches):
     """One rank's batches of a run that is cut one way."""
 
     cut: Cut
-    mine: Share
-    """This rank's rows of each batch."""
+    share: Callable[[int], Share]
+    """This rank's rows of a batch of so many."""
     end: int | None
     """Positions of the whole run; None for an endless one."""
+
+    @property
+    def width(self) -> int:
+        """This rank's rows of a full batch."""
+        return len(self.share(self.cut.rows_per_step))
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
 
     def batches(self, position: int, record: Record) -> Batches:
         """(batch, position after it) from a position to the end of the run."""
-        cut, adapt, width = self.cut, self.adapt, len(self.mine)
+        cut, adapt = self.cut, self.adapt
         rows = cut.rows_per_step
         is_plain = self.alignment == "next"
         position = cut.settle(position)
         last_simple = cut.last_simple(position)
         for num_steps, block in self._made(position):
             adapt(block)
+            width = len(block.source) // num_steps
             fields = self._fields(block, width)
             tokens, inputs, labels, attention, loss, extra, *_ = fields
-            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
+            for first in range(0, num_steps * width, width):
                 last = first + width
                 if adapt.masks_are_writable and (attention._version or loss._version):
                     # Somebody wrote into a mask: no later batch may see it.
@@ -185,11 +191,12 @@ class BatchStream(BlockBatches):
 
     def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
         """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
-        cut, width = self.cut, len(self.mine)
+        cut = self.cut
         tasks = self._tasks(position, every=every, stop=stop)
         for num_steps, block in map(self._make, self._pieces(tasks, _BLOCK_BYTES)):
             self.adapt(block)
-            for first in range(0, num_steps * width, width) if width else [0] * num_steps:
+            width = len(block.source) // num_steps
+            for first in range(0, num_steps * width, width):
                 after, last = cut.settle(cut.after(position, 1)), first + width
                 metadata = (self._metadata, block, first, last, after, record, position)
                 yield self._batch(self._fields(block, width), first, last, metadata)
@@ -211,22 +218,27 @@ class BatchStream(BlockBatches):
         `every`: only each so many-th step.
         """
         at_once = _LOCATED_ROWS if len(self.flow.rows) == 1 else _LOCATED_ROWS_OF_MANY
-        looked_up = self.cut.rows_per_step if self.flow.asks_all_ranks else len(self.mine)
-        steps = max(1, at_once // max(looked_up, 1))
+        looked_up = self.cut.rows_per_step if self.flow.asks_all_ranks else self.width
+        steps = max(1, at_once // looked_up)
         steps = steps if largest is None else min(steps, largest)
-        return tasks_from(position, self.cut, self.mine, self.end, steps, every=every, stop=stop)
+        return tasks_from(position, self.cut, self.share, self.end, steps, every=every, stop=stop)
+
+    def _task(self, position: int, real_rows: int) -> Task:
+        """One step, of which it is known how many rows are data."""
+        rows = real_rows if self.cut.epoch_end == "short" else self.cut.rows_per_step
+        return Task(position, 1, rows, self.share(rows), real_rows)
 
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
         """Tasks cut into what is gathered at once."""
-        width, steps = len(self.mine), self._steps_in(num_bytes)
+        steps = self._steps_in(num_bytes)
         for task in tasks:
-            located = self.flow.locate(task)
+            located, width = self.flow.locate(task), len(task.rows)
             for step in range(0, task.num_steps, steps):
                 some = min(steps, task.num_steps - step)
                 yield some, located, step * width, (step + some) * width
 
     def _steps_in(self, num_bytes: int) -> int:
-        return max(1, num_bytes // (max(len(self.mine), 1) * self.flow.sequences * (self.flow.row_tokens + 1) * 8))
+        return max(1, num_bytes // (self.width * self.flow.sequences * (self.flow.row_tokens + 1) * 8))
 
     def _make(self, piece: Piece) -> Made:
         num_steps, located, first, last = piece
@@ -235,7 +247,8 @@ class BatchStream(BlockBatches):
     def _made_by_processes(self, position: int) -> Iterator[Made]:
         steps = self._steps_in(_AHEAD_BYTES)
         row_bytes = (self.flow.row_tokens + 1) * 8 * 7 * self.flow.sequences + 64
-        slot_bytes = steps * len(self.mine) * row_bytes + 4096
+        # Of a short batch an uneven strategy may give this rank more rows than of a full one. Unused memory is free.
+        slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self._tasks(position, largest=steps)
         for arrays in by_processes(BlockMaker(self.flow), tasks, self.workers, slot_bytes):
             num_steps = int(arrays.pop("num_steps")[0])
@@ -245,18 +258,25 @@ class BatchStream(BlockBatches):
         self, block: Block, first: int, last: int, after: int, record: Record, begin: int | None = None
     ) -> dict[str, Any]:
         totals: dict[str, Any] = {}
+        real = self.cut.rows_per_step if begin is None else self.cut.real_rows(begin)
         if begin is not None and block.widths is not None:
-            positions = self.cut.positions(begin, self.cut.real_rows(begin))
-            totals = self._totals(positions)
+            totals = self._totals(self.cut.positions(begin, real))
         return self._facts(block, first, last) | {
-            "global_rows": self.cut.rows_per_step,
+            "global_rows": real,
             **totals,
             "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
         }
 
 
 def tasks_from(
-    position: int, cut: Cut, mine: Share, end: int | None, most: int, *, every: int = 1, stop: int | None = None
+    position: int,
+    cut: Cut,
+    share: Callable[[int], Share],
+    end: int | None,
+    most: int,
+    *,
+    every: int = 1,
+    stop: int | None = None,
 ) -> Iterator[Task]:
     """All steps from a position to the end of the run (or `stop`), at most so many at a time, and in one epoch.
 
@@ -277,7 +297,7 @@ def tasks_from(
                 left = most * every if end is None else (live(end) - live(position)) // rows
                 left = left if stop is None else min(left, -(-(live(stop) - live(position)) // rows))
             steps = min(most, -(-left // every))
-        yield Task(live(position), steps, rows * every, mine, real)
+        yield Task(live(position), steps, rows * every, share(cut.shared_rows(position)), real)
         position = cut.after(position, steps * every)
 
 

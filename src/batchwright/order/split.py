@@ -12,7 +12,10 @@ from batchwright.errors import PlanError, SpecError
 from batchwright.order.epochs import Epochs
 from batchwright.spec import at_least, one_of
 
-__all__ = ["Cut", "Steps", "position_of_step", "share", "step_of_position"]
+__all__ = ["EPOCH_ENDS", "Cut", "Steps", "position_of_step", "share", "step_of_position"]
+
+EPOCH_ENDS = ("drop", "short", "pad", "wrap")
+"""What an epoch's last, partial batch can be: see `Cut.epoch_end`."""
 
 Steps = Sequence[Sequence[int]]
 """[[from_step, from_position, rows_per_step], ...]: how a run cut batches."""
@@ -39,17 +42,18 @@ class Cut:
     rows_per_step: int
     epochs: Epochs
     epoch_end: str = "drop"
-    """`drop` leaves out an epoch's last, partial batch; `pad` fills it up; `wrap` lets it cross into the next epoch."""
+    """`drop` leaves out an epoch's last, partial batch; `short` has it with the rows that are left; `pad` fills it up
+    with rows of weight 0; `wrap` lets it cross into the next epoch."""
 
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.rows_per_step)
-        one_of(("drop", "pad", "wrap"), epoch_end=self.epoch_end)
+        one_of(EPOCH_ENDS, epoch_end=self.epoch_end)
         rows = self.epochs.most_rows
         if self.epoch_end == "drop" and rows is not None and rows < self.rows_per_step:
             raise SpecError(
                 f"batch_size={self.rows_per_step} is more than an epoch, which has {rows} rows",
                 parameter="batch_size",
-                remedy=f"batch_size={rows} or less, or epoch_end='pad' or 'wrap'",
+                remedy=f"batch_size={rows} or less, or epoch_end='short', 'pad' or 'wrap'",
             )
 
     @property
@@ -80,7 +84,7 @@ class Cut:
         return -(-(stop - start) // self.rows_per_step) if self.is_linear else self._steps_in(stop - start)
 
     def _steps_in(self, rows: int) -> int:
-        return rows // self.rows_per_step if self.epoch_end != "pad" else -(-rows // self.rows_per_step)
+        return -(-rows // self.rows_per_step) if self.epoch_end in ("short", "pad") else rows // self.rows_per_step
 
     def settle(self, position: int) -> int:
         """The position at which the next batch really starts: skipped, and a tail too short for a batch, passed over.
@@ -104,8 +108,12 @@ class Cut:
         return self.epoch_end == "drop" and following is None and rows is not None and rows < self.rows_per_step
 
     def real_rows(self, position: int) -> int:
-        """How many rows of the batch at a (settled) position are data; fewer than rows_per_step only with `pad`."""
+        """Rows of the batch at a (settled) position that are data: less than rows_per_step with `short` and `pad`."""
         return self.rows_per_step if self.is_linear else min(self.rows_per_step, self._left(position))
+
+    def shared_rows(self, position: int) -> int:
+        """Rows of the batch at a (settled) position that ranks share: with those that fill it up."""
+        return self.real_rows(position) if self.epoch_end == "short" else self.rows_per_step
 
     def _left(self, position: int) -> int:
         """Rows from a position to the end of its epoch."""

@@ -26,7 +26,6 @@ from batchwright.loaders.base import DataLoader
 from batchwright.loaders.pretrain import PretrainDataLoader
 from batchwright.loaders.stream import BatchStream, Record
 from batchwright.order.schedule import ORDER_VERSION
-from batchwright.order.sharding import row_numbers
 from batchwright.plan import Plan, PlanSource, State
 from batchwright.spec import at_least, one_of, whole_number
 from batchwright.streaming.raw import recipe_of
@@ -67,7 +66,7 @@ class _RawBatches(BatchStream):
         """(batch, position after it) from a position to the end of its epoch."""
         for block, after, place, origins in self._made_ahead(position):
             self.adapt(block)
-            width = len(self.mine)
+            width = len(block.source)
             metadata = (self._raw_metadata, block, after, record, place, origins)
             batch = self._batch(self._fields(block, width), 0, width, metadata)
             self.cursor.position, self.cursor.place = after, place
@@ -113,7 +112,7 @@ class _RawBatches(BatchStream):
                 position += rows
         left = sum(map(len, waiting))
         self.counted_rows = self._counted(row + left)
-        if left and plan.epoch_end == "pad":
+        if left and plan.epoch_end != "drop":
             step, _ = first_rows(waiting, left)
             yield self._block(position, step), position + left, None, step.origins
             return position + left
@@ -138,17 +137,16 @@ class _RawBatches(BatchStream):
             raise SpecError(
                 f"batch_size={self.cut.rows_per_step} is more than an epoch, which has {epoch_rows} rows",
                 parameter="batch_size",
-                remedy=f"batch_size={epoch_rows} or less, or epoch_end='pad'",
+                remedy=f"batch_size={epoch_rows} or less, or epoch_end='short' or 'pad'",
             )
         return epoch_rows
 
     def _block(self, position: int, step: Chunk) -> Block:
-        mine = row_numbers(self.mine)
-        real = np.minimum(mine, len(step) - 1)  # rows that only fill the batch up repeat the last one
-        tokens = self.pool.take(len(mine), self.flow.row_tokens + 1)
+        task = self._task(position, len(step))
+        real = task.live_rows() - position
+        tokens = self.pool.take(len(real), self.flow.row_tokens + 1)
         tokens[:] = step.tokens[real]
-        weight = (mine < len(step)).astype(np.float32) if len(step) < self.cut.rows_per_step else None
-        block = Block(tokens, np.zeros(len(mine), np.int32), position + real, weight)
+        block = Block(tokens, np.zeros(len(real), np.int32), position + real, task.weights())
         if self.fields.need_borders:
             add_border_fields(block, [step.borders[i] for i in real.tolist()], self.fields)
         mask_padding(block)
@@ -157,11 +155,11 @@ class _RawBatches(BatchStream):
     def _raw_metadata(
         self, block: Block, after: int, record: Record, place: Place[Document] | None, origins: list[Place[Document]]
     ) -> dict[str, Any]:
-        metadata = self._metadata(block, 0, len(self.mine), after, record)
+        task = self._task(0, len(origins))
+        metadata = self._metadata(block, 0, task.num_rows, after, record) | {"global_rows": task.real_rows}
         documents = self.rows.documents
         metadata["state"] |= _state_of(documents, place, self.rows.plan.known_rows)
-        real = np.minimum(row_numbers(self.mine), len(origins) - 1).tolist()
-        begins = [documents.describe(origins[i]) or {} for i in real]
+        begins = [documents.describe(origins[i]) or {} for i in task.live_rows().tolist()]
         metadata["begins"] = [{name: at[name] for name in ("file", "record", "skip")} for at in begins]
         return metadata
 
@@ -249,7 +247,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
                 ),
             ),
             recut=recut,
-            epoch_end=one_of(("drop", "pad"), epoch_end=epoch_end or "drop"),
+            epoch_end=one_of(("drop", "short", "pad"), epoch_end=epoch_end or "drop"),
             order_version=ORDER_VERSION,
         )
         self.documents = RawDocuments(work)
@@ -274,7 +272,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             flow=self._flow,
             plan=self._plan.fingerprint,
             cut=self._cut_by_count(rows),
-            mine=self._share(rows),
+            share=self._share,
             end=self._end,
             alignment=self.alignment,
             adapt=self._adapt,
@@ -289,6 +287,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         """Take over how many rows an epoch has, once a pass has counted them."""
         if self._plan.known_rows is None and self._cursor.epoch_rows is not None:
             self._plan = replace(self._plan, known_rows=self._cursor.epoch_rows)
+            self._warn_of_dropped_rows()
 
     def _close_stream(self) -> None:
         super()._close_stream()
