@@ -130,6 +130,11 @@ class Opening:
 OpenRank = Callable[[Opening], DataLoader]
 
 
+class _DrilledLoader(DataLoader):
+    def _warn_of_dropped_rows(self) -> None:
+        """Nobody trains on what a drill reads."""
+
+
 def open_rank(opening: Opening) -> DataLoader:
     """The loader of one rank. Leaves no record of a run with the plan: a drill is not one."""
     leg = opening.leg
@@ -139,7 +144,7 @@ def open_rank(opening: Opening) -> DataLoader:
         opening.plan
     ):  # as wide as the longest row: a rank that looked at its own rows alone would be found
         fields, padding = Fields(position_ids=True, segment_ids=True), Padding("longest")
-    return DataLoader(
+    return _DrilledLoader(
         open_flow(streams_for_plan(stores, opening.plan), opening.plan, fields, padding),
         opening.plan,
         batch_size=opening.batch_size,

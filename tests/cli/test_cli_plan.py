@@ -221,6 +221,8 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
             break
     assert summary.steps == steps
     assert {source.name: source.rows_read for source in summary.sources} == read
+    assert summary.dropped_rows == summary.rows - sum(read.values())
+    assert (summary.dropped_rows > 0) is (epoch_end in ("drop", "wrap"))
 
 
 def test_the_step_by_which_a_source_was_read_once_is_the_one_that_reads_its_last_row(small_store):

@@ -217,3 +217,39 @@ def test_rollouts_come_once_each_and_their_denominators_add_up(world_size, balan
         assert all(np.isfinite(batch.metadata["advantages"]).all() for batch in parts)
     assert sorted(seen) == list(range(26))
     assert ranks[0].step == 3
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    """25 conversations."""
+    said = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "a" * (n % 37 + 1)}] for n in range(25)
+    ]
+    rows = [{"messages": messages} for messages in said]
+    recipe = bw.DatasetRecipe(seed=3).add_ingredient(rows, name="talks").prepare_step(bw.chat("bytes", "chatml"))
+    path = tmp_path_factory.mktemp("talks") / "talks.store"
+    bw.bake(recipe, to=path, workers=0, show_progress=False)
+    return str(path)
+
+
+@pytest.mark.parametrize("given", [{}, {"balance": True}, {"workers": 2}])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_denominators_of_conversations_add_up_over_ranks_and_parts(talks, world_size, given):
+    settings = {"max_length": 128, "batch_size": 12, "epoch_end": "short", "check": False, "framework": "numpy"} | given
+    ranks = [
+        bw.ConversationDataLoader(talks, rank=rank, world_size=world_size, **settings) for rank in range(world_size)
+    ]
+    seen = []
+    for parts in zip(*ranks, strict=True):
+        learned = sum(part.loss_mask.sum() for batch in parts for part in batch.parts(max_tokens=300))
+        assert {batch.metadata["global_tokens"] for batch in parts} == {learned}
+        seen += [p for b in parts for p in b.metadata["position"][b.metadata["weight"] > 0].tolist()]
+    assert sorted(seen) == list(range(25))  # the last of three steps has one row, for all ranks
+
+
+def test_ranks_can_be_proven_to_be_in_step_before_a_short_batch(talks):
+    settings = {"max_length": 128, "batch_size": 12, "epoch_end": "short", "check": False, "framework": "numpy"}
+    loader = bw.ConversationDataLoader(talks, rank=0, world_size=1, **settings)
+    loader.seek(step=2)
+    assert loader.check_sync().position == loader.position == 24
+    assert len(loader.get_batch().input_ids) == 1

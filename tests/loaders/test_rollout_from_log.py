@@ -66,16 +66,39 @@ def test_what_is_not_there_yet_is_said_and_comes_later(log):
     assert len(loader.get_batch()) == 8
 
 
-def test_the_last_batch_of_a_log_is_filled_up_and_then_it_is_over(log):
+@pytest.mark.parametrize(("epoch_end", "rows"), [("short", 8), ("pad", 24)])
+def test_the_last_batch_of_a_log_has_the_rows_that_are_left_and_then_it_is_over(log, epoch_end, rows):
     answer(log, 20)
-    batches = list(opened(log, batch_size=24))
+    batches = list(opened(log, batch_size=24, epoch_end=epoch_end))
     assert [batch.metadata["global_sequences"] for batch in batches] == [24, 24, 24, 8]
+    assert [batch.metadata["global_rows"] for batch in batches] == [24, 24, 24, 8]
+    assert batches[-1].metadata["weight"].tolist() == [1] * 8 + [0] * (rows - 8)
     assert not batches[-1].loss_mask[8:].any()
-    loader = opened(log, batch_size=24)
+    loader = opened(log, batch_size=24, epoch_end=epoch_end)
     loader.load_state_dict(batches[-1].metadata["state"])
     with pytest.raises(bw.EndOfRun, match="80 rows"):
         loader.get_batch()
+
+
+def test_rows_at_the_end_of_a_log_that_no_batch_has_are_counted(log, caplog):
+    answer(log, 20)
     assert len(list(opened(log, batch_size=24, epoch_end="drop"))) == 3
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "the last 8 rows" in said.getMessage()
+
+
+def test_ranks_share_the_last_rows_of_a_log_and_none_misses_a_step(log):
+    answered = answer(log, 20)  # 80 rows: the last batch has 3, for 5 ranks
+    ranks = [opened(log, batch_size=11, rank=rank, world_size=5, uneven=True) for rank in range(5)]
+    found = []
+    for parts in zip(*ranks, strict=True):
+        assert all(batch.metadata["weight"].all() or len(batch.input_ids) == 1 for batch in parts)
+        assert {batch.metadata["global_rows"] for batch in parts} == {
+            int(sum(batch.metadata["weight"].sum() for batch in parts))
+        }
+        found += [ordinal for batch in parts for ordinal in ordinals(batch)]
+    assert found == [ordinal for ordinal in answered for _ in range(4)]
+    assert {loader.step for loader in ranks} == {8}
 
 
 def test_a_restored_trainer_gets_the_same_batches_again_though_others_added_more(log):

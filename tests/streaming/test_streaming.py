@@ -252,6 +252,27 @@ def test_ranks_get_their_rows_of_the_same_batches(stream):
         assert [row for part in parts for row in part[step]["input_ids"]] == expected["input_ids"]
 
 
+def test_no_row_is_lost_in_a_short_batch_on_any_ranks_and_in_workers(stream, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 32 * 13)  # 13 rows: the last batch has one
+    settings = {"batch_size": 6, "epoch_end": "short", "epochs": 2}
+    ranks = [stream(tmp_path, rank=rank, world_size=3, **settings) for rank in range(3)]
+    for parts in zip(*(rest_of(loader) for loader in ranks), strict=True):
+        assert sum(sum(part["weight"]) for part in parts) in (6, 1)
+        assert all(all(part["weight"]) or part["weight"] == [0] for part in parts)
+    assert {loader.step for loader in ranks} == {6}
+    assert {loader.position for loader in ranks} == {26}
+    alone = stream(tmp_path, **(settings | {"epochs": 1}))
+    turns = [[batch.metadata["global_rows"] for batch in alone._turns(worker, 2)] for worker in range(2)]
+    assert turns == [[6, 1], [6]]
+
+
+def test_rows_that_are_dropped_are_counted_when_the_end_of_the_files_was_read(stream, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("x" * 32 * 13)
+    rest_of(stream(tmp_path, batch_size=6, epochs=2))
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "the last 1 row of each epoch" in said.getMessage()
+
+
 def test_seek_and_reset_go_anywhere(stream):
     loader = stream()
     every = rest_of(loader)

@@ -124,8 +124,10 @@ class PlanSummary:
     epoch_rows: int | None
     """Of the last epochs, where that changes."""
     rows: int | None
-    """Of the whole run, skipped ones left out; a last partial batch that is dropped is counted."""
+    """Of the whole run, with those that are dropped and without those that are skipped."""
     skipped_rows: int
+    dropped_rows: int | None
+    """Rows that no step has, because they do not fill one. None where the stream has no end."""
     steps: int | None
     tokens: int | None
     mean_row_tokens: float
@@ -190,6 +192,7 @@ class _Summary:
             epoch_rows=plan.epoch_rows,
             rows=self.end_live,
             skipped_rows=(self.end or 0) - (self.end_live or 0),
+            dropped_rows=None if self.end_live is None else self.end_live - sum(rows),
             steps=num_steps if has_end else None,
             tokens=sum(tokens) if has_end else None,
             mean_row_tokens=sum(share * mean for share, mean in zip(of_rows, self.mean_row_tokens, strict=True)),
@@ -600,9 +603,10 @@ def _run(plan: Plan, summary: PlanSummary) -> str:
     steps = "" if summary.steps is None else f"{counted(summary.steps, 'step')}, "
     padding = f" and {summary.padding_tokens:,} of padding" if summary.padding_tokens else ""
     skipped = f", {counted(summary.skipped_rows, 'row')} skipped" if summary.skipped_rows else ""
+    dropped = f", {counted(summary.dropped_rows, 'row')} dropped" if summary.dropped_rows else ""
     rows = f", {counted(summary.rows, 'row')}"
     if plan.weights is None:
         is_even = summary.epochs is not None and summary.epoch_rows == summary.rows / summary.epochs
         each = f"{counted(summary.epoch_rows or 0, 'row')} each" if is_even else counted(summary.rows, "row")
         rows = f" in {counted(summary.epochs or 1, 'epoch')}, {each}"
-    return f"{steps}{summary.tokens:,} tokens{padding}{rows}{skipped}"
+    return f"{steps}{summary.tokens:,} tokens{padding}{rows}{skipped}{dropped}"

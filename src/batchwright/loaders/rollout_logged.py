@@ -6,6 +6,7 @@ gives the same rows for ever: on every rank, and again after a restart.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,8 @@ from batchwright.spec import at_least, one_of
 from batchwright.types import TrainingBatch
 
 __all__ = ["LogRows", "LogStream", "LoggedRollouts", "Policy", "plan_of_log"]
+
+log = logging.getLogger("batchwright")
 
 Record = list[list[int]]
 
@@ -373,8 +376,14 @@ class LogStream:
             return self._fetch_budget(position, self.budget)
         assert isinstance(self.cut, Cut)
         fetched = self.source.fetch(position, self.cut.rows_per_step)
-        is_short = fetched is not None and fetched.count < self.cut.rows_per_step
-        return None if is_short and self.epoch_end == "drop" else fetched
+        rows = self.cut.rows_per_step
+        if fetched is None or fetched.count == rows or self.epoch_end != "drop":
+            return fetched
+        if not self.steps.rank:
+            log.warning(
+                "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them", rows, fetched.count
+            )
+        return None
 
     def _fetch_budget(self, position: int, budget: Budget) -> Fetched | None:
         """As many of the next rows as fit: it is known that the next one does not, or that there is none."""
