@@ -23,6 +23,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.fingerprint import fingerprint, fingerprint_bytes, fingerprint_file, function_fingerprint
+from refusals import refused
 
 
 def name_of(function) -> str:
@@ -36,7 +37,7 @@ def test_values_are_equal_whatever_the_order_of_keys():
 
 def test_fingerprints_are_pinned():
     # They name units, versions and plans on disk: if they change, every store is baked again.
-    assert fingerprint({"a": [1, "é", 2.5, None, True]}) == "fdfdd13dee895c79d44c1622e062e7fc"
+    assert fingerprint({"a": [1, "é", 2.5, None, True]}) == "178dc37ca1657ae78421e7947b20e43e"
     assert fingerprint_bytes(b"batchwright") == "f68a323e174297d6f2abbc585c3c5d27"
 
 
@@ -69,7 +70,10 @@ def test_names_are_the_same_in_every_process(tmp_path):
     script.write_text(
         "import re\nfrom batchwright.fingerprint import function_fingerprint\n"
         "WORDS = {'a', 'b', 'c', 'd'}\nPATTERN = re.compile('x')\n"
-        "class Box:\n    def __init__(self): self.x = {1: 'a', 'b': WORDS}\n"
+        "class Words(set): pass\n"
+        "class Box:\n"
+        "    def __init__(self): self.x = {1: 'a', 'b': WORDS, 'c': Words(WORDS), 'd': {('a', 1), ('b', 2)}}\n"
+        "    def __getstate__(self): return {}\n"
         "    def __call__(self, row): return self.x\n"
         "def helper(row): return [PATTERN.match(word) for word in row if word in WORDS]\n"
         "print(function_fingerprint(lambda row: helper(row) or Box()(row), name='f'))\n"
@@ -125,6 +129,13 @@ def with_closure(value):
         ({1, 2}, {1, 3}),
         ({"a": 1}, {"a": 2}),
         ({"a": 1}, {"b": 1}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ([{"a": 1, "b": 2}], [{"b": 2, "a": 1}]),
+        (types.MappingProxyType({"a": 1, "b": 2}), types.MappingProxyType({"b": 2, "a": 1})),
+        (collections.Counter("ab"), collections.Counter("ba")),
+        (types.SimpleNamespace(x={"a": 1, "b": 2}), types.SimpleNamespace(x={"b": 2, "a": 1})),
+        ({1, 2}, frozenset((1, 2))),
+        (float("nan"), float("inf")),
         (1j, 2j),
         (2**70, 2**70 + 1),
         (None, ...),
@@ -246,6 +257,117 @@ def test_the_state_of_a_callable_object_counts():
 
     assert name_of(Longer(3)) == name_of(Longer(3))
     assert name_of(Longer(3)) != name_of(Longer(4))
+
+
+class Hiding:
+    """An object that travels without what decides what it does."""
+
+    def __init__(self, limit=3):
+        self.limit = limit
+
+    def __call__(self, row):
+        return row > self.limit
+
+
+class HidingState(Hiding):
+    def __getstate__(self):
+        return {}
+
+
+class HidingReduce(Hiding):
+    def __reduce__(self):
+        return HidingReduce, ()
+
+
+class HidingByName(Hiding):
+    def __reduce__(self):
+        return "THE_ONE"
+
+
+class HidingSlots:
+    __slots__ = ("limit",)
+
+    def __init__(self, limit=3):
+        self.limit = limit
+
+    def __getstate__(self):
+        return None
+
+
+class HidingDict(dict):
+    def __init__(self, limit):
+        self.limit = limit
+
+    def __reduce__(self):
+        return dict, ()
+
+
+class AnySet(set):
+    limit = None
+
+
+@pytest.mark.parametrize("kind", [HidingState, HidingReduce, HidingByName, HidingSlots, HidingDict])
+def test_what_an_object_hides_from_pickle_counts(kind):
+    assert name_of(kind(3)) == name_of(kind(3))
+    assert name_of(kind(3)) != name_of(kind(4))
+
+
+def test_what_an_object_hides_and_what_has_no_value_asks_for_a_version():
+    with refused(bw.SpecError, function="f", remedy="version="):
+        name_of(HidingState(threading.Lock()))
+
+
+def test_a_set_of_a_users_own_class_counts_by_its_items_and_what_it_holds():
+    one, two = AnySet("abcdef"), AnySet("fedcba")
+    assert name_of(with_closure(one)) == name_of(with_closure(two)) != name_of(with_closure(AnySet("abc")))
+    two.limit = 3
+    assert name_of(with_closure(one)) != name_of(with_closure(two))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_is_set_on_a_function_counts(cached):
+    def make(limit):
+        def function(row):
+            return row > function.limit
+
+        found = functools.lru_cache(function) if cached else function
+        function.limit = found.limit = limit
+        return found
+
+    assert name_of(make(3)) == name_of(make(3))
+    assert name_of(make(3)) != name_of(make(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [
+        ("__version__", "1", "2"),
+        ("__slots__", ("a",), ("a", "b")),
+        ("__call__", functools.partial(max, 1), functools.partial(max, 2)),
+        ("__match_args__", ("a", "b"), ("b", "a")),
+        ("__hash__", None, lambda self: 1),
+        ("__private", 1, 2),
+    ],
+)
+def test_members_of_a_class_with_two_underscores_count(name, one, two):
+    make = lambda member: with_closure(type("Made", (), {name: member}))
+    assert name_of(make(one)) == name_of(make(one))
+    assert name_of(make(one)) != name_of(make(two))
+
+
+def test_where_a_class_was_written_and_its_docstring_do_not_count():
+    def make(text, line):
+        space = {"__name__": "__main__"}
+        exec("\n" * line + f"class Made:\n    '{text}'\n    x: int = 1\n    def act(self): return self.x", space)
+        return with_closure(space["Made"])
+
+    assert name_of(make("Some words.", 0)) == name_of(make("Other words.", 9))
+
+
+def test_a_metaclass_counts():
+    make = lambda limit: type("Meta", (type,), {"limit": limit})("Made", (), {})
+    assert name_of(with_closure(make(3))) == name_of(with_closure(make(3)))
+    assert name_of(with_closure(make(3))) != name_of(with_closure(make(4)))
 
 
 def test_dataclasses_enums_and_named_tuples_have_values():

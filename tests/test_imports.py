@@ -19,7 +19,7 @@ PACKAGE = Path(batchwright.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("plan", "processes", "addresses", "journal", "kernels", "memory", "parts"),
+    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
 ONLINE = ("documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders", "tracing", "digest", "drill")

@@ -1,4 +1,7 @@
-"""Names for content: equal things get equal fingerprints on every machine; user functions are named by what they do."""
+"""Names for content: equal things get equal fingerprints on every machine; user functions are named by what they do.
+
+A value becomes bytes in `canonical.encode`, and nowhere else: there its types, its order and its bits count.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,70 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import xxhash
 
+from batchwright.canonical import attributes, encode
 from batchwright.errors import SpecError
 
-__all__ = ["fingerprint", "fingerprint_bytes", "fingerprint_file", "function_fingerprint", "is_users"]
+__all__ = [
+    *("fingerprint", "fingerprint_bytes", "fingerprint_file", "fingerprint_rows", "fingerprint_value"),
+    *("function_fingerprint", "is_users"),
+]
 
 _CHUNK_BYTES = 1 << 20
+_BLOCK_ROWS = 8192
+"""Rows that are encoded at once."""
 
 
-def fingerprint(value: Any) -> str:
-    """The fingerprint of a JSON-like value: 32 hex digits, independent of the order of keys.
+def fingerprint(settings: Any) -> str:
+    """The fingerprint of settings: 32 hex digits, the same before and after they were kept as JSON.
 
-    >>> fingerprint({"a": 1, "b": [2.5, None]}) == fingerprint({"b": [2.5, None], "a": 1})
+    >>> fingerprint({"a": 1, "b": [2.5, None]}) == fingerprint({"b": (2.5, None), "a": 1})
     True
     """
-    return fingerprint_bytes(msgspec.json.encode(value, order="deterministic"))
+    return fingerprint_bytes(encode(settings, as_json=True))
+
+
+def fingerprint_value(value: Any) -> str:
+    """The fingerprint of a user's value: every type counts, and the order of every dict.
+
+    >>> fingerprint_value({"a": 1, "b": 2}) == fingerprint_value({"b": 2, "a": 1})
+    False
+    """
+    return fingerprint_bytes(encode(value))
+
+
+def fingerprint_rows(rows: Sequence[Any], **source: str) -> str:
+    """The fingerprint of rows from memory. A value that cannot be encoded is an error that names row and column."""
+    digest = xxhash.xxh3_128()
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = list(rows[first : first + _BLOCK_ROWS])
+        try:
+            digest.update(encode(block))
+        except (TypeError, ValueError, RecursionError):
+            raise _unencodable(block, first, source) from None
+    return digest.hexdigest()
+
+
+def _unencodable(rows: list[Any], first: int, source: dict[str, str]) -> SpecError:
+    for number, row in enumerate(rows, first):
+        for column, value in row.items() if isinstance(row, dict) else [(None, row)]:
+            try:
+                encode({column: value})
+            except (TypeError, ValueError, RecursionError) as error:
+                holds = "itself" if isinstance(error, RecursionError) else str(error)
+                return SpecError(
+                    f"a value of a row cannot be compared: it is or holds {holds}",
+                    **source,
+                    row=number,
+                    column=column,
+                    remedy="rows of str, numbers, bytes, dates, arrays, tensors, images, lists and dicts",
+                )
+    raise AssertionError("together the rows cannot be encoded, but each can")
 
 
 def fingerprint_bytes(data: bytes | memoryview) -> str:
@@ -58,17 +104,19 @@ def function_fingerprint(function: Any, *, name: str, version: str | None = None
     """What a user's function does, as a name: bytecode, constants, defaults, closure and the globals that it uses.
 
     Two lambdas written alike on different lines are equal; a changed constant, default, captured value, or a changed
-    function or class of the user's own that it calls, is not. What comes from Python itself or from an installed
-    package is named, not followed. Where the answer cannot be known (a captured object without a stable value, such as
-    an open file), the error asks for `version=`. Modules imported inside the function are not seen.
+    function or class of the user's own that it calls, is not. The order of a dict counts, what was set on a function,
+    and all that an object holds, also where its `__getstate__` leaves something out. What comes from Python itself or
+    from an installed package is named, not followed. Where the answer cannot be known (a captured object without a
+    stable value, such as an open file), the error asks for `version=`. Modules imported inside the function are not
+    seen.
     """
     if version is not None:
         return fingerprint({"name": name, "version": version})
-    return fingerprint(_Describer(name).describe(function))
+    return fingerprint_value(_Describer(name).describe(function))
 
 
 class _Describer:
-    """Turns values into JSON that is equal when they do the same. Remembers what it met: code is a graph."""
+    """Turns values into plain ones that are equal when they do the same. Remembers what it met: code is a graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,11 +126,8 @@ class _Describer:
         self.kept: list[Any] = []  # so that no id is used twice
 
     def describe(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool) or type(value) is int:
+        if type(value) in _PLAIN:
             return value
-        kind = _PLAIN.get(type(value))
-        if kind is not None:
-            return kind(value)
         if id(value) in self.done:
             return self.done[id(value)]
         if id(value) in self.path:
@@ -96,17 +141,19 @@ class _Describer:
         finally:
             self.path.pop()
         if isinstance(value, types.FunctionType | type):  # met often, from many sides: by its fingerprint from now on
-            described = self.done[id(value)] = ["code of", fingerprint(described)]
+            described = self.done[id(value)] = ["code of", fingerprint_value(described)]
         return described
 
     def _compound(self, value: Any) -> Any:
         describe = self.describe
         if type(value) in (tuple, list):
             return [type(value).__name__, *map(describe, value)]
-        if type(value) in (set, frozenset):
-            return ["set", *sorted(fingerprint(describe(item)) for item in value)]
+        if isinstance(value, set | frozenset):
+            items = value if set(map(type, value)) <= _PLAIN else {fingerprint_value(describe(item)) for item in value}
+            kind = type(value).__name__ if type(value) in (set, frozenset) else describe(type(value))
+            return ["set", kind, frozenset(items), describe(attributes(value))]
         if type(value) in (dict, types.MappingProxyType):
-            return ["dict", *sorted(([describe(k), describe(v)] for k, v in value.items()), key=fingerprint)]
+            return ["dict", *([describe(k), describe(v)] for k, v in value.items())]
         if isinstance(value, types.FunctionType):
             if is_users(value.__module__):
                 return self._function(value)
@@ -130,12 +177,12 @@ class _Describer:
         if isinstance(value, staticmethod | classmethod):
             return [type(value).__name__, describe(value.__func__)]
         if isinstance(value, property):
-            return ["property", describe(value.fget), describe(value.fset)]
+            return ["property", describe(value.fget), describe(value.fset), describe(value.fdel)]
         if isinstance(value, re.Pattern):
             return ["regex", describe(value.pattern), value.flags]
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None and type(value).__module__ == "functools":  # lru_cache
-            return ["wrapped", describe(wrapped)]
+            return ["wrapped", describe(wrapped), self._attributes(value)]
         if isinstance(value, functools.cached_property):
             return ["cached_property", describe(value.func)]
         return self._object(value)
@@ -148,9 +195,16 @@ class _Describer:
         except Exception:  # whatever an object raises when it has no stable value
             raise self._unknown(value) from None
         if isinstance(parts, str):
-            return ["global", type(value).__module__, parts]
+            parts = "global", type(value).__module__, parts
         parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
+        if _may_hide(type(value)):
+            parts.append(attributes(value))
         return ["object", self.describe(type(value)), *map(self.describe, parts)]
+
+    def _attributes(self, value: Any) -> list[Any]:
+        """What was set on a function: `function.limit = 3`."""
+        skipped = {*_NOT_WHAT_A_CLASS_DOES, "__name__", "__wrapped__"}
+        return [[name, self.describe(held)] for name, held in sorted(vars(value).items()) if name not in skipped]
 
     def _unknown(self, value: Any) -> SpecError:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -175,6 +229,7 @@ class _Describer:
                 for name in sorted({path[0] for path in of_globals})
                 for described in self._global(function, name, of_globals)
             ],
+            self._attributes(function),
         ]
 
     def _cell(self, name: str, cell: types.CellType, paths: list[tuple[str, ...]]) -> Any:
@@ -223,9 +278,10 @@ class _Describer:
         members = [
             [name, self.describe(member)]
             for name, member in sorted(vars(described).items())
-            if (not name.startswith("__") or isinstance(member, _CODE_MEMBERS)) and name != "_abc_impl"
+            if name not in _NOT_WHAT_A_CLASS_DOES
         ]
-        return ["class", described.__qualname__, [self.describe(b) for b in described.__bases__], members]
+        made_by = [self.describe(base) for base in (type(described), *described.__bases__)]
+        return ["class", described.__qualname__, made_by, members]
 
     def _module(self, module: types.ModuleType) -> Any:
         if _is_users_module(module) and (file := getattr(module, "__file__", None)):
@@ -233,7 +289,16 @@ class _Describer:
         return ["module", module.__name__]
 
 
-_CODE_MEMBERS = types.FunctionType | staticmethod | classmethod | property
+_NOT_WHAT_A_CLASS_DOES = frozenset(
+    (
+        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__firstlineno__"),
+        *("__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+        *("__conditional_annotations__", "__orig_bases__", "__parameters__", "__type_params__"),
+        *("__dataclass_fields__", "__dataclass_params__", "_abc_impl"),
+        *("__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__"),
+    )
+)
+"""Where a class was written, what its annotations say, and what is made of these."""
 _DESCRIPTORS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -245,18 +310,13 @@ _DESCRIPTORS = (
 _FLAGS_THAT_MATTER = 0x04 | 0x08 | 0x20 | 0x80 | 0x200
 
 
-def _describe_str(value: str) -> Any:
-    return value if value.isascii() else ["str", fingerprint_bytes(value.encode("utf-8", "surrogatepass"))]
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)}
 
 
-_PLAIN: dict[type, Callable[[Any], Any]] = {
-    str: _describe_str,
-    float: lambda value: ["float", value.hex()],
-    complex: lambda value: ["complex", value.real.hex(), value.imag.hex()],
-    bytes: lambda value: ["bytes", fingerprint_bytes(value)],
-    type(Ellipsis): lambda value: ["..."],
-    type(NotImplemented): lambda value: ["NotImplemented"],
-}
+def _may_hide(kind: type) -> bool:
+    """Whether objects of a user's class are pickled in a way of their own, which may leave out what decides."""
+    own = any(getattr(kind, n) is not getattr(object, n) for n in ("__getstate__", "__reduce__", "__reduce_ex__"))
+    return is_users(kind.__module__) and (own or kind in copyreg.dispatch_table)
 
 
 def _named(value: Any) -> list[Any]:

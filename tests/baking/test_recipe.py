@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import os
 import threading
 from pathlib import Path
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import batchwright as bw
+from refusals import refused
 
 
 def test_methods_change_the_recipe_and_return_it():
@@ -194,8 +197,38 @@ def test_a_where_that_cannot_be_compared_asks_for_a_version():
 
 def test_rows_that_cannot_be_compared_are_refused(tmp_path, quiet_bake):
     recipe = bw.DatasetRecipe().add_ingredient([{"text": "a", "value": object()}]).prepare_step(bw.tokenize("bytes"))
-    with pytest.raises(bw.SpecError, match="the rows of 'memory' hold values that cannot be compared"):
+    with refused(bw.SpecError, "builtins.object", parameter="source", ingredient="memory", row=0, column="value"):
         quiet_bake(recipe, tmp_path / "a.store")
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"value": None}, {"value": float("nan")}),
+        ({"value": float("inf")}, {"value": float("-inf")}),
+        ({"value": b"hi"}, {"value": "aGk="}),
+        ({"value": datetime.date(2024, 1, 1)}, {"value": "2024-01-01"}),
+        ({"value": decimal.Decimal("1.5")}, {"value": "1.5"}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ],
+)
+def test_rows_that_differ_are_baked_again(tmp_path, quiet_bake, one, two):
+    def version(more):
+        recipe = bw.DatasetRecipe().add_ingredient(
+            [{"text": "a", **more}], "{text} {value}" if "value" in more else "text"
+        )
+        return quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store").version
+
+    assert version(one) == version(one) != version(two)
+
+
+def test_a_step_with_the_items_of_a_dict_in_another_order_is_baked_again(tmp_path, quiet_bake):
+    def version(endings):
+        step = lambda row: {**row, "text": row["text"] + "".join(endings.values())}
+        recipe = bw.DatasetRecipe().add_ingredient([{"text": "a"}]).prepare_step(step, name="end")
+        return quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "a.store").version
+
+    assert version({"a": "x", "b": "y"}) == version({"a": "x", "b": "y"}) != version({"b": "y", "a": "x"})
 
 
 repeats = {"where": 1, "step": 1, "tokenizer": 1}

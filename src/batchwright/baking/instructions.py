@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint_bytes, function_fingerprint
+from batchwright.fingerprint import fingerprint_rows, function_fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.columns import TextColumn
 from batchwright.prepare.rows import RowStep, row_step
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.formats import format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
-from batchwright.sources.memory import TableRows, encode_rows, table_rows
+from batchwright.sources.memory import TableRows, table_rows
 
 __all__ = ["Ingredient", "Instruction", "Step", "add_ingredient", "bad_name", "prepare_step"]
 
@@ -253,13 +253,8 @@ def _is_plain(value: Any) -> bool:
 
 def _fingerprint_of_rows(ingredient: Ingredient) -> str:
     rows = ingredient.source
-    if isinstance(rows, TableRows):
-        return rows.fingerprint
-    try:
-        return fingerprint_bytes(encode_rows(rows))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(
-            f"the rows of {ingredient.name!r} hold values that cannot be compared: {error}",
-            parameter="source",
-            remedy="rows of str, numbers, bytes, arrays, tensors, images, lists and dicts",
-        ) from None
+    return (
+        rows.fingerprint
+        if isinstance(rows, TableRows)
+        else fingerprint_rows(rows, parameter="source", ingredient=ingredient.name)
+    )

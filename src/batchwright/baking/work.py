@@ -32,7 +32,7 @@ from batchwright.baking.unit import (
     unit_key,
 )
 from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from batchwright.fingerprint import fingerprint, fingerprint_rows, fingerprint_value, function_fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.columns import TextColumn
 from batchwright.prepare.rows import RowStep
@@ -42,7 +42,7 @@ from batchwright.seeds import key_of, mix64
 from batchwright.sources import units
 from batchwright.sources.formats import Format
 from batchwright.sources.listing import InputFile
-from batchwright.sources.memory import TableRows, encode_rows
+from batchwright.sources.memory import TableRows
 from batchwright.sources.units import Span, Unit
 
 log = logging.getLogger("batchwright")
@@ -93,7 +93,7 @@ class Work(Cut):
             return unit.rows.fingerprint
         if not unit.spans:
             assert unit.rows is not None
-            return fingerprint_bytes(encode_rows(unit.rows))
+            return fingerprint_rows(unit.rows, parameter="source")
         files = [self.file_of(span) for span in unit.spans]
         return [[file.path, file.num_bytes, file.modified_ns] for file in files]
 
@@ -387,7 +387,7 @@ def _unit_keys(part: Work) -> list[str]:
         unit_key(
             part.job,
             unit,
-            [part.identity(unit), None if chosen is None else fingerprint(chosen.tolist())],
+            [part.identity(unit), None if chosen is None else fingerprint_value(chosen)],
         )
         for unit, chosen in zip(part.units, part.selected, strict=True)
     ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from batchwright.deliver.ranks import torch_distributed
 from batchwright.errors import EndOfRun, SpecError, SyncError
-from batchwright.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.fingerprint import fingerprint, fingerprint_value
 from batchwright.plan import Plan
 
 __all__ = ["Standing", "SyncReport", "check_standing", "compare", "digests_of", "digests_of_next"]
@@ -82,11 +82,7 @@ def digests_of(batch: Any) -> dict[str, str]:
     >>> digests_of({"input_ids": np.arange(4)}) == digests_of({"input_ids": np.arange(4, dtype=np.int32)})
     False
     """
-    fields = {name: np.ascontiguousarray(np.asarray(batch[name])) for name in batch}
-    return {
-        name: fingerprint([str(array.dtype), list(array.shape), fingerprint_bytes(array.tobytes())])
-        for name, array in fields.items()
-    }
+    return {name: fingerprint_value(np.asarray(batch[name])) for name in batch}
 
 
 def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None]:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from batchwright.errors import SampleError, SourceError, SpecError
-from batchwright.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.fingerprint import fingerprint, fingerprint_rows
 from batchwright.order.permute import permutation
 from batchwright.rl.groups import checked_prompt
 from batchwright.sources import Malformed, cut_files, cut_rows, format_for, list_files, looks_like_paths, read_unit
 from batchwright.sources.faults import place
 from batchwright.sources.formats import known_extensions
-from batchwright.sources.memory import TableRows, encode_rows, table_rows
+from batchwright.sources.memory import TableRows, table_rows
 from batchwright.sources.units import EndOfSpan
 
 __all__ = ["Job", "Prompts", "read_prompts", "rows_of"]
@@ -186,11 +186,4 @@ def _check(number: int, row: Row, column: str, vocab_size: int | None) -> None:
 
 
 def _named(rows: list[Row], column: str) -> str:
-    try:
-        return fingerprint([column, fingerprint_bytes(encode_rows(rows))])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(
-            f"the prompts hold values that cannot be compared: {error}",
-            parameter="prompts",
-            remedy="rows of str, numbers, bytes, arrays, lists and dicts",
-        ) from None
+    return fingerprint([column, fingerprint_rows(rows, parameter="prompts")])

@@ -5,23 +5,20 @@ Anything that offers Arrow's C stream (a pyarrow, polars or pandas table, a Duck
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import numpy as np
 import xxhash
 
 from batchwright.errors import SourceError, SpecError
-from batchwright.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.fingerprint import fingerprint
 from batchwright.sources.arrow import count_only, needed_names, rows_of
 from batchwright.sources.formats import Malformed, Row
 
-__all__ = ["TableRows", "encode_rows", "table_rows"]
+__all__ = ["TableRows", "table_rows"]
 
 _PIECE_ROWS = 1024
 """Rows that are hashed at once. Part of a table's fingerprint, and where it can be cut."""
@@ -341,33 +338,3 @@ def _plain_type(kind: Any) -> Any:
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([pa.field(field.name, _plain_type(field.type)) for field in fields])
     return kind
-
-
-# Rows as Python objects
-
-
-def encode_rows(rows: Sequence[Any]) -> bytes:
-    """Rows as bytes that are equal when the rows are. A TypeError or ValueError names what has no stable value."""
-    try:
-        return msgspec.json.encode(rows, order="deterministic", enc_hook=_described)
-    except UnicodeEncodeError:  # half a surrogate pair: the row that has it will be named when it is read
-        return json.dumps(rows, sort_keys=True, default=_described).encode()
-
-
-def _described(value: Any) -> Any:
-    """What is not JSON, by its type, shape and content: arrays, tensors, NumPy's numbers, images."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"\0bytes": fingerprint_bytes(bytes(value))}
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        # As bytes, because NumPy does not have all of its types.
-        as_bytes = value.detach().cpu().contiguous().flatten().view(sys.modules["torch"].uint8)
-        return {"\0tensor": [str(value.dtype), list(value.shape), fingerprint_bytes(as_bytes.numpy().tobytes())]}
-    if callable(getattr(value, "tobytes", None)) and hasattr(value, "mode") and hasattr(value, "size"):  # of PIL
-        return {"\0image": [value.mode, list(value.size), fingerprint_bytes(value.tobytes())]}
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if not array.dtype.hasobject:
-            return {"\0array": [array.dtype.str, list(array.shape), fingerprint_bytes(array.tobytes())]}
-        if array.ndim:
-            return {"\0array": [array.dtype.str, list(array.shape), array.ravel().tolist()]}
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchwright.errors import SpecError, TokenizerError
-from batchwright.fingerprint import fingerprint
+from batchwright.fingerprint import fingerprint_value
 from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.sandbox import Compiled, compile_template
@@ -74,7 +74,9 @@ class ChatTemplate:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint([_RULES_VERSION, self.source, self.special_tokens, self.args])[:16]
+        return fingerprint_value(
+            [_RULES_VERSION, self.source, sorted(self.special_tokens.items()), sorted(self.args.items())]
+        )[:16]
 
     def render(self, conversation: Mapping[str, Any], *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation."""
