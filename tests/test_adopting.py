@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -10,7 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -583,12 +582,10 @@ def test_a_store_that_lies_elsewhere_names_its_data_by_absolute_path_only(train,
 
 def test_only_a_manifest_that_says_so_reaches_outside_of_its_folder(train):
     store = adopt(train)
-    path = store.folder / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    path.write_text(json.dumps(manifest | {"adopted": False}))
+    replace(store.manifest, adopted=False).save(store.folder)
     with pytest.raises(bw.StoreError, match="format 2"):
         bw.open_store(store.path)
-    path.write_text(json.dumps(manifest | {"adopted": False, "format": 1}))
+    replace(store.manifest, adopted=False, format=1).save(store.folder)
     with pytest.raises(bw.StoreError, match="this shard is not"):
         bw.open_store(store.path)
 

@@ -15,7 +15,7 @@ import pytest
 import batchwright as bw
 from batchwright.sources import units
 from batchwright.store import collect_garbage
-from batchwright.store.layout import Manifest
+from batchwright.store.layout import Manifest, sealed
 from harness import stand_still
 
 WORDS = [f"word {n} " + "so " * (n % 7) for n in range(40)]
@@ -246,8 +246,8 @@ def test_an_entry_that_makes_no_sense_is_removed(counting, first, content):
 
 def test_a_store_of_an_earlier_release_opens_and_is_not_used(counting, first):
     manifest = json.loads((first.folder / "manifest.json").read_text())
-    del manifest["texts_hash"]
-    (first.folder / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["texts_hash"], manifest["checksum"]
+    (first.folder / "manifest.json").write_bytes(sealed(manifest))
     (first.folder / "texts.arrow").unlink()
     old = bw.open_store(first.path, verify=True)
     assert old.texts is None

@@ -14,7 +14,7 @@ import pytest
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
 from batchwright.fingerprint import fingerprint_bytes
-from batchwright.store.layout import Manifest
+from batchwright.store.layout import Manifest, sealed
 from batchwright.store.writer import write_table
 
 BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
@@ -411,7 +411,8 @@ def vast_store(tmp_path_factory):
     manifest = msgspec.json.decode(path.read_bytes())
     manifest["shards_hash"] = write_table(store.folder / "shards.arrow", columns)
     manifest["streams"][0] |= {"num_shards": count, "num_tokens": count * tokens, "num_documents": count * 10_000}
-    path.write_bytes(msgspec.json.encode(manifest))
+    del manifest["checksum"]
+    path.write_bytes(sealed(manifest))
     assert Manifest.load(store.folder).streams[0].num_tokens == 10**13
     return folder
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import batchwright as bw
-from batchwright.store.layout import Manifest
+from batchwright.store.layout import Manifest, current_version, sealed
 from batchwright.store.stream import MappedShard
 from batchwright.store.writer import write_table
 from refusals import refused
@@ -207,7 +208,7 @@ def test_a_shard_whose_lengths_lead_outside_of_the_file_is_refused(path):
 
 @pytest.mark.parametrize("version", ["../../elsewhere", "/etc", "a/../.."])
 def test_a_pointer_that_leaves_the_store_is_refused(path, version):
-    (path / "batchwright.json").write_text(f'{{"batchwright_store": 1, "current": "{version}"}}')
+    (path / "batchwright.json").write_bytes(sealed({"batchwright_store": 1, "current": version}))
     with refused(bw.StoreError, name=repr(version)):
         bw.open_store(path)
 
@@ -230,7 +231,7 @@ def _bake_one(path):
 
 
 def test_a_store_of_a_later_format_is_refused_by_name(path):
-    (path / "batchwright.json").write_text('{"batchwright_store": 2, "current": "x"}')
+    (path / "batchwright.json").write_bytes(sealed({"batchwright_store": 2, "current": "x"}))
     with refused(bw.StoreError, "format 2", "format 1", file=path / "batchwright.json"):
         bw.open_store(path)
 
@@ -240,6 +241,24 @@ def test_a_manifest_of_a_later_format_is_refused_by_name(path):
     replace(store.manifest, format=7).save(store.folder)
     with refused(bw.StoreError, "format 7", "manifest.json"):
         bw.open_store(path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "batchwright.json"])
+def test_no_flipped_bit_changes_what_a_store_says(path, name):
+    file = next(path.rglob(name))
+    read = partial(current_version, path) if name == "batchwright.json" else partial(Manifest.load, file.parent)
+    data, said = file.read_bytes(), read()
+    errors = []
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        try:
+            assert read() == said
+        except bw.StoreError as error:
+            errors.append(error)
+    assert len(errors) > 7 * len(data)  # white space says nothing
+    assert all(error.where["file"] == file and error.remedy for error in errors)
 
 
 def test_a_million_shards_open_without_looking_at_each(path):

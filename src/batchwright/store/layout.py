@@ -19,6 +19,8 @@ corpus.store/
 Of a store that adopted tokens, <source>-<split>-00000.arrow has only the borders of documents: its lists are of nulls,
 and the tokens lie in the user's file that shards.arrow (data_file, data_offset) and files.arrow (path, beside) name.
 Only a manifest that says `adopted` may point outside of the store's folder.
+
+The pointer and the manifest carry a checksum of what they say: no damage to them can change what is trained on.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ __all__ = [
     "is_store",
     "mark_as_store",
     "point_to",
+    "sealed",
     "stream_fingerprint",
     "version_folder",
 ]
@@ -142,13 +145,13 @@ class Manifest:
         return REPAIR_ADOPTED if self.adopted else REBAKE
 
     def save(self, folder: Path) -> None:
-        write_whole(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1))
+        write_whole(folder / "manifest.json", sealed(asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
         path = folder / "manifest.json"
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=cls)
+            manifest = msgspec.convert(_unsealed(path.read_bytes()), cls)
         except (FileNotFoundError, NotADirectoryError):
             raise StoreError(
                 f"no complete store version at {folder}",
@@ -166,6 +169,19 @@ class Manifest:
         return manifest
 
 
+def sealed(content: dict[str, Any]) -> bytes:
+    """A small file as JSON, with a checksum of what it says."""
+    content = msgspec.to_builtins(content)
+    return msgspec.json.format(msgspec.json.encode({**content, "checksum": fingerprint(content)}), indent=1)
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    content = msgspec.json.decode(data, type=dict[str, Any])
+    if content.pop("checksum", None) != fingerprint(content):
+        raise msgspec.ValidationError("its content does not fit its checksum")
+    return content
+
+
 def is_store(folder: Path) -> bool:
     return (folder / POINTER).is_file()
 
@@ -173,7 +189,7 @@ def is_store(folder: Path) -> bool:
 def is_adopted(folder: Path) -> bool:
     """Whether a folder is a store of adopted tokens (also one that is not complete yet): bakes stay out of it."""
     try:
-        return bool(msgspec.json.decode((folder / POINTER).read_bytes(), type=dict[str, Any]).get("adopted"))
+        return bool(_unsealed((folder / POINTER).read_bytes()).get("adopted"))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return False
 
@@ -192,14 +208,14 @@ def point_to(folder: Path, version: str, *, adopted: bool = False) -> None:
 
 def _pointer(version: str | None, adopted: bool) -> bytes:
     pointer = {"batchwright_store": STORE_FORMAT, "current": version}
-    return msgspec.json.encode(pointer | {"adopted": True} if adopted else pointer)
+    return sealed(pointer | {"adopted": True} if adopted else pointer)
 
 
 def current_version(folder: Path) -> str | None:
     """The current version's id; None for a store whose first bake is not complete."""
     path = folder / POINTER
     try:
-        pointer = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        pointer = _unsealed(path.read_bytes())
         store_format, version = pointer["batchwright_store"], pointer["current"]
     except FileNotFoundError:
         if not folder.exists():

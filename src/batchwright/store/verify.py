@@ -79,7 +79,7 @@ def _adopted(store: Store) -> Iterator[Damage]:
 
 
 def _totals(store: Store) -> Iterator[Damage]:
-    """The manifest itself has no hash beside it: what it says of a stream must follow from the stream's shards."""
+    """What the manifest says of a stream must follow from the stream's shards."""
     shards, manifest = store.shards, store.manifest
     for number, info in enumerate(manifest.streams):
         mine = np.flatnonzero(shards["stream"] == number)
