@@ -15,6 +15,7 @@ import batchwright as bw
 from batchwright.errors import PlanError, SpecError
 from batchwright.plan import Plan, PlanSource
 from batchwright.plans import find_plan, list_plans, streams_for_plan
+from refusals import refused
 
 PLAN = Plan(
     row_tokens=2048,
@@ -138,6 +139,15 @@ def test_what_is_not_a_plan_is_refused_by_name(tmp_path, content):
     assert caught.value.where["file"] == path
 
 
+def test_no_error_about_a_file_advises_to_remove_it(tmp_path):
+    mine = tmp_path / "mine.json"
+    for content in ("", "no json", "{}", '{"epoch": 3}', '{"batchwright_plan": 1, "plan": 5}'):
+        mine.write_text(content)
+        with refused(PlanError, mine, remedy="state_dict()") as caught:
+            find_plan((), str(mine))
+        assert "remove" not in caught.value.remedy
+
+
 def test_a_missing_plan_file_is_named(tmp_path):
     with pytest.raises(PlanError, match=r"no plan at .*nowhere\.json"):
         Plan.load(tmp_path / "nowhere.json")
@@ -171,6 +181,8 @@ def test_a_plan_goes_home_where_it_cannot_lie_beside_the_store(own_store, open_l
 def test_a_plan_is_found_by_object_loader_state_fingerprint_and_file(own_store, open_loader):
     loader = open_loader(own_store)
     loader.get_batch()
+    state = own_store.parent / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
     name = loader.plan.fingerprint
     for meant in (
         loader,
@@ -180,11 +192,21 @@ def test_a_plan_is_found_by_object_loader_state_fingerprint_and_file(own_store, 
         name[:6],
         own_store / "plans" / f"{name}.json",
         str(own_store / "plans" / f"{name}.json"),
+        state,
+        str(state),
     ):
         found = find_plan(own_store, meant)
         assert found == loader.plan
         assert found.steps == ((0, 0, 12),)
     assert find_plan(own_store, name, batch_size=24).steps == ((0, 0, 24),)
+
+
+def test_a_state_file_opens_its_plan_again(own_store, open_loader, tmp_path):
+    loader = open_loader(own_store)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    assert open_loader(own_store, plan=state).plan == loader.plan
+    assert bw.MixedDataLoader(own_store, plan=str(state), framework="numpy").plan == loader.plan
 
 
 def test_an_unknown_fingerprint_is_answered_with_the_known_ones(own_store, open_loader):

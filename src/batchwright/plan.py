@@ -16,12 +16,13 @@ import msgspec
 from batchwright.errors import PlanError
 from batchwright.files import home, one_at_a_time, write_whole
 from batchwright.fingerprint import fingerprint
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.order.epochs import Epochs
     from batchwright.order.schedule import Order
 
-__all__ = ["Amendment", "Plan", "PlanSource", "State", "is_fingerprint", "kept_plans", "plan_home"]
+__all__ = ["Amendment", "Plan", "PlanSource", "State", "is_fingerprint", "kept_plans", "plan_home", "state_in"]
 
 State = dict[str, Any]
 """{"position", "plan", "steps"}: JSON, tens of bytes, independent of ranks and workers."""
@@ -306,7 +307,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
-        path = Path(path)
+        path = local_path(plan=path)
         with one_at_a_time(path.parent):  # two runs that open at once are both recorded
             there = _read(path) if path.exists() else {}
             known = [_run(run) for run in there.get("runs", [])]
@@ -322,9 +323,9 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan, with the runs that are recorded in its file."""
-        body = _read(Path(path))
+        body = _read(local_path(plan=path))
         if not isinstance(body.get("plan"), dict):
-            raise PlanError("this is not a plan", file=path, remedy=_REMOVE)
+            raise PlanError("this is not a plan", file=path, remedy=_REMEDY)
         plan = cls.from_spec(body["plan"], where=path)
         if plan.fingerprint != body.get("fingerprint"):
             raise PlanError(
@@ -337,7 +338,7 @@ class Plan:
             places = tuple((str(name), str(place)) for name, place in body.get("places", {}).items())
         except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(
-                "the record of runs in this plan is damaged", file=path, reason=error, remedy=_REMOVE
+                "the record of runs in this plan is damaged", file=path, reason=error, remedy=_REMEDY
             ) from None
         return replace(plan, runs=runs, places=places)
 
@@ -574,18 +575,30 @@ def kept_plans(*stores: Path, beginning: str = "[0-9a-f]") -> list[Path]:
     return [path for folder in folders for path in sorted(folder.glob(f"{beginning}*.json"))]
 
 
+def state_in(path: str | os.PathLike[str]) -> State | None:
+    """The state of a loader in a JSON file; None if something else is in there."""
+    body = _json(local_path(plan=path))
+    return body if isinstance(body, dict) and body.keys() >= {"position", "plan", "steps"} else None
+
+
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        body = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        raise PlanError(
-            f"no plan at {path}", file=path, remedy="`batchwright plan STORE` lists the plans of a store"
-        ) from None
-    except msgspec.DecodeError as error:
-        raise PlanError("this is not a plan", file=path, reason=error, remedy=_REMOVE) from None
+    body = _json(path)
     if not isinstance(body, dict) or body.get("batchwright_plan") != PLAN_FORMAT:
-        raise PlanError("this is not a plan that this batchwright can read", file=path, remedy=_REMOVE)
+        raise PlanError("this is not a plan that this batchwright can read", file=path, remedy=_REMEDY)
     return body
 
 
-_REMOVE = "remove the file, and open a loader with the settings of that run: it writes its plan"
+def _json(path: Path) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        remedy = "a plan's fingerprint or file, or a state's file: `batchwright plan STORE` lists the plans of a store"
+        raise PlanError(f"no plan at {path}", file=path, reason=error.strerror, remedy=remedy) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlanError("this is not a plan", file=path, reason=error, remedy=_REMEDY) from None
+
+
+_REMEDY = (
+    "a plan's fingerprint or file, or the JSON of state_dict(); a damaged plan that is kept with a store: "
+    "`batchwright plan forget STORE PLAN`, and a loader with the settings of its run"
+)

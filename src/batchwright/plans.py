@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import PlanError, StoreError
-from batchwright.plan import Plan, PlanSource, is_fingerprint, kept_plans, plan_home
+from batchwright.plan import Plan, PlanSource, is_fingerprint, kept_plans, plan_home, state_in
+from batchwright.spec import local_path
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.store.versions import list_versions
 
-__all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places"]
+__all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places", "with_state_read"]
 
 log = logging.getLogger("batchwright")
 
@@ -49,7 +50,7 @@ def find_plan(where: Any, plan: Any, *, batch_size: int | None = None) -> Plan:
     `where` is a store or its path, or several: a plan is kept with every store that it uses.
     """
     roots = [_root(store) for store in _listed(where)]
-    found = _find(roots, plan)
+    found = _find(roots, with_state_read(plan))
     return found if batch_size is None else found.cut_as([[0, 0, batch_size]])
 
 
@@ -62,13 +63,24 @@ def _find(stores: list[Path], plan: Any) -> Plan:
         if "plan" not in plan or "steps" not in plan:
             raise PlanError("this is not a loader's state", remedy="what state_dict() returned")
         return _find(stores, plan["plan"]).cut_as(plan["steps"])
-    if isinstance(plan, str) and is_fingerprint(plan):
+    if _is_name(plan):
         return Plan.load(_kept_files(stores, plan)[0])
     if isinstance(plan, str | os.PathLike):
         return Plan.load(plan)
     raise PlanError(
         f"a {type(plan).__name__} is not a plan", remedy="a plan, its fingerprint or file, a state, or a loader"
     )
+
+
+def with_state_read(plan: Any) -> Any:
+    """A state's file as the state; whatever else means a plan as it is."""
+    if _is_name(plan) or not isinstance(plan, str | os.PathLike):
+        return plan
+    return state_in(plan) or plan
+
+
+def _is_name(plan: Any) -> bool:
+    return isinstance(plan, str) and is_fingerprint(plan) and not os.path.isfile(plan)
 
 
 def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
@@ -78,7 +90,7 @@ def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
     once a version is gone. Returns the files that were removed.
     """
     root = _root(store)
-    name = plan if isinstance(plan, str) and is_fingerprint(plan) else find_plan(root, plan).fingerprint
+    name = plan if _is_name(plan) else find_plan(root, plan).fingerprint
     files = _kept_files([root], name)
     for file in files:
         file.unlink(missing_ok=True)
@@ -151,4 +163,4 @@ def _with_content(store: Store, source: PlanSource) -> TokenStream | None:
 
 
 def _root(store: str | os.PathLike[str] | Store) -> Path:
-    return store.path if isinstance(store, Store) else Path(os.path.expanduser(store))
+    return store.path if isinstance(store, Store) else local_path(path=store)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import operator
+import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from batchwright.errors import SpecError
 
-__all__ = ["at_least", "one_of", "suggest", "whole_number"]
+__all__ = ["at_least", "local_path", "one_of", "suggest", "whole_number"]
 
 T = TypeVar("T")
 
@@ -42,6 +45,32 @@ def whole_number(**parameter: Any) -> int:
         is_whole = isinstance(value, float) and value.is_integer()
         remedy = f"{name}={int(value)}" if is_whole else f"{name}=1, or another int"
         raise SpecError(f"{name} must be a whole number, got {value!r}", parameter=name, remedy=remedy) from None
+
+
+def local_path(**parameter: Any) -> Path:
+    """The one named parameter as a path on this machine, with `~` as the home folder. Addresses are refused.
+
+    >>> local_path(to="run:3/corpus.store")
+    PosixPath('run:3/corpus.store')
+    """
+    ((name, value),) = parameter.items()
+    if not isinstance(value, str | os.PathLike):
+        raise SpecError(
+            f"{name} must be a path, got {repr(value)[:200]}", parameter=name, remedy=f"{name}='...', or a Path"
+        )
+    text = os.fsdecode(value)
+    slashes = "//" if isinstance(value, str) else "/"  # a Path has dropped the second
+    address = re.match(f"([A-Za-z][A-Za-z0-9+.-]+):{slashes}", text)
+    if address is None:
+        return Path(os.path.expanduser(text))
+    from urllib.parse import unquote
+
+    path = re.sub(r"^/*(localhost(?=/))?/*", "/", unquote(text[address.end() :]))
+    raise SpecError(
+        f"{text} is an address, and batchwright reads and writes files of this machine",
+        parameter=name,
+        remedy=f"{name}={path!r}" if address[1] == "file" else "copy it here first, or mount it as a folder",
+    )
 
 
 def one_of(choices: Iterable[T], **parameter: T) -> T:

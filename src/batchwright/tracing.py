@@ -17,7 +17,7 @@ from batchwright.loaders.planning import open_flow
 from batchwright.order.sharding import sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan
-from batchwright.plans import find_plan, streams_for_plan
+from batchwright.plans import find_plan, streams_for_plan, with_state_read
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TraceRecord
@@ -80,6 +80,7 @@ def find(
     epoch, or as far as the given state or loader has come if that is further; for an endless mixture, the first epoch
     of each source.
     """
+    plan = with_state_read(plan)
     found = find_plan(store, plan, batch_size=batch_size)
     flow = open_flow(streams_for_plan(store, found), found)
     # A mixture without an end has no epoch of its own: the first one of each source stands for it.

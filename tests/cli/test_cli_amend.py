@@ -191,7 +191,7 @@ def test_the_answer_ends_with_what_plan_says(stores, plan, succeeds):
         ("PLAN --at 590 --max-epochs code=1", "cannot be capped at 1", "or more"),
         ("PLAN --at 80 --num-rows 60", "the stream cannot end at row 60", "num_rows=81"),
         ("PLAN --state other.json --weights web=1", "is a state of plan dead", "a state that was saved with"),
-        ("PLAN --state no.json --weights web=1", "neither a plan's fingerprint nor a file", ""),
+        ("PLAN --state no.json --weights web=1", "no plan at", ""),
         ("PLAN --state plan.json --weights web=1", "is not a loader's state", "what state_dict() returned"),
         ("AMENDED --at 90 --weights web=1", "has an amendment already", "a later position"),
         ("AMENDED --at 40 --weights web=1", "lies before the last amendment", "at=91"),

@@ -186,8 +186,8 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
         (["--seed", "1"], "--chunk-size 2048"),
         (["--save", "x.json"], "--save which plan?"),
         (["dead"], "no plan dead is kept"),
-        (["no.json"], "neither a plan's fingerprint nor a file"),
-        (["/"], "is a folder, not a plan"),
+        (["no.json"], "no plan at"),
+        (["/"], "Is a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -11,6 +11,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.rl.advantage import gae, group_relative, leave_one_out, whiten
+from refusals import refused
 
 
 def rollouts(count: int = 20, group: int = 4, seed: int = 0, **without: bool) -> list[dict]:
@@ -451,6 +452,18 @@ def test_groups_need_names_and_advantages_need_rewards():
     with pytest.raises(bw.SpecError, match="compare the rows of a group") as error:
         opened([{**row, "reward": 1.0} for row in data], "group_relative")
     assert error.value.where["column"] == "group"
+
+
+def test_a_state_serves_as_a_plan_and_so_does_its_file(tmp_path):
+    loader = opened(seed=5, epoch_end="drop")
+    state = loader.state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    for plan in (state, tmp_path / "state.json", str(tmp_path / "state.json")):
+        assert opened(plan=plan).plan == loader.plan
+        with refused(bw.PlanError, "of other rollouts", parameter="plan"):
+            opened(rollouts(24, values=False), plan=plan)
+    with refused(bw.PlanError, parameter="plan"):
+        opened(plan=state | {"rollouts": {"log": "x"}})
 
 
 def test_a_plan_says_the_order_again_and_only_for_the_same_rollouts(tmp_path):

@@ -592,7 +592,7 @@ BAD = {
     "a directory": Bad("s.npz", lambda path: path.mkdir(), "s.npz is a directory", {}, r"\*\.npz.*\*\.pkl\.gz"),
     "an unknown ending": Bad("s.csv", lambda path: path.write_text("a"), "no format that shards have", {}, r"\*\.npz"),
     "nothing there": Bad("s.npz", lambda path: None, "s.npz is not there", {}, "put it back"),
-    "an empty file": Bad("s.parquet", lambda path: path.touch(), "s.parquet is empty", {}, "take it away"),
+    "an empty file": Bad("s.parquet", lambda path: path.touch(), "s.parquet is empty", {}, "write it again"),
 }
 
 

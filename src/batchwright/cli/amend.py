@@ -21,7 +21,6 @@ from batchwright.cli.common import (
     epochs_of_sources,
     holds_conversations,
     named_store,
-    plan_argument,
     position_range,
     print_json,
     schedule_of,
@@ -123,15 +122,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _state(path: str) -> State:
-    body = plan_argument(path)
-    if not isinstance(body, dict):
+    from batchwright.plan import state_in
+
+    state = state_in(path)
+    if state is None:
         raise PlanError(f"{path} is not a loader's state", file=path, remedy="what state_dict() returned, as JSON")
-    return body
+    return state
 
 
 def _which(arguments: argparse.Namespace, state: State | None) -> Any:
     if arguments.plan is not None:
-        return plan_argument(arguments.plan)
+        return arguments.plan
     if state is None:
         raise SpecError(
             "which plan?", parameter="PLAN", remedy="`batchwright plan STORE` lists the plans kept; or --state"

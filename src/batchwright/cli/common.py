@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.errors import SpecError
 
 if TYPE_CHECKING:
     from batchwright.plan import Plan, Segments
@@ -30,7 +30,6 @@ __all__ = [
     "indented",
     "lines_in_words",
     "named_store",
-    "plan_argument",
     "plan_of_settings",
     "position_range",
     "print_json",
@@ -305,30 +304,6 @@ def named_store(text: str) -> tuple[str, str] | None:
     """
     match = re.fullmatch(r"([\w.-]+)=(.+)", text, re.DOTALL)
     return None if match is None or Path(text).exists() else (match[1], match[2])
-
-
-def plan_argument(text: str) -> Any:
-    """What PLAN means on a command line: a fingerprint or a plan's file as they are, a state's file as the state."""
-    from batchwright.plan import is_fingerprint
-
-    path = Path(text)
-    if is_fingerprint(text) and not path.is_file():
-        return text
-    if path.is_dir():
-        raise PlanError(
-            f"{text} is a folder, not a plan", remedy="a plan's fingerprint or file: `batchwright plan STORE`"
-        )
-    if not path.is_file():
-        raise PlanError(
-            f"{text} is neither a plan's fingerprint nor a file", remedy="`batchwright plan STORE` lists the plans kept"
-        )
-    try:
-        body = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise PlanError("this is not a plan", file=path, reason=error) from None
-    if isinstance(body, dict) and {"position", "plan", "steps"} <= body.keys():
-        return body
-    return path
 
 
 def whole_number(text: str) -> int:

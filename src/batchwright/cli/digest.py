@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from batchwright.cli.common import add_json, counted, plan_argument, print_json, step_range, whole_number
+from batchwright.cli.common import add_json, counted, print_json, step_range, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.batch_size is not None:
         at_least(1, batch_size=arguments.batch_size)
     first, last = arguments.steps
-    plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
+    plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
     each, hashes, num_rows, num_tokens = [], [], 0, 0
     for step in digest_steps(arguments.store, plan, first, last):
         hashes.append(step.row_hashes)

@@ -18,13 +18,13 @@ from batchwright.cli.common import (
     add_json,
     add_settings,
     counted,
-    plan_argument,
     plan_of_settings,
     print_json,
     settings_given,
     whole_number,
 )
 from batchwright.errors import PlanError, SpecError
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.drill import DrillReport, Leg, LegResult
@@ -98,7 +98,7 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
     from batchwright.store import Store
     from batchwright.store.layout import is_store
 
-    target = Path(arguments.target)
+    target = local_path(target=arguments.target)
     given = settings_given(arguments)
     if target.is_dir():
         if arguments.store is not None:
@@ -114,10 +114,10 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
         return target, plan_of_settings(store, arguments)
     if given:
         raise SpecError(f"{given[0]} makes a new plan, and {arguments.target} is one", remedy="give one of the two")
-    plan = plan_argument(arguments.target)
+    plan = arguments.target
     beside = target.absolute().parent.parent
     if arguments.store is not None:
-        root = Path(arguments.store)
+        root = local_path(store=arguments.store)
     elif target.is_file() and is_store(beside):
         root = beside
     else:

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchwright.cli.common import add_json, bytes_in_words, counted, plan_argument, print_json, printable
+from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
 from batchwright.errors import PlanError, SpecError
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.cli.plan import describe, streams_of
-    from batchwright.plan import Plan
+    from batchwright.plan import Plan, state_in
     from batchwright.plans import find_plan
     from batchwright.store import Store
 
@@ -51,16 +51,16 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_what_is_of_stores(arguments)
         return describe_buffer(arguments.store, version=arguments.version, as_json=arguments.json)
     if arguments.plan is not None:
-        plan = find_plan(arguments.store, plan_argument(arguments.plan))
+        plan = find_plan(arguments.store, arguments.plan)
         return describe(plan, streams=streams_of(arguments.store, plan), as_json=arguments.json)
     if Path(arguments.store).is_file():
-        body = plan_argument(arguments.store)
-        if isinstance(body, dict):
+        state = state_in(arguments.store)
+        if state is not None:
             raise PlanError(
-                f"{arguments.store} is a state of plan {body['plan']}",
+                f"{arguments.store} is a state of plan {state['plan']}",
                 remedy=f"batchwright info STORE {arguments.store}",
             )
-        return describe(Plan.load(body), as_json=arguments.json)
+        return describe(Plan.load(arguments.store), as_json=arguments.json)
     store = Store(arguments.store, version=arguments.version)
     facts = {"store": arguments.store, **_facts(store, all_files=arguments.files)}
     if arguments.json:

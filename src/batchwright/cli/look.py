@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.common import (
@@ -26,7 +25,6 @@ from batchwright.cli.common import (
     holds_conversations,
     indented,
     lines_in_words,
-    plan_argument,
     plan_of_settings,
     print_json,
     printable,
@@ -35,6 +33,7 @@ from batchwright.cli.common import (
 )
 from batchwright.cli.rows import is_buffer, look_at_rows
 from batchwright.errors import SpecError
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.plan import Plan
@@ -90,8 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
         return look_at_rows(arguments)
     if arguments.html is not None and arguments.json:
         raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
-    if arguments.html is not None and (Path(arguments.html).is_dir() or not Path(arguments.html).parent.is_dir()):
-        is_folder = Path(arguments.html).is_dir()
+    page = None if arguments.html is None else local_path(html=arguments.html)
+    if page is not None and (page.is_dir() or not page.parent.is_dir()):
+        is_folder = page.is_dir()
         raise SpecError(
             f"{arguments.html} is a folder" if is_folder else f"{arguments.html} is in a folder that does not exist",
             parameter="html",
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan is not None:
         if given:
             raise SpecError(f"{given[0]} makes a new plan, and {arguments.plan} is one", remedy="give one of the two")
-        plan = find_plan(arguments.store, plan_argument(arguments.plan), batch_size=arguments.batch_size)
+        plan = find_plan(arguments.store, arguments.plan, batch_size=arguments.batch_size)
         store = next(iter(streams_for_plan(arguments.store, plan).values())).store
     elif arguments.step is not None or set(given) - _OF_DOCUMENTS:
         store = Store(arguments.store)
@@ -224,7 +224,7 @@ def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, row
     if arguments.html is None:
         print(shown)
     else:
-        write_whole(Path(arguments.html), shown.html().encode())
+        write_whole(local_path(html=arguments.html), shown.html().encode())
         print(f"{printable(arguments.html)}: {shown.heading}")
 
 

@@ -27,7 +27,6 @@ from batchwright.cli.common import (
     add_json,
     add_settings,
     named_store,
-    plan_argument,
     plan_of_settings,
     print_json,
     printable,
@@ -36,6 +35,7 @@ from batchwright.cli.common import (
     whole_number,
 )
 from batchwright.errors import BatchwrightError, PlanError, SpecError
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.plan import Plan
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kept and sources is None:
         if given:
             raise SpecError(f"{given[0]} makes a new plan, and {kept[0]} is one", remedy="give one of the two")
-        plan = find_plan(store, plan_argument(kept[0]), batch_size=arguments.batch_size)
+        plan = find_plan(store, kept[0], batch_size=arguments.batch_size)
     elif given or sources is not None:
         plan = plan_of_settings(Store(store) if sources is None else sources, arguments)
     else:
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError("--save which plan?", parameter="save", remedy="--chunk-size and other settings, or PLAN")
         return _list(Store(store), as_json=arguments.json)
     if arguments.save is not None:
-        _save(plan, Path(arguments.save))
+        _save(plan, local_path(save=arguments.save))
     streams = streams_of(store if sources is None else sources, plan)
     return describe(plan, epochs=arguments.epochs, streams=streams, as_json=arguments.json)
 
@@ -165,7 +165,7 @@ def as_json_of(
 
 
 def _save(plan: Plan, path: Path) -> None:
-    if path.exists() and plan_argument(str(path)) is not None:
+    if path.exists():
         from batchwright.plan import Plan as PlanFile
 
         known = PlanFile.load(path)
@@ -180,7 +180,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     if len(arguments.target) != 3:
         raise SpecError("forget which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
     _, store, plan = arguments.target
-    files = forget_plan(store, plan_argument(plan))
+    files = forget_plan(store, plan)
     if arguments.json:
         print_json({"store": store, "forgotten": files[0].stem, "files": [str(file) for file in files]})
     else:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from batchwright.cli.common import add_json, counted, lines_in_words, plan_argument, print_json, printable, whole_number
+from batchwright.cli.common import add_json, counted, lines_in_words, print_json, printable, whole_number
 
 if TYPE_CHECKING:
     from batchwright.types import TraceRecord
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("batch_size", "world_size"):
         if getattr(arguments, name) is not None:
             at_least(1, **{name: getattr(arguments, name)})
-    plan = plan_argument(arguments.plan)
+    plan = arguments.plan
     if arguments.file is not None:
         uses = find(
             arguments.store,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from batchwright.loaders.steps import AnyCut, Step, Steps
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
 from batchwright.plan import Plan, PlanSource
-from batchwright.plans import find_plan
+from batchwright.plans import find_plan, with_state_read
 from batchwright.rl.columns import Rollouts
 from batchwright.rl.rows import RolloutRows
 from batchwright.rollout_log.folder import LEDGER_NAME
@@ -143,7 +143,8 @@ def plan_of_data(
     if isinstance(shuffle, bool):
         shuffle = "global" if shuffle else "none"
     if plan is not None:
-        made = find_plan((), plan)
+        plan = with_state_read(plan)
+        made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
         if made.sources[0].fingerprint != rollouts.fingerprint():
             raise PlanError(
                 f"plan {made.fingerprint} is of other rollouts",
@@ -174,6 +175,19 @@ def plan_of_data(
         sources=(source,),
         order_version=ORDER_VERSION,
     )
+
+
+def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
+    """The plan of a run, from what its state says: no plan of rollouts is kept."""
+    try:
+        settings = dict(state["rollouts"])
+        content = str(settings.pop("content"))
+        made = plan_of_data(rollouts, **settings)
+    except (KeyError, TypeError, ValueError):
+        raise PlanError(
+            "this is not a state of rollouts", parameter="plan", remedy="what state_dict() of such a loader returned"
+        ) from None
+    return replace(made, sources=(replace(made.sources[0], fingerprint=content),))
 
 
 @dataclass(slots=True)

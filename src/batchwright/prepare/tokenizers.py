@@ -19,7 +19,7 @@ from batchwright.prepare.fast import FastEncoder, any_of, find_proof
 from batchwright.prepare.proof import Proof
 from batchwright.prepare.whole import WholeEncoder
 from batchwright.protocols import Tokenizer
-from batchwright.spec import suggest
+from batchwright.spec import local_path, suggest
 
 __all__ = [
     "WELL_KNOWN_EOS",
@@ -320,7 +320,7 @@ def _config_file(config_path: Path) -> dict[str, Any]:
         return {}
     except (msgspec.DecodeError, ValueError) as error:
         raise TokenizerError(
-            "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="mend or remove it"
+            "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="save the tokenizer again"
         ) from None
     return config
 
@@ -346,7 +346,7 @@ def resolve_tokenizer(
     if isinstance(tokenizer, str) and tokenizer == "chars":
         return CharsTokenizer()
     if isinstance(tokenizer, str | os.PathLike):
-        path = Path(os.path.expanduser(tokenizer))
+        path = local_path(tokenizer=tokenizer)
         loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
         if isinstance(loaded, _Undecodable):
             raise TokenizerError(

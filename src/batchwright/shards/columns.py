@@ -72,7 +72,7 @@ def chosen(known: Iterable[str], columns: Sequence[str] | None, file: str) -> li
             remedy="columns=['board', 'value'], or None",
         )
     if not names:
-        raise SourceError("a shard without columns", file=file, remedy="write it again, or take it away")
+        raise SourceError("a shard without columns", file=file, remedy="write it again, or ranges without its number")
     for name in columns or ():
         if name not in names:
             near = suggest(str(name), names)

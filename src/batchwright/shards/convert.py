@@ -29,7 +29,7 @@ from batchwright.progress import progress
 from batchwright.shards.find import ShardFile, shards_in
 from batchwright.shards.ranges import extension_of, number_of
 from batchwright.shards.shard import Schema, content_mark, open_shard, peek
-from batchwright.spec import one_of
+from batchwright.spec import local_path, one_of
 
 __all__ = ["FORMATS", "Conversion", "ConvertedShard", "ReadingSpeed", "convert"]
 
@@ -100,7 +100,7 @@ def convert(
     """
     one_of(FORMATS, to=to)
     began = time.perf_counter()
-    source, target = os.fspath(directory), Path(out)
+    source, target = str(local_path(directory=directory)), local_path(out=out)
     _check_folders(source, target)
     found = shards_in(source, shard_range, parameter="shard_range")
     for shard in found:  # whatever headers can tell is told before anything is written
@@ -139,7 +139,7 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_p
             raise SourceError(
                 f"{os.path.basename(shard.path)} has no rows, and so no columns",
                 file=shard.path,
-                remedy="leave its number out of --range (shard_range=), or take it away",
+                remedy="leave its number out of --range (shard_range=)",
             )
         with open(part, "wb") as file:
             _WRITERS[path.suffix](file, columns)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from batchwright.errors import SourceError
 from batchwright.shards.columns import Column, Schema, Wanted, row_bytes
+from batchwright.spec import local_path
 
 __all__ = [
     "EXTENSIONS",
@@ -154,7 +155,7 @@ def content_mark(path: str | Path) -> str:
 
 def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
     """The path and the format of what is surely a file."""
-    file = os.fspath(path)
+    file = str(local_path(path=path))
     kind = format_of(file)
     if os.path.isdir(file):
         raise SourceError(f"{_name(file)} is a directory, not a shard", file=file, remedy=f"files named {_endings()}")
@@ -177,7 +178,7 @@ def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
     if not os.path.isfile(file):
         raise SourceError(f"{_name(file)} is no regular file", file=file, remedy="copy it into a file")
     if not size:
-        raise SourceError(f"{_name(file)} is empty", file=file, remedy="write it again, or take it away")
+        raise SourceError(f"{_name(file)} is empty", file=file, remedy="write it again, or ranges without its number")
     return file, kind
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import SourceError, SpecError
-from batchwright.spec import one_of
+from batchwright.spec import local_path, one_of
 
 __all__ = ["FORMATS", "Ends", "TokenFile", "list_token_files", "open_token_file", "token_dtype"]
 
@@ -82,12 +82,12 @@ def list_token_files(
     parts = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not parts:
         raise SourceError("no input: an empty list of files", parameter="path", remedy=_REMEDY)
-    found = {os.path.abspath(path) for part in parts for path in _expand(os.fspath(part))}
+    found = {os.path.abspath(path) for part in parts for path in _expand(part)}
     return sorted(found, key=os.fsencode)
 
 
-def _expand(path: str) -> list[str]:
-    expanded = os.path.expanduser(path)
+def _expand(path: str | os.PathLike[str]) -> list[str]:
+    expanded = str(local_path(path=path))
     if os.path.isdir(expanded):
         if os.path.isfile(os.path.join(expanded, "batchwright.json")):
             raise SourceError(f"{path} is a store already", file=path, remedy="open it with a loader")
@@ -101,7 +101,7 @@ def _expand(path: str) -> list[str]:
         return [_data_file(f"{expanded}.bin")]
     matches = [match for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)]
     if not matches:
-        what = "this pattern matches no file" if glob.has_magic(path) else "this file does not exist"
+        what = "this pattern matches no file" if glob.has_magic(expanded) else "this file does not exist"
         raise SourceError(f"no input: {what}", file=path, remedy=_REMEDY)
     return [_data_file(match) for match in matches if not match.endswith(".offsets.npy")]
 
@@ -283,10 +283,10 @@ def _borders_beside(path: str, tokens: str, num_tokens: int) -> Ends:
     """Document borders as `batchwright export --to npy` writes them: 0, then the end of every document."""
     dtype, shape, offset = _npy_header(path)
     if len(shape) != 1 or shape[0] < 2:
-        _refuse(f"borders of documents have shape {shape}", path, "0 and the end of every document; or remove the file")
+        _refuse(f"borders of documents have shape {shape}", path, "0 and the end of every document")
     borders = np.memmap(path, dtype, "r", offset, shape)
     if int(borders[0]) != 0:
-        _refuse(f"the first border is {int(borders[0])}, not 0", path, "write it again, or remove it")
+        _refuse(f"the first border is {int(borders[0])}, not 0", path, "0 and the end of every document")
     ends = Ends(len(borders) - 1, lambda first, last: np.asarray(borders[first + 1 : last + 1]).astype(np.int64))
     _check_ends(ends, num_tokens, path, tokens)
     return ends
