@@ -30,7 +30,7 @@ from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.progress import Progress, progress
 from batchwright.sources.scan import TokenScan
 from batchwright.sources.tokens import TokenFile, list_token_files, open_token_file, token_dtype
-from batchwright.spec import one_of
+from batchwright.spec import local_path, one_of
 from batchwright.store import writer
 from batchwright.store.adopted import path_beside
 from batchwright.store.layout import (
@@ -96,7 +96,7 @@ def adopt(
     _check_streams(streams, None if dtype is None else default)
     if vocabulary.unclear is not None and any(file.ends is None for stream in streams for file in stream.files):
         raise vocabulary.unclear
-    folder = _default_to(path, given) if to is None else Path(os.path.abspath(os.path.expanduser(to)))
+    folder = _default_to(path, given) if to is None else Path(os.path.abspath(local_path(to=to)))
     _refuse_other_folders(folder)
     job = _Job(folder, streams, vocabulary, eos_first)
     with (
@@ -246,8 +246,8 @@ def _name_of(path: Any, paths: list[str]) -> str:
     >>> _name_of("*.bin", ["/a/web_train_01.bin", "/a/web_train_02.bin"]), _name_of("o/train.bin", ["/o/train.bin"])
     ('web', 'tokens')
     """
-    if isinstance(path, str | os.PathLike) and os.path.isdir(os.path.expanduser(path)):
-        return os.path.basename(os.path.abspath(os.path.expanduser(path))).lstrip(".") or "tokens"
+    if isinstance(path, str | os.PathLike) and os.path.isdir(local_path(path=path)):
+        return os.path.basename(os.path.abspath(local_path(path=path))).lstrip(".") or "tokens"
     words = "|".join([*_SPLIT_WORDS, r"\d+"])
     stems = {_stem(os.path.basename(path)) for path in paths}
     names = {re.sub(rf"(^|[_.-])({words})(?=[_.-]|$)", "", stem).strip("_.-") for stem in stems}
@@ -298,7 +298,7 @@ def _check_streams(streams: list[_Stream], asked: np.dtype[Any] | None) -> None:
 
 def _default_to(path: Any, given: list[tuple[str, str, list[str]]]) -> Path:
     if isinstance(path, str | os.PathLike):
-        whole = os.path.abspath(os.path.expanduser(path))
+        whole = os.path.abspath(local_path(path=path))
         if os.path.exists(whole) or os.path.exists(f"{whole}.bin"):
             return Path(f"{_stem(whole)}.store")
     paths = [path for _, _, paths in given for path in paths]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchwright.errors import SpecError
 from batchwright.files import out_of_space_at, part_name, publish
 from batchwright.progress import Progress, progress
-from batchwright.spec import one_of
+from batchwright.spec import local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
@@ -60,7 +60,7 @@ def export(
     one_of(FORMATS, to=to)
     opened = store if isinstance(store, Store) else open_store(store)
     streams = _streams(opened, source, split)
-    folder = Path(os.path.abspath(os.path.expanduser(path)))
+    folder = Path(os.path.abspath(local_path(path=path)))
     kind = _KINDS[to]
     if not kind.has_spans and any(stream.has_spans for stream in streams):
         log.warning(

@@ -648,8 +648,8 @@ def test_a_missing_data_folder_is_told_with_where_we_are(project):
         ("nowhere/train.py", "there is no config file nowhere/train.py", "config/train.py"),
         ("config", "config is a folder, not a config file", "one of its files"),
         ("", r"\. is a folder, not a config file", "go to the folder that holds config/ and data/"),
-        (None, "a config is a path of a Python file, not None", "load_config('config/train.py')"),
-        (7, "a config is a path of a Python file, not 7", "load_config('config/train.py')"),
+        (None, "path must be a path, got None", "path='...', or a Path"),
+        (7, "path must be a path, got 7", "path='...', or a Path"),
     ],
 )
 def test_a_missing_config_file_is_told_with_files_nearby(path, headline, remedy):

@@ -19,7 +19,7 @@ from batchwright.files import exclusive, is_part, out_of_space_at
 from batchwright.fingerprint import fingerprint
 from batchwright.machine import cpu_count
 from batchwright.prepare.tokenize import special_in_words
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
 
@@ -85,7 +85,7 @@ def bake(
     check_recipe(recipe)
     one_of(("raise", "skip"), on_error=on_error)
     workers = cpu_count() if workers is None else at_least(0, workers=workers)
-    folder = None if to is None else Path(os.path.expanduser(to))
+    folder = None if to is None else local_path(to=to)
     if folder is not None and into is not None:
         raise SpecError("to= and into= are two places", parameter="into", remedy="one of them")
     if folder is not None and recipe.is_tokenized:

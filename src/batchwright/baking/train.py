@@ -21,7 +21,7 @@ from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import BpeSettings, train_bpe
 from batchwright.progress import progress
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least, local_path, one_of
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -89,7 +89,7 @@ def train_tokenizer(
 
 def _checked_out(out: str | os.PathLike[str], force: bool) -> Path:
     """Where to write, if that can be done: said before the text is read, and not after."""
-    path = Path(os.path.abspath(os.path.expanduser(out)))
+    path = Path(os.path.abspath(local_path(out=out)))
     if path.is_dir():
         raise SpecError(f"{path} is a folder", parameter="out", remedy=f"out='{path / 'tokenizer.json'}'")
     if path.exists() and not force:

@@ -34,7 +34,7 @@ from batchwright.buffer.values import (
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import SampleError, SampleTypeError, SpecError, StoreError
-from batchwright.spec import at_least, whole_number
+from batchwright.spec import at_least, local_path, whole_number
 
 __all__ = ["DatasetBuffer", "buffer_of"]
 
@@ -477,7 +477,7 @@ class DatasetBuffer(Reads):
         """
         disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
         disk.close()
-        if (Path(to) / POINTER).exists():
+        if (local_path(to=to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
         saved = cls(**found.settings._asdict(), path=to)
         view, next_id = found.table.view().share(), found.table.next_id

@@ -26,6 +26,7 @@ from batchwright.buffer.versions import VersionInfo
 from batchwright.buffer.view import View
 from batchwright.errors import SpecError, StoreError
 from batchwright.journal import Record, read_records, salvage_records
+from batchwright.spec import local_path
 
 __all__ = ["Durable"]
 
@@ -59,7 +60,7 @@ class Durable:
         cls, path: str | os.PathLike[str], asked: Settings, *, read_only: bool, salvage: bool = False
     ) -> tuple[Durable, Contents]:
         """A folder to write to (or to read), and what is in it. Settings that were asked for are taken."""
-        path = Path(path).absolute()  # whoever changes the current folder later means this one still
+        path = local_path(path=path).absolute()  # whoever changes the current folder later means this one still
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
         disk = cls(folder, read_only=read_only)
         try:

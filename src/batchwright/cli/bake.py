@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.common import add_json, add_renames, print_json, whole_number
 from batchwright.errors import SpecError
-from batchwright.spec import suggest
+from batchwright.spec import local_path, suggest
 
 if TYPE_CHECKING:
     from batchwright.baking import DatasetRecipe
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         explanation = explain(recipe, on_error=arguments.on_error)
         print_json(explanation.as_json()) if arguments.json else print(explanation)
         return 0
-    to = Path(arguments.to)
+    to = local_path(to=arguments.to)
     before = current_version(to) if is_store(to) else None
     store = bake(
         recipe,
@@ -165,7 +165,7 @@ def _recipe_of_flags(arguments: argparse.Namespace) -> DatasetRecipe:
     options = _options(arguments.option, named)
     for name, paths in named.items():
         recipe.add_ingredient(
-            [Path(path) for path in paths],  # Path objects: a list of strings could be rows of text
+            [local_path(source=path) for path in paths],  # Path objects: a list of strings could be rows of text
             _text(texts.get(name, "text")),
             format=formats.get(name),
             name=name,
@@ -306,7 +306,7 @@ def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
 
     from batchwright.baking import DatasetRecipe
 
-    path = Path(arguments.source[0])
+    path = local_path(source=arguments.source[0])
     given = [f"--{name.replace('_', '-')}" for name in _OF_A_RECIPE if getattr(arguments, name) not in (None, False)]
     if given:
         raise SpecError(f"{', '.join(given)}: with a recipe file this is said in the recipe", file=path)

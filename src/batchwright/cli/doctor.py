@@ -13,11 +13,11 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.common import add_json, add_renames, counted, print_json, printable, whole_number
 from batchwright.errors import SpecError, TokenizerError
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -157,7 +157,7 @@ def _read(paths: list[str], step: Chat, count: int) -> _Checkup:
     from batchwright.sources.formats import Malformed
     from batchwright.store.layout import is_store
 
-    if is_store(Path(paths[0])):
+    if is_store(local_path(file=paths[0])):
         raise SpecError(
             f"{paths[0]} is a store, and this looks at raw conversations",
             parameter="FILE",
@@ -421,5 +421,5 @@ def _show(batch: TrainingBatch, step: Chat, arguments: argparse.Namespace) -> No
     if not arguments.json:
         print(f"\n{shown}")
     if arguments.html:
-        Path(arguments.html).write_text(shown.html(), encoding="utf-8")
+        local_path(html=arguments.html).write_text(shown.html(), encoding="utf-8")
         print(f"wrote {arguments.html}", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.cli.prepare import find_modules_here
 from batchwright.errors import MissingQueueError, QueueError, SpecError
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig
@@ -68,7 +69,7 @@ def trainer_of(config: SharedConfig) -> Path:
             config=config.origins.get("trainer"),
             remedy="trainer = 'train.py'",
         )
-    trainer = Path(name)
+    trainer = local_path(trainer=name)
     if not trainer.is_file():
         there = sorted(path.name for path in Path().glob("*.py"))
         raise SpecError(

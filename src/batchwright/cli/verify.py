@@ -13,6 +13,7 @@ from typing import Any
 
 from batchwright.cli.common import add_json, bytes_in_words, counted, print_json
 from batchwright.errors import StoreError
+from batchwright.spec import local_path
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from batchwright.store.layout import current_version, is_store
     from batchwright.store.versions import list_versions
 
-    root = Path(arguments.store)
+    root = local_path(store=arguments.store)
     if (root / POINTER).is_file():
         return _verify_buffer(root, as_json=arguments.json)
     if not is_store(root):

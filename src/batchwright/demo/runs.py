@@ -19,6 +19,7 @@ from batchwright.demo import ONE_THREAD
 from batchwright.demo.screen import LiveLine, say
 from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
 from batchwright.errors import SpecError, WorkerError
+from batchwright.spec import local_path
 
 __all__ = ["Run", "first_difference", "python_process", "say_if_equal", "take"]
 
@@ -27,6 +28,7 @@ MARK = "made-by-batchwright-demo.txt"
 
 def take(folder: Path) -> None:
     """Make the folder ours, with nothing of an earlier demo in it but the baked stores."""
+    local_path(folder=folder)
     if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(
             f"{folder} is there already and is not a demo's folder",

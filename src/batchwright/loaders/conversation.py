@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from batchwright.assemble.rows import PACKINGS, RowSpec
@@ -22,7 +21,7 @@ from batchwright.loaders.planning import (
 )
 from batchwright.plan import Segments
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
 
@@ -321,7 +320,7 @@ def _refuse_other_length(store: Store, truncation: str, max_length: int | None) 
 
 def _store_of(path: Any, tokenizer: Any, keep_newest: int | None, of_raw_files: dict[str, Any]) -> Store:
     """The store to read. Raw files and rows in memory are baked into a cache, once."""
-    if isinstance(path, Store) or (isinstance(path, str | os.PathLike) and is_store(Path(os.path.expanduser(path)))):
+    if isinstance(path, Store) or (isinstance(path, str | os.PathLike) and is_store(local_path(path=path))):
         for name, value in of_raw_files.items():
             if value != _OF_RAW_FILES[name]:
                 raise SpecError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from batchwright.assemble.rows import PACKINGS, RowSpec
@@ -23,7 +22,7 @@ from batchwright.loaders.planning import (
 )
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
@@ -198,8 +197,7 @@ _OF_RAW_FILES = {
 def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[Any, Any]:
     """(store, tokenizer to compare with it). Raw files with a tokenizer are baked into a cache, once."""
     if not isinstance(path, Store) and (
-        not isinstance(path, str | os.PathLike)
-        or (tokenizer is not None and not is_store(Path(os.path.expanduser(path))))
+        not isinstance(path, str | os.PathLike) or (tokenizer is not None and not is_store(local_path(path=path)))
     ):
         from batchwright.streaming import bake_to_cache, recipe_of
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from batchwright.errors import SpecError
 from batchwright.queue.names import base_members, base_parameters, builtins_called, methods_written, names_read
-from batchwright.spec import suggest
+from batchwright.spec import local_path, suggest
 
 __all__ = ["PROVIDER_FILE", "VALIDATOR_FILE", "SharedConfig", "load_config"]
 
@@ -108,7 +108,8 @@ def load_config(
     ValueError that it raises, are listed with everything else that is wrong.
     """
     path = _config_file(path)
-    loading = _Loading(path, Path(data))
+    folder = local_path(data=data)
+    loading = _Loading(path, folder)
     wanted = loading.parse_overrides(overrides)
     dataset = loading.run_files(wanted)
     loading.apply(wanted)
@@ -116,7 +117,7 @@ def load_config(
     loading.check_dataset()
     if dataset is not None:
         loading.check_provider(dataset)
-    config = SharedConfig(loading.values, path, Path(data) / str(loading.values.get("dataset", "")), loading.origins)
+    config = SharedConfig(loading.values, path, folder / str(loading.values.get("dataset", "")), loading.origins)
     loading.ask_validator(config)
     if loading.problems:
         raise _all_at_once(path, loading.problems)
@@ -160,14 +161,7 @@ def _entries(folder: Path, *, folders: bool) -> list[str]:
 
 
 def _config_file(path: str | os.PathLike[str]) -> Path:
-    try:
-        file = Path(path)
-    except TypeError:
-        raise SpecError(
-            f"a config is a path of a Python file, not {path!r}",
-            parameter="path",
-            remedy="load_config('config/train.py')",
-        ) from None
+    file = local_path(path=path)
     if os.path.isfile(file):
         return file
     if os.path.isdir(file):

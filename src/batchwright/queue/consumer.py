@@ -32,6 +32,7 @@ from batchwright.queue.schema import fields_of, is_pair
 from batchwright.queue.seat import Seat
 from batchwright.queue.striped import StripedStream
 from batchwright.queue.waiting import Waiter
+from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
@@ -107,7 +108,7 @@ class DatasetConsumer:
         self._pid = os.getpid()
         if provider is not None:
             self._meta = provider.meta
-            self.data_dir = provider.data_dir if data_dir is None else Path(data_dir)
+            self.data_dir = provider.data_dir if data_dir is None else local_path(data_dir=data_dir)
         elif data_dir is None:
             raise SpecError(
                 "a consumer needs the folder of its dataset",
@@ -115,7 +116,7 @@ class DatasetConsumer:
                 remedy="DatasetConsumer('data/<dataset>'), or provider=",
             )
         else:
-            self.data_dir = Path(data_dir)
+            self.data_dir = local_path(data_dir=data_dir)
             self._queue = QueueFolder(Path(os.path.abspath(self.data_dir)) / "queue")
             self._census = Census(self._queue.who)
             self._meta = self._wait_for_meta(timeout_seconds)

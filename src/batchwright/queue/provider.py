@@ -36,6 +36,7 @@ from batchwright.queue.refused import FULL, deleted, named, purge_command
 from batchwright.queue.schema import Field, checked, fields_of
 from batchwright.queue.stale import differences, stamp_of
 from batchwright.seeds import key_of
+from batchwright.spec import local_path
 
 __all__ = ["DataProviderBase"]
 
@@ -102,7 +103,7 @@ class DataProviderBase:
                 parameter="rng_framework",
                 remedy='rng_framework = "numpy"',
             )
-        self.data_dir = Path(data_dir)
+        self.data_dir = local_path(data_dir=data_dir)
         self.batch_size = batch_size
         self.block_size = block_size
         self.target_size = target_size

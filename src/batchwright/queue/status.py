@@ -22,6 +22,7 @@ from batchwright.queue.entries import EXTENSION, file_name
 from batchwright.queue.folder import Listing, QueueFolder, SplitFolder
 from batchwright.queue.members import Census, Doing, Facts, read_deaths
 from batchwright.queue.meta_file import Meta, read_meta
+from batchwright.spec import local_path
 
 __all__ = ["find_queue", "names_of_splits", "production_rate", "queue_status"]
 
@@ -34,7 +35,7 @@ Told = dict[str, Any]
 
 def find_queue(path: str | os.PathLike[str]) -> QueueFolder:
     """The queue of a dataset's folder, or the queue's folder itself. Anything else is refused by name."""
-    given = Path(path)
+    given = local_path(path=path)
     for folder in (given / "queue", given):
         if _is_queue(folder):
             return QueueFolder(folder)

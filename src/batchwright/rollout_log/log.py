@@ -28,7 +28,7 @@ from batchwright.rl.ledger import Add, Begin, Contradiction, Drop, Event, GiveBa
 from batchwright.rollout_log.folder import LogFolder, Place
 from batchwright.rollout_log.prompts import Job, Prompts, read_prompts, rows_of
 from batchwright.rollout_log.uses import Uses
-from batchwright.spec import at_least, one_of, whole_number
+from batchwright.spec import at_least, local_path, one_of, whole_number
 
 __all__ = ["RolloutLog"]
 
@@ -93,7 +93,7 @@ class RolloutLog:
         self.stale = one_of(("reissue", "drop"), stale=stale)
         self.vocab_size = None if vocab_size is None else at_least(1, vocab_size=vocab_size)
         self.read_only = bool(read_only)
-        self.path = Path(path)
+        self.path = local_path(path=path)
         self._prompts: Prompts | None = None
         if prompts is not None:
             self._prompts = read_prompts(prompts, prompt_column, format, self.vocab_size)

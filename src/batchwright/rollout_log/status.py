@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from batchwright.rl.ledger import (
 from batchwright.rollout_log.folder import LogFolder, Place
 from batchwright.rollout_log.prompts import rows_of
 from batchwright.rollout_log.uses import Uses
-from batchwright.spec import at_least
+from batchwright.spec import at_least, local_path
 
 __all__ = ["history", "ordinal_at", "status"]
 
@@ -238,7 +237,7 @@ def _verdict(event: Take, ordinal: int, waiting: list[int], num_taken: int) -> F
 
 
 def _opened(path: str | os.PathLike[str]) -> LogFolder:
-    folder = LogFolder(Path(path))
+    folder = LogFolder(local_path(path=path))
     if not folder.has_events():
         folder.close()
         raise StoreError("there is no rollout log here", folder=path, remedy="look for a mistake in the path")

@@ -19,7 +19,7 @@ from batchwright.errors import SourceError, SpecError
 from batchwright.seeds import key_of
 from batchwright.shards.ranges import ShardRange, are_ids, choose, extension_of, number_of, parse_range, range_text
 from batchwright.shards.shard import EXTENSIONS
-from batchwright.spec import whole_number
+from batchwright.spec import local_path, whole_number
 
 __all__ = ["ShardFile", "ShardSplit", "discover_and_split_multiple_data", "find_shards", "shard_sequence", "shards_in"]
 
@@ -68,11 +68,12 @@ def shards_in(
     directory: str | os.PathLike[str], text: str = "all", *, parameter: str = "shard_ranges"
 ) -> list[ShardFile]:
     """The shards of one directory that a range means, by number. `parameter`: what an error calls the range."""
-    wanted = parse_range(text, directory=os.fspath(directory), parameter=parameter)
+    folder = str(local_path(directory=directory))
+    wanted = parse_range(text, directory=folder, parameter=parameter)
     if wanted.is_none:
         raise SpecError("range 'none' leaves no shard", parameter=parameter, directory=directory, remedy='"all"')
-    found = _find(os.fspath(directory), wanted, None, parameter)
-    _refuse_a_file_twice([found], [os.fspath(directory)])
+    found = _find(folder, wanted, None, parameter)
+    _refuse_a_file_twice([found], [folder])
     return found
 
 
@@ -112,7 +113,7 @@ def _pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[ShardRang
                 given=repr(given)[:200],
                 remedy='data_dirs=["data/games"]: a text or a Path each',
             )
-    directories = [os.fspath(given) for given in data_dirs]
+    directories = [str(local_path(data_dirs=given)) for given in data_dirs]
     if len(directories) != len(shard_ranges):
         raise SpecError(
             f"data_dirs has {len(directories)} entries and shard_ranges has {len(shard_ranges)}",

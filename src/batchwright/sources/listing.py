@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from batchwright.errors import SourceError
+from batchwright.spec import local_path
 
 __all__ = ["InputFile", "list_files", "looks_like_paths"]
 
@@ -41,7 +42,7 @@ def list_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     parts = [source] if isinstance(source, str | os.PathLike) else list(source)
     by_place: dict[str, tuple[bytes, str]] = {}
     for part in parts:
-        for path, rank in _expand(os.fspath(part)):
+        for path, rank in _expand(part):
             by_place.setdefault(os.path.abspath(path), (rank, path))
     ordered = [(place, path) for place, (_, path) in sorted(by_place.items(), key=lambda item: item[1])]
     base = os.path.commonpath([os.path.dirname(place) for place, _ in ordered])
@@ -104,8 +105,8 @@ _Ranked = tuple[str, bytes]
 """(path, what it is ordered by): its bytes, or those of its number in a dataset."""
 
 
-def _expand(path: str) -> list[_Ranked]:
-    expanded = os.path.expanduser(path)
+def _expand(path: str | os.PathLike[str]) -> list[_Ranked]:
+    expanded = str(local_path(source=path))
     if os.path.isfile(expanded):
         return [_by_name(expanded)]
     if os.path.isdir(expanded):
@@ -115,7 +116,7 @@ def _expand(path: str) -> list[_Ranked]:
             )
         found = list(_walk(expanded, set()))
         nothing = "this folder is empty"
-    elif glob.has_magic(path):
+    elif glob.has_magic(expanded):
         found = [_by_name(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)]
         nothing = "this pattern matches no file"
     else:

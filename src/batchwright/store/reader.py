@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchwright.errors import SpecError, StoreError
 from batchwright.files import inside, shared
 from batchwright.fingerprint import fingerprint_file
-from batchwright.spec import suggest
+from batchwright.spec import local_path, suggest
 from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream
@@ -37,7 +37,7 @@ class Store:
     """A complete version of a store. See `open_store`."""
 
     def __init__(self, path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> None:
-        self.path = Path(os.path.abspath(os.path.expanduser(path)))  # it stays open when the process changes folder
+        self.path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
         self.version, in_use, self.manifest = _take(self.path, version)
         self.folder = version_folder(self.path, self.version)
         weakref.finalize(self, os.close, in_use)

@@ -12,7 +12,7 @@ from pathlib import Path
 from batchwright.errors import PlanError, StoreError
 from batchwright.files import exclusive, unused
 from batchwright.plan import Plan, kept_plans
-from batchwright.spec import at_least
+from batchwright.spec import at_least, local_path
 from batchwright.store.layout import Manifest, current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "list_versions"]
@@ -51,7 +51,7 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
     resume. `batchwright.plans.forget_plan` releases a plan. Symbolic links are not followed, and stay. How documents
     were packed into rows goes: it is made again where it is needed.
     """
-    root = Path(os.path.expanduser(store))
+    root = local_path(store=store)
     at_least(0, keep=keep)
     current_version(root)  # says what is wrong, should this not be a store
     removals: list[Removal] = []

@@ -14,6 +14,7 @@ from batchwright.files import home
 from batchwright.fingerprint import fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.tokenize import tokenize
+from batchwright.spec import local_path
 from batchwright.store.reader import Store
 
 __all__ = ["bake_conversations_to_cache", "bake_to_cache", "recipe_of"]
@@ -104,4 +105,4 @@ def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
 def _named(source: Any) -> list[str]:
     """Paths, folders or globs as they were given, wherever the program was started."""
     parts = [source] if isinstance(source, str | os.PathLike) else source
-    return [os.path.abspath(os.path.expanduser(os.fspath(part))) for part in parts]
+    return [os.path.abspath(local_path(source=part)) for part in parts]

@@ -29,7 +29,7 @@ from batchwright.prepare.chat.tagging import locate, plain_conversation
 from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.chat.turns import Markers, find_turns
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
-from batchwright.spec import suggest
+from batchwright.spec import local_path, suggest
 
 __all__ = ["ChatTemplate", "find_template"]
 
@@ -331,7 +331,7 @@ def _token_for(name: str, literal: str, vocab: Mapping[str, int]) -> str:
 
 
 def _read(template: str | os.PathLike[str], names: list[str]) -> str:
-    path = Path(os.path.expanduser(template))
+    path = local_path(chat_template=template)
     looks_like_path = path.suffix in (".jinja", ".jinja2", ".j2", ".txt") or len(path.parts) > 1
     try:
         return path.read_text(encoding="utf-8")
