@@ -58,7 +58,7 @@ def trace(
     else:
         assert position is not None
         if position < 0:
-            raise PlanError(f"position {position} does not exist", remedy="a position of 0 or more")
+            raise PlanError(f"position {position} does not exist", position=position, remedy="a position of 0 or more")
         positions = np.array([position])
     _refuse_what_is_past_the_end(found, int(positions[-1]))
     flow = open_flow(streams_for_plan(store, found), found)

@@ -21,6 +21,7 @@ from batchwright.adapters import torch as torch_adapter
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.errors import SpecError
+from refusals import refused
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -116,10 +117,8 @@ def test_jax_has_every_type_in_32_bits_unless_x64_is_on(dtype):
 
 @pytest.mark.parametrize(("dtype", "value"), [("int64", 1 << 40), ("int64", -(1 << 31) - 1), ("uint64", 1 << 32)])
 def test_an_integer_that_jax_cannot_hold_is_refused(dtype, value):
-    with pytest.raises(SpecError, match=f"{value} in column 'time' ") as refused:
+    with refused(SpecError, value, parameter="time", remedy="jax_enable_x64"):
         jax_adapter.numbers({"time": np.array([0, value], dtype)})
-    assert refused.value.where["parameter"] == "time"
-    assert "jax_enable_x64" in refused.value.remedy
     with jax.enable_x64(True):
         assert int(jax_adapter.numbers({"time": np.array([0, value], dtype)})["time"][1]) == value
 
@@ -144,7 +143,7 @@ def test_a_batch_moves_to_a_device():
     assert moved["text"] == ["a", "b"]
     (device,) = batch.jax().to(jax.devices()[0])["label"].devices()
     assert device == jax.devices()[0]
-    with pytest.raises(TypeError, match="on every device already"):
+    with pytest.raises(TypeError, match=r"MLX .* device"):
         batch.mlx().to("gpu")
 
 

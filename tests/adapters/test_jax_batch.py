@@ -67,7 +67,7 @@ def test_a_mask_that_a_program_gave_away_is_made_again(opened):
 
 
 def test_a_batch_of_jax_arrays_cannot_be_pinned(opened):
-    with pytest.raises(TypeError, match=r"no page-locked memory: batch.to\(device\) copies it"):
+    with pytest.raises(TypeError, match=r"batch.to\(device\)"):
         opened().get_batch().pin_memory()
 
 

@@ -32,12 +32,12 @@ def test_writing_into_an_mlx_batch_changes_no_other(opened, values, field):
 
 
 @pytest.mark.parametrize(
-    ("move", "says"),
+    ("move", "named"),
     [
-        (lambda batch: batch.to("gpu"), "a batch of MLX arrays is on every device already"),
-        (lambda batch: batch.pin_memory(), "a batch of MLX arrays has no page-locked memory, and needs none"),
+        (lambda batch: batch.to("gpu"), "MLX .* device"),
+        (lambda batch: batch.pin_memory(), "MLX .* page-locked"),
     ],
 )
-def test_a_batch_of_mlx_arrays_has_nowhere_to_move(opened, move, says):
-    with pytest.raises(TypeError, match=says):
+def test_a_batch_of_mlx_arrays_has_nowhere_to_move(opened, move, named):
+    with pytest.raises(TypeError, match=named):
         move(opened().get_batch())

@@ -15,6 +15,7 @@ from batchwright.errors import SpecError
 from batchwright.memory import BlockPool
 from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
 from batchwright.queue.schema import DTYPES, fields_of
+from refusals import refused
 
 ADAPTERS = {"torch": torch_adapter, "jax": jax_adapter, "mlx": mlx_adapter}
 in_every_framework = pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
@@ -63,7 +64,7 @@ def test_every_dtype_of_a_schema_is_one_of_jax_and_mlx_where_they_have_it(dtype)
 
 
 def test_jax_refuses_integers_that_it_would_change():
-    with pytest.raises(SpecError, match="does not fit into JAX's int32"):
+    with refused(SpecError, "int32", parameter="x"):
         jax_adapter.handed({"x": np.array([2**40])}, None)
 
 
@@ -102,26 +103,24 @@ def test_jax_puts_a_batch_on_a_device_by_object_and_by_name():
 
 
 @pytest.mark.parametrize(
-    ("adapter", "device", "says"),
+    ("adapter", "device"),
     [
-        (torch_adapter, "gpu!", "torch knows no device 'gpu!'"),
-        (torch_adapter, "cuda:77", "device='cuda:77' is not here: torch sees"),
-        (jax_adapter, "abacus", "JAX knows no device 'abacus'"),
-        (jax_adapter, "cpu:9999", "JAX knows no device 'cpu:9999'"),
-        (mlx_adapter, "gpu", "MLX arrays are on every device already"),
+        (torch_adapter, "gpu!"),
+        (torch_adapter, "cuda:77"),
+        (jax_adapter, "abacus"),
+        (jax_adapter, "cpu:9999"),
+        (mlx_adapter, "gpu"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_by_name(adapter, device, says):
-    with pytest.raises(SpecError, match=says) as caught:
+def test_a_device_that_is_not_there_is_refused_by_name(adapter, device):
+    with refused(SpecError, device, parameter="device"):
         adapter.handed(arrays_of(), device)
-    assert caught.value.where["parameter"] == "device"
-    assert caught.value.remedy
 
 
 def test_only_cuda_asks_for_memory_of_its_own():
     assert torch_adapter.memory_for(None) is None
     assert torch_adapter.memory_for("cpu") is None
-    with pytest.raises(SpecError, match="is not here: torch sees"):
+    with refused(SpecError, "cuda:77", parameter="device"):
         torch_adapter.memory_for("cuda:77")
 
 

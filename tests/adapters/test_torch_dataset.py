@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_convert
 
 from batchwright.errors import PlanError, SpecError
 from batchwright.types import TrainingBatch
+from refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
@@ -116,7 +117,7 @@ def test_a_second_iterator_ends_the_first_with_an_error(opened, framework):
     first = iter(dataset)
     next(first)
     next(iter(dataset))
-    with pytest.raises(PlanError, match="ended by a newer one"):
+    with refused(PlanError, "get_batch"):
         next(first)
 
 
@@ -147,7 +148,7 @@ def test_the_length_is_that_of_an_epoch_and_torch_finds_it_kept(opened):
 
 
 def test_an_endless_dataset_has_no_length_as_torch_expects_it(opened):
-    with pytest.raises(TypeError, match="has no end"):
+    with pytest.raises(TypeError, match="num_rows="):
         len(through(opened(weights={"web": 1}), 0))
 
 
@@ -229,10 +230,8 @@ def two_ranks():
 def test_a_loader_opened_before_the_ranks_were_known_is_refused_and_stays_where_it_is(opened, two_ranks, num_workers):
     loader = opened()
     two_ranks()
-    with pytest.raises(SpecError, match="as rank 0 of 1; now there are 2 ranks") as caught:
+    with refused(SpecError, parameter="rank", remedy="train_dataloader()"):
         next(iter(loader.torch().loader(num_workers=num_workers)))
-    assert caught.value.where["parameter"] == "rank"
-    assert "train_dataloader()" in caught.value.remedy
     assert loader.position == 0
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+from refusals import refused
 
 
 @pytest.fixture
@@ -106,11 +107,9 @@ def test_a_damaged_journal_is_refused_with_the_file_and_the_byte(folder, tmp_pat
     for at in range(begin, end, 11):
         journal.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         for settings in ({}, {"read_only": True}):
-            with pytest.raises(StoreError) as caught:
+            with refused(StoreError, file=journal) as caught:
                 opened(folder, **settings)
-            assert Path(caught.value.where["file"]) == journal
             assert begin <= caught.value.where["byte"] <= at
-            assert caught.value.remedy
     saved = bw.DatasetBuffer.salvage(folder, tmp_path / "saved")
     assert saved.to_pydict()["n"] == [0, 1, 2, 3, 4, 5]
     saved.close()
@@ -122,7 +121,7 @@ def test_salvage_does_not_write_into_a_buffer_that_is_there(folder, tmp_path, st
     with opened(tmp_path / "other") as other:
         other.append({"n": 1})
         expected = state(other)
-    with pytest.raises(SpecError, match="has a buffer already"):
+    with refused(SpecError, tmp_path / "other", parameter="to"):
         bw.DatasetBuffer.salvage(folder, tmp_path / "other")
     with opened(tmp_path / "other") as other:
         assert state(other) == expected
@@ -269,17 +268,14 @@ def test_a_reader_that_cannot_refresh_stays_at_its_version(folder, state):
     data = bytearray(journal_of(folder).read_bytes())
     data[-200] ^= 1
     journal_of(folder).write_bytes(data)
-    with pytest.raises(StoreError, match="damaged"):
+    with refused(StoreError, file=journal_of(folder)):
         reader.refresh()
     assert state(reader) == expected
 
 
 def test_a_second_writer_is_told_the_process_of_the_first(folder):
-    with opened(folder), pytest.raises(BusyError) as caught:
+    with opened(folder), refused(BusyError, process=f"pid {os.getpid()}", folder=folder):
         opened(folder)
-    assert caught.value.where["process"] == f"pid {os.getpid()}"
-    assert Path(caught.value.where["folder"]) == folder
-    assert caught.value.remedy
     opened(folder).close()
 
 
@@ -417,10 +413,8 @@ def test_verify_names_a_block_whose_values_were_changed(tmp_path):
         data = bytearray(file.read_bytes())
         data[data.index(np.arange(500, 510).tobytes())] ^= 1
         file.write_bytes(data)
-        with pytest.raises(StoreError, match="1 of this buffer's files is damaged") as damaged:
+        with refused(StoreError, file.name):
             buffer.verify()
-        assert file.name in damaged.value.where["files"]
-        assert "copy" in damaged.value.remedy
 
 
 def test_verify_names_a_block_that_is_gone(tmp_path):
@@ -428,9 +422,8 @@ def test_verify_names_a_block_that_is_gone(tmp_path):
         buffer.commit("one")
         (file,) = (tmp_path / "buffer" / "blocks").iterdir()
         file.unlink()
-        with pytest.raises(StoreError, match="damaged") as damaged:
+        with refused(StoreError, file.name):
             buffer.verify()
-        assert file.name in damaged.value.where["files"]
 
 
 def test_rows_are_not_dropped_by_a_column_that_a_rollback_took_away(tmp_path):
@@ -439,6 +432,6 @@ def test_rows_are_not_dropped_by_a_column_that_a_rollback_took_away(tmp_path):
         buffer.set(buffer.ids, loss=1.0)
     with bw.DatasetBuffer(path=tmp_path / "buffer", max_size=2, drop_strategy="loss") as buffer:
         buffer.rollback("plain")
-        with pytest.raises(SpecError, match="drop_strategy='loss'"):
+        with refused(SpecError, "drop_strategy='loss'", parameter="drop_strategy"):
             buffer.append({"n": 2})
         assert buffer.to_numpy()["n"].tolist() == [0, 1]

@@ -20,6 +20,7 @@ import pytest
 import batchwright as bw
 from batchwright.buffer.view import View
 from batchwright.errors import SampleError, SpecError, StoreError
+from refusals import refused
 
 Step = Callable[[bw.DatasetBuffer], object]
 
@@ -186,9 +187,8 @@ def test_a_reader_refuses_the_journal_of_another_buffer(tmp_path: Path) -> None:
     mine, others = (folder_with_few_rows_left(tmp_path / name) for name in ("mine", "others"))
     (journal,) = mine.glob("journal-*.log")
     journal.write_bytes((others / journal.name).read_bytes())
-    with pytest.raises(StoreError, match="journal belongs to another buffer") as caught:
+    with refused(StoreError, file=journal):
         bw.DatasetBuffer(path=mine, read_only=True)
-    assert caught.value.where["file"] == journal
 
 
 def test_a_damaged_list_of_rows_is_refused_with_its_file(tmp_path: Path) -> None:
@@ -200,9 +200,8 @@ def test_a_damaged_list_of_rows_is_refused_with_its_file(tmp_path: Path) -> None
     data[data.index(rows_left) + 5 * 8 + 3] = 1  # row 6 is now far out of the block
     file.write_bytes(data)
     version = bw.DatasetBuffer(path=folder, read_only=True)
-    with pytest.raises(StoreError, match="damaged") as caught:
+    with refused(StoreError, file=file):
         version.at("some")
-    assert caught.value.where["file"] == file
 
 
 def test_a_normalizer_for_dicts_is_used_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +250,7 @@ def test_no_samples_are_of_any_kind() -> None:
 
 def test_an_origin_that_is_half_a_character_is_refused() -> None:
     buffer = bw.DatasetBuffer([row(0)])
-    with pytest.raises(SpecError, match="origin= is a name"):
+    with refused(SpecError, "origin=", parameter="origin"):
         buffer.append(row(1), origin="\ud800")
     assert len(buffer) == len(buffer.provenance()) == 1
 
@@ -281,5 +280,5 @@ def test_a_new_origin_is_not_looked_for_among_all_others() -> None:
 
 
 def test_a_nested_key_that_is_half_a_character_is_refused() -> None:
-    with pytest.raises(SampleError, match="keys are names"):
+    with refused(SampleError, row=0, column="meta"):
         bw.DatasetBuffer([{"meta": {"\ud800": 1}}])

@@ -19,6 +19,7 @@ from batchwright.buffer.folder import POINTER, BufferFolder
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
 from batchwright.journal import read_records
+from refusals import refused
 from test_journal import in_child
 
 ALL = {name: column for name, (_, column) in COLUMNS.items()}
@@ -60,9 +61,8 @@ def test_a_new_folder_has_a_pointer_an_empty_journal_and_a_lock(folder):
 
 
 def test_a_second_writer_is_refused_and_told_the_first(folder):
-    with pytest.raises(BusyError, match=r"this process has .* open already") as refused:
+    with refused(BusyError, process=f"pid {os.getpid()}"):
         BufferFolder.create_or_open(folder.path)
-    assert refused.value.where["process"] == f"pid {os.getpid()}"
 
 
 def test_a_closed_folder_can_be_written_by_the_next(folder):
@@ -78,31 +78,29 @@ def test_a_closed_folder_can_be_written_by_the_next(folder):
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine" * 100)
-    with pytest.raises(SpecError, match="other things in it") as refused:
+    with refused(SpecError, path=tmp_path, remedy="path=") as caught:
         BufferFolder.create_or_open(tmp_path)
-    assert refused.value.where["found"].startswith(name.split("/")[0])
-    assert "an empty one" in refused.value.remedy
+    assert caught.value.where["found"].startswith(name.split("/")[0])
     assert files(tmp_path) == [name]
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(SpecError, match="a file, not a folder"):
+    with refused(SpecError, path=tmp_path / "file"):
         BufferFolder.create_or_open(tmp_path / "file")
 
 
 def test_reading_where_there_is_no_buffer_says_so_and_makes_nothing(tmp_path):
-    with pytest.raises(StoreError, match="there is no buffer here") as refused:
+    with refused(StoreError, folder=tmp_path / "none", missing=POINTER, remedy="read_only="):
         BufferFolder.open_to_read(tmp_path / "none")
-    assert "read_only" in refused.value.remedy
     assert not (tmp_path / "none").exists()
 
 
 def test_a_reader_cannot_write(folder):
     reader = BufferFolder.open_to_read(folder.path)
-    with pytest.raises(StoreError, match="open to read only"):
+    with refused(StoreError, folder=folder.path):
         reader.write_checkpoint(0, {})
-    with pytest.raises(StoreError, match="open to read only"):
+    with refused(StoreError, folder=folder.path):
         reader.write_block(0, {}, Schema(), {})
 
 
@@ -242,18 +240,20 @@ def test_a_block_that_was_cut_short_is_refused_by_name(folder, size):
     name = folder.write_block(0, ALL, SCHEMA, {})
     path = folder.path / "blocks" / name
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
-    with pytest.raises(StoreError, match="a file of this buffer is damaged") as refused:
+    with refused(StoreError, file=path):
         folder.map_block(name, SCHEMA)
-    assert refused.value.where["file"] == path
-    assert refused.value.remedy == "restore the folder from a copy"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("../secret.arrow", "leaves its folder"), ("/etc/passwd", "leaves its folder"), ("9-0.arrow", "is missing")],
+    ("name", "where"),
+    [
+        ("../secret.arrow", {"name": "'../secret.arrow'"}),
+        ("/etc/passwd", {"name": "'/etc/passwd'"}),
+        ("9-0.arrow", {"name": None}),
+    ],
 )
-def test_a_block_that_is_not_there_or_not_inside_is_refused(folder, name, message):
-    with pytest.raises(StoreError, match=message):
+def test_a_block_that_is_not_there_or_not_inside_is_refused(folder, name, where):
+    with refused(StoreError, name, **where):
         folder.map_block(name, SCHEMA)
 
 
@@ -263,9 +263,8 @@ def test_a_block_that_is_not_there_or_not_inside_is_refused(folder, name, messag
 )
 def test_a_block_that_is_not_as_the_schema_says_is_refused(folder, field, reason):
     name = folder.write_block(0, small(1), SMALL, {})
-    with pytest.raises(StoreError, match="damaged") as refused:
+    with refused(StoreError, reason=reason):
         folder.map_block(name, Schema((field,)))
-    assert refused.value.where["reason"] == reason
 
 
 # Checkpoints and versions
@@ -295,7 +294,7 @@ def test_a_checkpoint_twice_after_the_same_change_is_the_second_one(folder):
 
 def test_a_checkpoint_that_would_lose_a_change_is_refused(folder):
     folder.journal.write(1, b"one")
-    with pytest.raises(ValueError, match="would lose change 1"):
+    with pytest.raises(ValueError, match="change 1"):
         folder.write_checkpoint(0, {})
     assert numbers_in(folder.path) == [1]
 
@@ -364,7 +363,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(folder, monkeypatch):
         lambda: folder.write_version(1, {}),
         lambda: folder.write_block(0, small(1), SMALL, {}),
     ):
-        with pytest.raises(OutOfSpaceError, match="no space left"):
+        with refused(OutOfSpaceError, folder=folder.path):
             call()
     assert files(folder.path) == before
     assert folder.read_checkpoint() == {"numbers": []}
@@ -392,7 +391,7 @@ def test_a_journal_of_another_buffer_is_refused(folder, tmp_path):
     other.close()
     folder.close()
     os.replace(other.journal_path, folder.path / "journal-000000000001.log")
-    with pytest.raises(StoreError, match="belongs to another buffer"):
+    with refused(StoreError, file=folder.journal_path, expected=folder.buffer_id.hex()):
         BufferFolder.create_or_open(folder.path)
 
 
@@ -401,9 +400,8 @@ def test_a_missing_file_is_named(folder, missing):
     folder.write_checkpoint(0, {"numbers": []})
     folder.close()
     (folder.path / missing).unlink()
-    with pytest.raises(StoreError, match="a file of this buffer is missing") as refused:
+    with refused(StoreError, file=folder.path / missing):
         BufferFolder.create_or_open(folder.path)
-    assert refused.value.where["file"] == folder.path / missing
 
 
 # Readers beside a writer
@@ -477,4 +475,4 @@ def test_kill_9_at_random_moments_loses_no_change_that_was_written(tmp_path):
         assert found == list(range(1, len(found) + 1))
         assert len(found) in (acknowledged, acknowledged + 1)
     BufferFolder.create_or_open(path).close()
-    assert len(files(path)) == 4
+    assert len(files(path)) <= 4  # nothing is left of those that were killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -22,24 +23,24 @@ def test_a_large_whole_number_stays_exact():
 
 @pytest.mark.parametrize("text", ["", "x", "1.5", "e9", "nan", "inf", "--"])
 def test_what_is_no_whole_number_is_refused_by_name(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         whole_number(text)
 
 
 @pytest.mark.parametrize("text", ["web", "web=", "=1", "web=-1", "web=nan", "web=inf", "web=1,,code=2", "web=1;code=2"])
 def test_weights_that_are_none_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=WEIGHT"):
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=WEIGHT"):
         weights(text)
 
 
 def test_two_weights_for_one_source_are_refused():
-    with pytest.raises(argparse.ArgumentTypeError, match="'web' has two weights"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'web'"):
         weights("web=1,web=2")
 
 
 @pytest.mark.parametrize("text", ["", "-5", "3-", "a-b", "1-2-3", "1.5"])
 def test_a_range_of_steps_that_is_none_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a range of steps"):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
         step_range(text)
 
 

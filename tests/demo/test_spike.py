@@ -20,6 +20,7 @@ from batchwright.demo.screen import LiveLine
 from batchwright.demo.train import kept_checkpoint, read_checkpoint
 from batchwright.errors import SpecError
 from batchwright.plans import list_plans
+from refusals import refused
 
 STEPS = 160
 
@@ -199,7 +200,7 @@ def test_blame_that_falls_on_real_text_is_not_hidden(demo, monkeypatch):
     first.row_losses[jump] = [9.0 if row == noise else 2.0 for row in range(2)]
     assert {use.file for use in spike._trace_the_jump(first.store, first, jump, planted)} == {str(planted.file)}
     first.row_losses[jump].reverse()
-    with pytest.raises(spike._NotAsExpected, match=r"the noise is in .*mangled\.py, lines 13-52"):
+    with pytest.raises(spike._NotAsExpected, match=r"mangled\.py, lines 13-52"):
         spike._trace_the_jump(first.store, first, jump, planted)
 
 
@@ -212,14 +213,14 @@ def test_a_jump_that_stays_is_not_hidden(capsys):
 
 def test_a_run_without_a_jump_is_not_as_expected():
     calm = Run(Path(), Path(), 50, 10, losses={step: (2.0).hex() for step in range(50)})
-    with pytest.raises(spike._NotAsExpected, match=r"no step's loss is 1\.8 above"):
+    with pytest.raises(spike._NotAsExpected, match=r"1\.8 "):
         spike._first_jump(calm)
 
 
 def test_a_skip_that_this_run_never_comes_to_is_not_as_expected(demo, plans):
     run = Run(demo[1] / "spike.store", demo[1] / "runs" / "first", num_steps=10, checkpoint_steps=5)
     uses = bw.find(run.store, plans[0], file="mangled.py")
-    with pytest.raises(spike._NotAsExpected, match="none of the rows that were skipped lies in this run"):
+    with pytest.raises(spike._NotAsExpected, match="skipped"):
         spike._prove(run.store, run, run, plans[1], 5, uses)
 
 
@@ -268,9 +269,8 @@ def test_too_few_steps_are_refused_before_anything_is_written(tmp_path, capsys):
 
 def test_more_steps_than_an_epoch_has_are_refused(demo):
     planted = spike._Planted(Path("mangled.py"), (13, 52))
-    with pytest.raises(SpecError, match="--steps 1000000 is more than one epoch") as caught:
+    with refused(SpecError, 1_000_000, parameter="steps", remedy="--steps "):
         spike._seed_for_late_noise(demo[1] / "spike.store", planted, 1_000_000)
-    assert re.fullmatch(r"--steps \d+ or less", caught.value.remedy)
 
 
 def test_a_note_stays_on_a_terminal_and_the_line_goes_on_below():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batchwright.errors import EndOfRun, PlanError, SpecError
+from refusals import refused
 
 
 def rows_of(batch):
@@ -69,9 +70,8 @@ def test_after_the_last_epoch_there_are_no_more_batches(open_numbers, epoch_end)
     loader = open_numbers(10, epochs=1, epoch_end=epoch_end)
     list(loader)
     for ask in (loader.get_batch, loader.get_iterator):
-        with pytest.raises(EndOfRun, match="the run is over: 1 epoch") as caught:
+        with refused(EndOfRun, "1 epoch", remedy="epochs=2"):
             ask()
-        assert "epochs=2" in caught.value.remedy
     assert loader.state_dict()["position"] in (8, 10)
 
 
@@ -100,18 +100,17 @@ def test_the_number_of_batches_is_what_an_epoch_gives_on_every_rank(open_numbers
 
 def test_an_endless_mixture_has_no_number_of_batches_and_says_what_gives_it_one(open_numbers):
     loader = open_numbers({"a": 5, "b": 5}, weights={"a": 0.5, "b": 0.5})
-    with pytest.raises(SpecError, match="has no end") as caught:
+    with refused(SpecError, parameter="num_rows") as caught:
         loader.get_num_batches()
     for name in ("num_rows", "num_tokens", "stop", "first_exhausted", "all_exhausted"):
         assert name in caught.value.remedy
 
 
 def test_a_run_shorter_than_one_batch_is_refused_with_what_to_write(open_numbers):
-    with pytest.raises(SpecError, match="batch_size=11 is more than an epoch, which has 10 rows"):
+    with refused(SpecError, "batch_size=11", "10 rows", parameter="batch_size", remedy="epoch_end="):
         open_numbers(10, batch_size=11)
-    with pytest.raises(SpecError, match="batch_size=11 is more than the whole run, which has 10 rows") as caught:
+    with refused(SpecError, "batch_size=11", "10 rows", parameter="batch_size", remedy="batch_size=10"):
         open_numbers(10, batch_size=11, epoch_end="wrap")
-    assert "batch_size=10" in caught.value.remedy
     assert len(list(open_numbers(10, batch_size=11, epoch_end="wrap", epochs=2))) == 1
 
 
@@ -135,9 +134,8 @@ def test_a_second_iterator_ends_the_first_with_an_error(open_numbers):
     next(first)
     second = loader.get_iterator()
     assert rows_of(next(second)) == [4, 5, 6, 7]  # one cursor: it goes on from there
-    with pytest.raises(PlanError, match="ended by a newer one") as caught:
+    with refused(PlanError, "get_batch", remedy="second loader"):
         next(first)
-    assert "second loader" in caught.value.remedy
     assert rows_of(next(second)) == [8, 9, 10, 11]
 
 
@@ -146,7 +144,7 @@ def test_a_second_iterator_that_finished_the_epoch_still_ends_the_first_with_an_
     first = loader.get_iterator()
     next(first)
     assert len(list(loader.get_iterator())) == 1
-    with pytest.raises(PlanError, match="ended by a newer one"):
+    with refused(PlanError, "get_batch"):
         next(first)  # not a quiet end, after which the caller would think that it has seen the epoch
 
 
@@ -155,7 +153,7 @@ def test_get_batch_ends_an_iterator_with_an_error(open_numbers):
     iterator = loader.get_iterator()
     next(iterator)
     assert rows_of(loader.get_batch()) == [4, 5, 6, 7]
-    with pytest.raises(PlanError, match="a loader has one cursor"):
+    with refused(PlanError, "get_batch"):
         next(iterator)
 
 
@@ -169,7 +167,7 @@ def test_moving_the_cursor_ends_an_iterator_with_an_error(open_numbers, move):
         "seek": lambda: loader.seek(step=3),
         "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
     }[move]()
-    with pytest.raises(PlanError, match="a loader has one cursor"):
+    with refused(PlanError, "get_batch"):
         next(iterator)
 
 
@@ -204,14 +202,14 @@ def test_seek_outside_the_run_is_refused_and_moves_nothing(open_numbers, to):
     loader = open_numbers(10, epochs=3)
     loader.get_batch()
     before = loader.state_dict()
-    with pytest.raises(PlanError, match=r"does not exist|outside this run"):
+    with refused(PlanError, **to):
         loader.seek(**to)
     assert loader.state_dict() == before
 
 
 def test_seek_takes_a_step_or_a_position(open_numbers):
     for both_or_none in ({}, {"step": 1, "position": 4}):
-        with pytest.raises(SpecError, match="step= or position="):
+        with refused(SpecError, "step=", "position=", parameter="step"):
             open_numbers().seek(**both_or_none)
 
 
@@ -348,9 +346,8 @@ def test_what_is_not_a_state_is_refused_and_moves_nothing(open_numbers, state):
     loader = open_numbers(40)
     loader.get_batch()
     before = loader.state_dict()
-    with pytest.raises(PlanError, match="not a loader's state") as caught:
+    with refused(PlanError, remedy="state_dict()"):
         loader.load_state_dict(state)
-    assert "state_dict()" in caught.value.remedy
     assert loader.state_dict() == before
 
 
@@ -358,9 +355,8 @@ def test_a_state_of_another_plan_is_refused_and_moves_nothing(open_numbers):
     loader, other = open_numbers(40), open_numbers(41)
     loader.get_batch()
     before = loader.state_dict()
-    with pytest.raises(PlanError, match=f"belongs to plan {other.plan.fingerprint}") as caught:
+    with refused(PlanError, other.plan.fingerprint, remedy="plan="):
         loader.load_state_dict(other.state_dict())
-    assert "plan=" in caught.value.remedy
     assert loader.state_dict() == before
 
 
@@ -381,12 +377,11 @@ def test_ranks_get_contiguous_shares_of_each_batch(open_numbers, world_size):
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_what_to_write(open_numbers):
-    with pytest.raises(SpecError, match="batch_size=10 does not divide by world_size=4") as caught:
+    with refused(SpecError, "batch_size=10", "world_size=4", parameter="batch_size", remedy="8 or 12") as caught:
         open_numbers(100, batch_size=10, rank=0, world_size=4)
     assert "batch_size=8 or 12" in caught.value.remedy
-    assert "uneven=True" in caught.value.remedy
     loader = open_numbers(100, batch_size=12, rank=0, world_size=4)
-    with pytest.raises(SpecError, match="batch_size=5 does not divide"):
+    with refused(SpecError, "batch_size=5", parameter="batch_size"):
         loader.get_batch(batch_size=5)
     assert loader.position == 0
 
@@ -477,21 +472,20 @@ def test_work_ahead_ends_with_its_iterator(open_numbers):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"prefetch": -1}, "prefetch must be at least 0"),
-        ({"workers": -1}, "workers must be at least 0"),
-        ({"framework": "numpi"}, "framework='numpi' is not one of"),
-        ({"alignment": "both"}, "alignment='both' is not one of"),
+        ({"batch_size": 0}, 0),
+        ({"batch_size": 2.5}, 2.5),
+        ({"epochs": 0}, 0),
+        ({"prefetch": -1}, -1),
+        ({"workers": -1}, -1),
+        ({"framework": "numpi"}, "'numpi'"),
+        ({"alignment": "both"}, "'both'"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_by_name(open_numbers, settings, message):
-    with pytest.raises(SpecError, match=message) as caught:
+def test_a_setting_that_cannot_work_is_refused_by_name(open_numbers, settings, named):
+    with refused(SpecError, named, parameter=next(iter(settings))):
         open_numbers(**settings)
-    assert caught.value.where["parameter"] == next(iter(settings))
 
 
 # Resume reads nothing else

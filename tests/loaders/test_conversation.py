@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from refusals import refused
 
 THREE = [
     [("system", "S"), ("user", "a?"), ("assistant", "A!"), ("user", "b?"), ("assistant", "B!")],
@@ -109,7 +110,7 @@ def test_roles_and_turns_are_those_of_the_labels():
 def test_what_is_too_long_is_dropped_and_said(caplog):
     with caplog.at_level(logging.WARNING, "batchwright"):
         loader = open_loader(rows_of(THREE), max_length=29)
-    assert "2 of 3 rows, 66.7 %, over max_length=29: dropped" in caplog.text
+    assert "2 of 3 rows, 66.7 %, over max_length=29" in caplog.text
     assert list(by_text(loader)) == ["u:c?</s>a:C!</s>"]
 
 
@@ -130,15 +131,14 @@ def test_an_answer_that_was_cut_off_with_nothing_left_to_learn_is_in_no_row(capl
     long_question = [("user", "x" * 50), ("assistant", "A!")]
     with caplog.at_level(logging.WARNING, "batchwright"):
         loader = open_loader(rows_of([long_question, THREE[1]]), max_length=30, truncation="keep_start")
-    assert "1 of 2 rows, 50.0 %, nothing to learn: dropped" in caplog.text
+    assert "1 of 2 rows, 50.0 %" in caplog.text
     assert loader.plan.epoch_rows == 1
 
 
 def test_raise_says_how_many_and_which():
-    with pytest.raises(bw.SpecError, match="2 of 3 samples") as caught:
+    with refused(bw.SpecError, "2 of 3 samples", file="<memory>", parameter="max_length") as caught:
         open_loader(rows_of(THREE), max_length=29, truncation="raise")
-    assert caught.value.where["parameter"] == "max_length"
-    assert (caught.value.where["file"], caught.value.where["row"]) in {("<memory>", 0), ("<memory>", 2)}
+    assert caught.value.where["row"] in (0, 2)
 
 
 # Widths
@@ -254,9 +254,8 @@ def test_a_plan_opens_the_same_rows_again():
 )
 def test_a_plan_with_other_settings_is_refused(settings):
     first = open_loader(rows_of(THREE))
-    with pytest.raises(bw.SpecError, match="was asked for, and plan") as caught:
+    with refused(bw.SpecError, parameter=next(iter(settings))):
         bw.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
-    assert caught.value.where["parameter"] == next(iter(settings))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_a_plan_with_other_settings_is_refused(settings):
 )
 def test_a_state_of_other_rows_is_refused(settings):
     state = open_loader(rows_of(THREE)).state_dict()
-    with pytest.raises(bw.PlanError, match="belongs to plan"):
+    with refused(bw.PlanError, next(iter(settings))):
         open_loader(rows_of(THREE), **settings).load_state_dict(state)
 
 
@@ -294,16 +293,14 @@ def test_conversations_mix_with_text(tmp_path):
 
 def test_pairs_mix_with_nothing_else():
     pairs = open_loader([{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 4)
-    with pytest.raises(bw.SpecError, match="preference pairs") as caught:
+    with refused(bw.SpecError, source="chat", parameter="sources"):
         bw.MixedDataLoader({"chat": open_loader(rows_of(THREE)), "dpo": pairs}, framework="numpy")
-    assert caught.value.where["source"] == "chat"
 
 
 def test_a_source_of_conversations_does_not_grow():
     mixed = bw.MixedDataLoader({"chat": open_loader(rows_of(THREE))}, framework="numpy", batch_size=1, epochs=None)
-    with pytest.raises(bw.SpecError, match="cannot grow") as caught:
+    with refused(bw.SpecError, source="chat", parameter="add"):
         mixed.amend(add={"chat": open_loader(rows_of(THREE * 2))})
-    assert caught.value.where["source"] == "chat"
 
 
 def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
@@ -324,16 +321,14 @@ def test_a_holdout_of_raw_conversations_is_the_validation_split():
     train, val = (open_loader(rows, holdout=0.2, split=split) for split in ("train", "val"))
     assert train.plan.epoch_rows + val.plan.epoch_rows == 60
     assert not by_text(train).keys() & by_text(val).keys()
-    with pytest.raises(bw.SpecError, match="no split 'val'") as caught:
+    with refused(bw.SpecError, "'val'", remedy="holdout="):
         open_loader(rows, split="val")
-    assert "holdout=" in caught.value.remedy
 
 
 def test_dropping_much_must_be_said():
     rows = rows_of(THREE)
-    with pytest.raises(bw.SpecError, match="over length") as caught:
+    with refused(bw.SpecError, "truncation='drop'"):
         open_loader(rows, max_length=29, check=True)
-    assert "truncation='drop'" in str(caught.value)
     assert open_loader(rows, max_length=29, check=True, truncation="drop", loss="last").plan.epoch_rows == 1
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.loaders.read_ahead import _Blocks
+from refusals import refused
 
 SETTINGS = {"shuffle": "pool", "pool_rows": 32, "lanes": 4, "batch_size": 12}
 
@@ -77,23 +78,21 @@ def test_reading_ahead_touches_only_the_windows_of_a_ranks_lanes(small_store, op
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "named"),
     [
-        ({"lanes": 5, "batch_size": 12, "shuffle": "pool"}, "batch_size=12 does not divide by lanes=5"),
-        ({"lanes": 4, "batch_size": 12}, "lanes= is for shuffle='pool'"),
-        ({"lanes": 0, "batch_size": 12, "shuffle": "pool"}, "lanes must be at least 1"),
+        ({"lanes": 5, "batch_size": 12, "shuffle": "pool"}, "lanes=5"),
+        ({"lanes": 4, "batch_size": 12}, "shuffle='pool'"),
+        ({"lanes": 0, "batch_size": 12, "shuffle": "pool"}, 0),
     ],
 )
-def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, said):
-    with pytest.raises(bw.SpecError, match=said) as caught:
+def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, named):
+    with refused(bw.SpecError, named, parameter="lanes"):
         open_loader(small_store, **settings)
-    assert caught.value.where["parameter"] == "lanes"
 
 
 def test_new_sources_cannot_join_lanes(small_store, open_loader):
     loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=600, **SETTINGS)
     before = loader.plan
-    with pytest.raises(bw.SpecError, match="a plan with lanes can only be amended by skip=") as caught:
+    with refused(bw.SpecError, "skip=", parameter="max_epochs"):
         loader.amend(max_epochs={"code": 3})
-    assert caught.value.where["parameter"] == "max_epochs"
     assert loader.plan == before

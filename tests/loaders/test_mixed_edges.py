@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from refusals import refused
 
 
 def baked(path: Path, count: int, word: str, tokenizer: str = "bytes", shuffle: bool = True) -> Path:
@@ -145,10 +146,10 @@ def test_a_plan_amended_with_another_tokenizer_is_refused(mixed, stores, tmp_pat
     chars = baked(tmp_path / "chars.store", 60, "chars", tokenizer="chars")
     plan = mixed({"web": 1, "code": 1}, num_rows=80).plan
     change = {"at": 8, "add": {"chars": chars}, "weights": {"web": 1, "chars": 1}}
-    with pytest.raises(bw.SpecError, match="'chars' was tokenized by"):
+    with refused(bw.SpecError, "chars.store", parameter="sources", source="chars"):
         plan.amend(**change)
     unknown = replace(plan, places=()).amend(**change)  # where its stores are is not known, so it cannot be compared
-    with pytest.raises(bw.SpecError, match="'chars' was tokenized by"):
+    with refused(bw.SpecError, "chars.store", parameter="sources", source="chars"):
         mixed(None, plan=replace(unknown, places=(("chars", str(chars)),)), chunk_size=None)
 
 
@@ -170,9 +171,8 @@ def test_num_tokens_of_padded_rows_counts_tokens_through_all_weights(stores):
 def test_settings_that_a_plan_fixes_are_not_ignored_beside_it(mixed):
     plan = mixed({"web": 1, "code": 1}, num_rows=80, seed=3).plan
     for name, value in (("seed", 4), ("recut", False), ("by", "tokens"), ("exhausted", "stop"), ("split", "val")):
-        with pytest.raises(bw.SpecError, match=f"{name}=.* was asked for") as caught:
+        with refused(bw.SpecError, parameter=name):
             mixed(None, plan=plan, chunk_size=None, batch_size=None, **{name: value})
-        assert caught.value.where["parameter"] == name
     assert mixed(None, plan=plan, chunk_size=16, seed=3).plan == plan
 
 
@@ -185,7 +185,7 @@ def test_any_real_number_is_a_weight(mixed, weight):
 
 @pytest.mark.parametrize("weight", [10**400, True, "1", None, np.nan])
 def test_what_is_no_real_number_is_no_weight(mixed, weight):
-    with pytest.raises(bw.SpecError, match="the weight of 'web' is"):
+    with refused(bw.SpecError, parameter="weights", source="web"):
         mixed({"web": weight, "code": 1})
 
 
@@ -254,9 +254,8 @@ def test_an_amendment_says_from_where_its_weights_hold(mixed):
 
 def test_a_source_cannot_join_a_run_that_has_no_next_epoch(mixed, stores):
     loader = mixed(None)
-    with pytest.raises(bw.SpecError, match="this run has only one") as caught:
+    with refused(bw.SpecError, parameter="add"):
         loader.amend(add={"more": stores["code"]})
-    assert caught.value.where["parameter"] == "add"
 
 
 @pytest.mark.parametrize(

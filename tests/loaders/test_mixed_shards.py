@@ -20,6 +20,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.pool.shards import ShardSet
+from refusals import refused
 
 SIZES = {"selfplay": [40, 25, 60, 3, 33, 50], "human": [30, 41, 20]}
 TOTAL = sum(map(sum, SIZES.values()))
@@ -136,7 +137,7 @@ def test_other_seeds_give_other_orders(make):
 def test_a_seed_that_was_not_given_is_drawn_logged_and_kept(make, caplog):
     with caplog.at_level(logging.INFO, "batchwright"):
         dataset = make(random_seed=None)
-    assert f"drew the seed {dataset.random_seed}" in caplog.text
+    assert str(dataset.random_seed) in caplog.text
     assert make(random_seed=None).random_seed != dataset.random_seed
     again = make(random_seed=None)
     again.load_state_dict(dataset.state_dict())
@@ -171,7 +172,7 @@ def test_a_second_pass_ends_the_first(make):
     first = iter(dataset)
     next(first)
     next(iter(dataset))
-    with pytest.raises(bw.PlanError, match="this pass was ended"):
+    with refused(bw.PlanError, remedy="dataset"):
         next(first)
 
 
@@ -292,7 +293,7 @@ def test_the_log_says_how_long_a_resume_took(make, caplog):
     again.load_state_dict(dataset.state_dict())
     with caplog.at_level(logging.INFO, "batchwright"):
         next(again.batches(10))
-    assert "resumed after 50 draws" in caplog.text
+    assert "50 draws" in caplog.text
 
 
 def test_a_state_that_is_refused_changes_nothing(make):
@@ -345,10 +346,8 @@ def test_ranks_that_do_not_divide_the_lanes_are_refused(make, world_size):
     next(dataset.batches(10))
     other = make(rank=0, world_size=world_size)
     other.load_state_dict(dataset.state_dict())
-    with pytest.raises(bw.PlanError, match="with 4 lanes") as refused:
+    with refused(bw.PlanError, lanes=4, parameter="world_size", remedy="1, 2, 4"):
         next(iter(other))
-    assert refused.value.where["lanes"] == 4
-    assert "1, 2, 4" in refused.value.remedy
 
 
 @pytest.mark.parametrize("batch_size", [7, 10, 16])
@@ -361,9 +360,8 @@ def test_drop_last_gives_every_rank_as_many_whole_batches(make, batch_size):
 
 
 def test_ranks_need_a_seed_that_they_share(make):
-    with pytest.raises(bw.SpecError, match="each would draw a seed of its own") as refused:
+    with refused(bw.SpecError, parameter="random_seed"):
         next(iter(make(random_seed=None, rank=0, world_size=2)))
-    assert refused.value.where["parameter"] == "random_seed"
 
 
 # Validation
@@ -403,9 +401,9 @@ def test_a_limit_that_binds_makes_refills_smaller_and_loses_nothing(folder, make
 def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
-    with pytest.raises(bw.MemoryLimitError, match="not one more shard fits under max_memory_gb=") as refused:
+    with refused(bw.MemoryLimitError, "max_memory_gb=") as caught:
         taken.extend(ids([position])[0] for position in dataset)
-    error = refused.value
+    error = caught.value
     assert error.where["shard"].endswith(".npz")
     assert error.report.ours >= error.report.pool > 0
     assert error.report.limit == int(limit)
@@ -421,11 +419,11 @@ def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
 def test_batches_before_the_limit_are_whole_and_the_rest_comes_after(make):
     limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
-    with pytest.raises(bw.MemoryLimitError) as refused:
+    with pytest.raises(bw.MemoryLimitError) as caught:
         taken.extend(ids([batch]) for batch in dataset.batches(17))
     assert {len(batch) for batch in taken} == {17}
     again = make()
-    again.load_state_dict(refused.value.state)
+    again.load_state_dict(caught.value.state)
     assert sorted([*chain(*taken), *ids(again)]) == list(range(TOTAL))
 
 
@@ -437,8 +435,7 @@ def test_a_stream_may_stop_there_instead_and_says_so(make, caplog):
     assert dataset.stopped_early
     assert dataset.epoch == 0
     assert 0 < len(taken) < TOTAL
-    assert "the stream ends before its epoch does" in caplog.text
-    assert "limit" in caplog.text
+    assert "max_memory_gb" in caplog.text
     again = make()
     again.load_state_dict(dataset.state_dict())
     assert sorted(taken + ids(again)) == list(range(TOTAL))
@@ -447,7 +444,7 @@ def test_a_stream_may_stop_there_instead_and_says_so(make, caplog):
 
 def test_a_machine_without_memory_is_asked_before_it_is_used(make, monkeypatch):
     monkeypatch.setattr("batchwright.pool.memory.available_bytes", lambda: 1 << 20)
-    with pytest.raises(bw.MemoryLimitError, match="the machine has no memory left"):
+    with refused(bw.MemoryLimitError, "machine", remedy="pool_size"):
         next(iter(make()))
 
 
@@ -504,7 +501,7 @@ def test_verbose_logs_shards_shares_and_times(make, caplog):
         ids(make(verbose=True))
     assert "66.7 % of the shards" in caplog.text
     assert caplog.text.count("s of reading") == 9
-    assert "refill 0 after 0 draws: 95 rows of 3 shards, 95 entries in" in caplog.text
+    assert "refill 0 after 0 draws: 95 rows of 3 shards, 95 entries" in caplog.text
     assert "by directory 0: 68.4 %, 1: 31.6 %" in caplog.text
 
 
@@ -536,7 +533,7 @@ def test_ranks_of_unequal_length_are_warned_of(make, caplog):
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "batchwright"):
         next(make(rank=0, world_size=2, max_examples_unaugmented=101).batches(50))  # 51 and 50
-    assert "ranks have from 1 to 2 batches in an epoch" in caplog.text
+    assert "from 1 to 2 batches" in caplog.text
     assert "drop_last=True" in caplog.text
 
 
@@ -546,10 +543,10 @@ def test_an_epoch_that_memory_will_end_is_warned_of_with_what_would_do(make, cap
     with caplog.at_level(logging.WARNING, "batchwright"):
         batches = dataset.batches(5)
         next(batches)
-    assert "draws of a lane this epoch will end for lack of memory" in caplog.text
-    with pytest.raises(bw.MemoryLimitError) as refused:
+    assert "max_memory_gb=" in caplog.text
+    with pytest.raises(bw.MemoryLimitError) as caught:
         list(batches)
-    remedy = refused.value.remedy
+    remedy = caught.value.remedy
     enough = float(remedy.split("max_memory_gb=")[1].split()[0])
     assert len(list(make(refill_threshold=40, max_memory_gb=enough))) == TOTAL
     pool, threshold = (
@@ -636,9 +633,9 @@ def test_a_resume_under_a_limit_that_the_pool_exceeds_is_refused_with_what_it_ne
     limit = make()._plan.needs.bytes_of(rows=100, pool_entries=200) / 10**9
     limited = make(pool_size=200, refill_threshold=180, max_memory_gb=limit)
     limited.load_state_dict(dataset.state_dict())
-    with pytest.raises(bw.MemoryLimitError, match="rows that are left in the pool do not fit") as refused:
+    with refused(bw.MemoryLimitError, "max_memory_gb=", remedy="max_memory_gb=") as caught:
         next(limited.batches(20))
-    enough = float(refused.value.remedy.split("max_memory_gb=")[1].split()[0])
+    enough = float(caught.value.remedy.split("max_memory_gb=")[1].split()[0])
     again = make(pool_size=200, refill_threshold=180, max_memory_gb=enough)
     again.load_state_dict(dataset.state_dict())
     assert len(ids(again)) == TOTAL - 20
@@ -655,7 +652,7 @@ def test_a_new_pass_lets_go_of_the_pool_of_the_one_before(make):
     held.append(dataset.batches(10))
     next(held[-1])
     assert dataset.memory_report().pool > 0
-    with pytest.raises(bw.PlanError, match="this pass was ended"):
+    with refused(bw.PlanError, remedy="dataset"):
         next(held[0])
 
 
@@ -740,6 +737,5 @@ def test_decoding_is_under_the_memory_limit_from_the_first_look_on(tmp_path):
     with gzip.open(tmp_path / "0.pkl.gz", "wb", compresslevel=1) as file:
         pickle.dump({"examples": [{"id": 0, "blob": np.zeros(300_000_000, np.uint8)}]}, file, protocol=4)
     dataset = bw.StreamingMixedShardDataset([str(tmp_path)], ["all"], 4, 2, max_memory_gb=0.2, allow_pickle=True)
-    with pytest.raises(bw.SourceError, match=r"0\.pkl\.gz") as refused:
+    with refused(bw.SourceError, "memory", "0.pkl.gz"):
         dataset.schema  # noqa: B018
-    assert "memory" in str(refused.value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from refusals import refused
 
 # Documents of different lengths, each beginning with its own letter, longer ones than a row among them.
 TEXTS = [chr(65 + n % 26) + str(n) + "." * (n * 7 % 45) for n in range(120)]
@@ -127,7 +128,7 @@ def test_the_index_is_kept_with_the_store_and_made_again(store, tmp_path, caplog
         file.write_bytes(content)
         assert open_loader(bw.open_store(copied)).get_batch().input_ids.tolist() == expected
         assert file.read_bytes() == whole
-    assert "made again" in caplog.text
+    assert caplog.text.count(str(file)) == 3
 
 
 def test_a_store_that_cannot_be_written_is_packed_all_the_same(store, tmp_path, monkeypatch):
@@ -161,17 +162,14 @@ def test_gc_removes_the_index(store, tmp_path):
     [({"packing": "best"}, "packing"), ({"pad": 999}, "pad"), ({"packing": None, "pad": 0}, "pad")],
 )
 def test_bad_settings_are_named(store, settings, parameter):
-    with pytest.raises(bw.SpecError) as caught:
+    with refused(bw.SpecError, parameter=parameter):
         open_loader(store, **settings)
-    assert caught.value.where["parameter"] == parameter
-    assert caught.value.remedy
 
 
 def test_a_plan_refuses_another_packing(store):
     plan = open_loader(store).plan
-    with pytest.raises(bw.SpecError, match="packing='greedy'") as caught:
+    with refused(bw.SpecError, "packing='greedy'", parameter="packing"):
         open_loader(store, chunk_size=None, packing="greedy", plan=plan)
-    assert caught.value.where["parameter"] == "packing"
     assert open_loader(store, chunk_size=None, packing=None, plan=plan).plan == plan
 
 

@@ -20,6 +20,7 @@ from batchwright.deliver.warm import FileReader
 from batchwright.errors import SpecError
 from batchwright.loaders import read_ahead
 from batchwright.loaders.read_ahead import _Blocks, _Rows
+from refusals import refused
 
 ORDERS = {
     "global": {"shuffle": "global"},
@@ -352,7 +353,7 @@ def test_rows_of_a_pool_are_found_again_by_their_document(small_store, open_load
 
 
 @pytest.mark.parametrize(
-    ("given", "parameter", "says"),
+    ("given", "parameter", "named"),
     [
         ({"pool_rows": 100}, "pool_rows", "shuffle='pool'"),
         ({"shuffle": "none", "pool_rows": 100}, "pool_rows", "shuffle='none'"),
@@ -360,17 +361,13 @@ def test_rows_of_a_pool_are_found_again_by_their_document(small_store, open_load
         ({"shuffle": "pol"}, "shuffle", "pool"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(own_store, open_loader, given, parameter, says):
-    with pytest.raises(SpecError, match=r"pool|shuffle") as caught:
+def test_settings_that_mean_nothing_are_refused(own_store, open_loader, given, parameter, named):
+    with refused(SpecError, named, parameter=parameter):
         open_loader(own_store, **given)
-    assert caught.value.where["parameter"] == parameter
-    assert says in str(caught.value)
-    assert caught.value.remedy
     assert not (own_store / "plans").exists()
 
 
 def test_other_windows_than_a_plan_has_are_refused(small_store, open_loader):
     plan = open_loader(small_store, **ORDERS["pool"]).plan
-    with pytest.raises(SpecError, match="pool_rows=80 was asked for") as caught:
+    with refused(SpecError, "pool_rows=80", parameter="pool_rows"):
         open_loader(small_store, plan=plan, pool_rows=80)
-    assert caught.value.where["parameter"] == "pool_rows"

@@ -119,14 +119,14 @@ def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Cost | N
 def position_of_budget_step(record: Record, step: int, blocks: Blocks, end: int | None = None) -> int:
     """The position of a step, looked up in how the run cut batches. A run that ends has no step after its end."""
     if step < 0:
-        raise PlanError(f"step {step} does not exist", remedy="a step of 0 or more")
+        raise PlanError(f"step {step} does not exist", step=step, remedy="a step of 0 or more")
     from_step, from_position = max((entry[0], entry[1]) for entry in record if entry[0] <= step)
     cut = BudgetCut(record, blocks)
     position = cut.after(from_position, step - from_step, end)
     if end is not None and position >= end:
         last = from_step + cut.steps_until(from_position, position)
         if step > last:
-            raise PlanError(f"step {step} is outside this run", remedy=f"a step from 0 to {last}")
+            raise PlanError(f"step {step} is outside this run", step=step, remedy=f"a step from 0 to {last}")
     return position
 
 

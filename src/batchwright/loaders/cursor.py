@@ -230,6 +230,7 @@ class CursorLoader(ABC, Generic[B]):
         if self._epochs.span(self._epochs.skips.live(self._position))[2] is None:
             raise SpecError(
                 "a mixture by weights has no end, so no number of batches",
+                parameter="num_rows",
                 remedy="num_rows=, num_tokens=, or stop='first_exhausted' or 'all_exhausted' gives it one",
             )
         live, end = self._epochs.skips.live(self._position), self._epochs.end_of(self.epochs)
@@ -436,7 +437,12 @@ class CursorLoader(ABC, Generic[B]):
         if position > NEVER:
             raise PlanError(f"position {position} is outside any run", remedy="a position below 2^62")
         if position < 0 or (self._end is not None and position > self._end):
-            raise PlanError(f"position {position} is outside this run", remedy=f"a position from 0 to {self._end}")
+            raise PlanError(
+                f"position {position} is outside this run",
+                step=step,
+                position=position,
+                remedy=f"a position from 0 to {self._end}",
+            )
         kept = (
             [t for t in self._steps if t[1] <= position] if step is None else [t for t in self._steps if t[0] <= step]
         )

@@ -171,10 +171,12 @@ class LoggedRollouts(RolloutDataLoader):
         if "log" not in theirs:
             return PlanError(
                 "this state belongs to a set of rollouts, and this loader reads a log",
+                folder=self._log.path,
                 remedy="open the loader with the data of that run",
             )
         return PlanError(
             "this state belongs to another log" if theirs["log"] != mine else "this state has another epoch_end",
+            folder=self._log.path,
             differs=f"{mine[:7]} here, {str(theirs['log'])[:7]} there",
             remedy="open the loader with the log and the settings of that run, or start anew, without the state",
         )
