@@ -14,6 +14,7 @@ import pytest
 import batchwright as bw
 from batchwright.store import collect_garbage
 from batchwright.store.versions import list_versions
+from refusals import refused
 
 
 def recipe_of(source: Path, **ingredient: object) -> bw.DatasetRecipe:
@@ -245,7 +246,7 @@ def test_garbage_collection_keeps_the_newest_and_sweeps_unfinished_work(source, 
 
 
 def test_garbage_collection_refuses_what_is_not_a_store(source):
-    with pytest.raises(bw.StoreError, match="is not a store"):
+    with refused(bw.StoreError, folder=source, remedy="batchwright bake FOLDER"):
         collect_garbage(source)
     assert sorted(os.listdir(source)) == ["a.jsonl", "b.jsonl"]
 

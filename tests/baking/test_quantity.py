@@ -11,6 +11,7 @@ import pytest
 import batchwright as bw
 from batchwright.seeds import key_of, mix64
 from batchwright.sources import units
+from refusals import refused
 
 
 @pytest.fixture
@@ -96,9 +97,8 @@ def test_a_vocabulary_of_characters_is_that_of_the_rows_that_are_kept(source, tm
 
 @pytest.mark.parametrize("quantity", [-1, 1.5, -0.1, float("nan"), True, "10", [1]])
 def test_a_quantity_that_is_none_is_refused(quantity):
-    with pytest.raises(bw.SpecError, match="neither a number of rows nor a share") as caught:
+    with refused(bw.SpecError, f"quantity={quantity!r}", parameter="quantity"):
         bw.DatasetRecipe().add_ingredient(["a"], quantity=quantity)
-    assert caught.value.where == {"parameter": "quantity"}
 
 
 def test_a_quantity_from_numpy_is_a_number_like_any_other():

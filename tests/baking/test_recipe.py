@@ -68,41 +68,39 @@ def test_names_that_would_be_taken_get_a_number():
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "named"),
     [
-        ("", "it is empty"),
-        ("a/b", "it holds '/'"),
-        ("a\nb", "a character that cannot be printed"),
-        (".hidden", r"it begins with '\.'"),
-        ("x" * 101, "longer than 100 bytes"),
-        ("WEB", "that name is taken"),
-        (5, "a name is text"),
+        ("", "''"),
+        ("a/b", "'a/b'"),
+        ("a\nb", r"'a\nb'"),
+        (".hidden", "'.hidden'"),
+        ("x" * 101, "100 bytes"),
+        ("WEB", "'WEB'"),
+        (5, "5"),
     ],
 )
-def test_a_name_that_cannot_name_files_is_refused(name, why):
+def test_a_name_that_cannot_name_files_is_refused(name, named):
     recipe = bw.DatasetRecipe().add_ingredient(["a"], name="web")
-    with pytest.raises(bw.SpecError, match=why) as caught:
+    with refused(bw.SpecError, named, parameter="name"):
         recipe.add_ingredient(["b"], name=name)
-    assert caught.value.where == {"parameter": "name"}
     assert len(recipe.ingredients) == 1
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "named"),
     [
-        ([], "this source is an empty list"),
-        (iter(()), "this source is an empty list"),
-        ({"text": "a row"}, "a dict is not a source"),
-        (b"bytes", "a bytes is not a source"),
-        (None, "a NoneType is not a source"),
-        (7, "a int is not a source"),
+        ([], "empty"),
+        (iter(()), "empty"),
+        ({"text": "a row"}, "a dict"),
+        (b"bytes", "a bytes"),
+        (None, "a NoneType"),
+        (7, "a int"),
     ],
 )
-def test_what_is_not_a_source_is_refused(source, message):
+def test_what_is_not_a_source_is_refused(source, named):
     recipe = bw.DatasetRecipe()
-    with pytest.raises(bw.SpecError, match=message) as caught:
+    with refused(bw.SpecError, named, parameter="source"):
         recipe.add_ingredient(source)
-    assert caught.value.where == {"parameter": "source"}
     assert recipe.ingredients == []
 
 
@@ -112,9 +110,8 @@ def test_a_frame_that_cannot_be_arrow_is_refused_because_iterating_it_gives_name
 
         def to_dict(self, how): ...
 
-    with pytest.raises(bw.SpecError, match="a Frame cannot be read as a table") as caught:
+    with refused(bw.SpecError, "a Frame", parameter="source", remedy="pyarrow Table"):
         bw.DatasetRecipe().add_ingredient(Frame(["text"]))
-    assert caught.value.remedy == "a pyarrow Table, a polars or pandas DataFrame, or rows as dicts"
 
 
 def test_rows_come_from_any_iterable_and_from_arrow_tables():
@@ -128,9 +125,8 @@ def test_rows_come_from_any_iterable_and_from_arrow_tables():
 @pytest.mark.parametrize("source", [["*.jsonl", "in/*.jsonl"], ["in/web.jsonl"], ["nowhere.txt"], [Path("nowhere")]])
 def test_a_list_of_globs_or_missing_files_is_never_taken_for_text(tmp_path, quiet_bake, source):
     recipe = bw.DatasetRecipe().add_ingredient(source).prepare_step(bw.tokenize("bytes"))
-    with pytest.raises(bw.SourceError, match="no input: this") as caught:
+    with refused(bw.SourceError, file=source[0], remedy="'data/**/*.jsonl'"):
         quiet_bake(recipe, tmp_path / "a.store")
-    assert caught.value.where["file"] == str(source[0])
     assert not (tmp_path / "a.store").exists()
 
 
@@ -145,7 +141,7 @@ def test_a_list_with_a_format_is_a_list_of_files(tmp_path, monkeypatch, quiet_ba
 def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one").write_text("")
-    with pytest.raises(bw.SourceError, match=r"is this a list of files or of texts\? 'one' exists, 'two' does not"):
+    with refused(bw.SourceError, "'one'", "'two'"):
         bw.DatasetRecipe().add_ingredient(["one", "two"])
 
 
@@ -170,9 +166,8 @@ def test_a_list_that_could_be_files_or_texts_is_asked_about(tmp_path, monkeypatc
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(make, parameter, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(bw.SpecError) as caught:
+    with refused(bw.SpecError, parameter=parameter):
         make(bw.DatasetRecipe())
-    assert caught.value.where["parameter"] == parameter
     assert os.listdir(tmp_path) == []
 
 
@@ -181,17 +176,15 @@ def _bake(recipe: bw.DatasetRecipe, **settings):
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones():
-    with pytest.raises(bw.SpecError, match="no format named 'jsnl'") as caught:
+    with refused(bw.SpecError, "'jsnl'", "parquet", parameter="format", remedy="'jsonl'"):
         bw.DatasetRecipe().add_ingredient("a", format="jsnl")
-    assert caught.value.remedy == "'jsonl'"
 
 
 def test_a_where_that_cannot_be_compared_asks_for_a_version():
     lock = threading.Lock()
     recipe = bw.DatasetRecipe()
-    with pytest.raises(bw.SpecError, match=r"cannot tell when where= has changed: it uses a _thread\.lock") as caught:
+    with refused(bw.SpecError, "_thread.lock", function="where=", remedy="version='1'"):
         recipe.add_ingredient(["a"], where=lambda row: lock.locked())
-    assert "version='1'" in caught.value.remedy
     recipe.add_ingredient(["a"], where=lambda row: lock.locked(), version="1")
 
 
@@ -273,25 +266,24 @@ def test_two_ingredients_can_read_one_format_in_two_ways(tmp_path, quiet_bake):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"delimeter": ";"}, "format 'csv' has no option 'delimeter'"),
-        ({"delimiter": object()}, "are not names with text, numbers"),
-        (["delimiter"], "are not names with text, numbers"),
+        ({"delimeter": ";"}, "'delimeter'"),
+        ({"delimiter": object()}, "<object object"),
+        (["delimiter"], "['delimiter']"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_they_are_said(tmp_path, options, message):
+def test_options_that_cannot_be_are_refused_when_they_are_said(tmp_path, options, named):
     recipe = bw.DatasetRecipe()
-    with pytest.raises(bw.SpecError, match=message) as caught:
+    with refused(bw.SpecError, named, parameter="options"):
         recipe.add_ingredient(tmp_path / "a.csv", format="csv", options=options)
-    assert caught.value.where["parameter"] == "options"
     assert recipe.ingredients == []
 
 
 def test_an_option_that_the_format_of_a_file_does_not_have_is_refused_before_anything_is_written(tmp_path, quiet_bake):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl", options={"delimiter": ";"})
-    with pytest.raises(bw.SpecError, match="format 'jsonl' has no option 'delimiter'"):
+    with refused(bw.SpecError, "'jsonl'", "'delimiter'", parameter="options"):
         quiet_bake(recipe.prepare_step(bw.tokenize("bytes")), tmp_path / "x.store")
     assert not (tmp_path / "x.store").exists()
 
@@ -308,8 +300,7 @@ def test_a_file_that_is_changed_while_it_is_read_is_refused(tmp_path):
 
     recipe = bw.DatasetRecipe().add_ingredient(file).prepare_step(writes, version="1")
     recipe.prepare_step(bw.tokenize("bytes"))
-    with pytest.raises(bw.SourceError, match="changed while it was read") as caught:
+    with refused(bw.SourceError, file=file, remedy="bake again"):
         bw.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
-    assert caught.value.where["file"] == str(file)
-    with pytest.raises(bw.StoreError, match="not complete"):
+    with refused(bw.StoreError, folder=tmp_path / "s", remedy="bake"):
         bw.open_store(tmp_path / "s")

@@ -19,6 +19,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.sources.memory import table_rows
+from refusals import refused
 
 QUIET = {"workers": 0, "show_progress": False}
 
@@ -96,10 +97,9 @@ def test_what_was_dropped_is_said_with_its_reasons(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "batchwright"):
         buffer = bw.bake(recipe, on_error="skip", **QUIET)
     assert buffer.to_pydict() == {"n": [2, 3]}
-    assert caplog.messages[-1].splitlines()[:2] == [
-        "a buffer: 2 rows",
-        "  a: 2 of 5 rows kept; dropped: 1 dropped by step 'no fours', 1 malformed row, 1 not where",
-    ]
+    assert caplog.messages[-1].splitlines()[0] == "a buffer: 2 rows"
+    for count in ("2 of 5", "1 dropped by step 'no fours'", "1 malformed row", "1 not where"):
+        assert count in caplog.messages[-1].splitlines()[1]
     assert f"{tmp_path / 'a.jsonl'}, row 2" in caplog.messages[-1]
 
 
@@ -318,9 +318,8 @@ def test_a_malformed_row_that_was_left_out_is_raised_when_that_is_asked_for(tmp_
     (tmp_path / "a.jsonl").write_text('{"n": 1}\nno json\n')
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
     assert len(bw.bake(recipe, tmp_path / "rows", on_error="skip", **QUIET)) == 1
-    with pytest.raises(bw.SourceError, match="malformed row") as caught:
+    with refused(bw.SourceError, "JSON", file=tmp_path / "a.jsonl", line=2):
         bw.bake(recipe, tmp_path / "rows", **QUIET)
-    assert caught.value.where["line"] == 2
     with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [1]}
 
@@ -360,19 +359,16 @@ def test_a_store_of_tokens_is_not_written_into(tmp_path, quiet_bake, version_fil
     tokens = bw.DatasetRecipe().add_ingredient(["a"]).prepare_step(bw.tokenize("bytes"))
     quiet_bake(tokens, tmp_path / "a.store")
     before = version_files(tmp_path / "a.store")
-    with pytest.raises(bw.SpecError, match="is a store of tokens, and this recipe has no tokenize step") as caught:
+    with refused(bw.SpecError, tmp_path / "a.store", parameter="to", remedy="bw.tokenize"):
         quiet_bake(bw.DatasetRecipe().add_ingredient(["a"]), tmp_path / "a.store")
-    assert caught.value.where == {"parameter": "to"}
-    assert "bw.tokenize" in caught.value.remedy
     assert version_files(tmp_path / "a.store") == before
 
 
 def test_a_buffer_that_was_not_baked_is_left_as_it_is(tmp_path):
     with bw.DatasetBuffer(path=tmp_path / "mine") as mine:
         mine.append({"n": 1})
-    with pytest.raises(bw.SpecError, match="is a buffer that was not baked") as caught:
+    with refused(bw.SpecError, tmp_path / "mine", parameter="to", remedy="into=bw.DatasetBuffer"):
         bw.bake(bw.DatasetRecipe().add_ingredient([{"n": 2}]), tmp_path / "mine", **QUIET)
-    assert "into=bw.DatasetBuffer" in caught.value.remedy
     with bw.DatasetBuffer(path=tmp_path / "mine") as mine:
         assert mine.to_pydict() == {"n": [1]}
 
@@ -400,10 +396,8 @@ def test_a_folder_of_other_files_is_left_as_it_is(tmp_path):
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(bake, parameter, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(bw.SpecError) as caught:
+    with refused(bw.SpecError, parameter=parameter):
         bake(bw.DatasetRecipe().add_ingredient(numbered(1)), tmp_path / "rows")
-    assert caught.value.where["parameter"] == parameter
-    assert caught.value.remedy
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -424,13 +418,8 @@ def test_rows_that_do_not_fit_leave_a_folder_as_it_was(tmp_path):
     good = bw.DatasetRecipe().add_ingredient([{"n": 7}], name="one")
     bw.bake(good, tmp_path / "rows", **QUIET)
     bad = bw.DatasetRecipe().add_ingredient([{"n": 1}], name="one").add_ingredient([{"n": "two"}], name="two")
-    with pytest.raises(bw.SampleError) as caught:
+    with refused(bw.SampleError, ingredient="two", file="<memory>", row=0):
         bw.bake(bad, tmp_path / "rows", **QUIET)
-    assert {name: caught.value.where[name] for name in ("ingredient", "file", "row")} == {
-        "ingredient": "two",
-        "file": "<memory>",
-        "row": 0,
-    }
     with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [7]}
         assert bw.bake(good, tmp_path / "rows", **QUIET).number == buffer.number
@@ -438,13 +427,11 @@ def test_rows_that_do_not_fit_leave_a_folder_as_it_was(tmp_path):
 
 def test_a_step_that_returns_no_row_is_refused_with_its_place():
     recipe = bw.DatasetRecipe().add_ingredient(numbered(2)).prepare_step(lambda row: row["n"], name="number")
-    with pytest.raises(bw.SourceError, match="step 'number' returned int, not a row") as caught:
+    with refused(bw.SourceError, "int", step="number", file="<memory>", row=0):
         bw.bake(recipe, **QUIET)
-    assert caught.value.where == {"step": "number", "file": "<memory>", "row": 0}
 
 
 def test_a_recipe_that_drops_everything_says_why():
     recipe = bw.DatasetRecipe().add_ingredient(numbered(3), name="one", where=lambda row: False)
-    with pytest.raises(bw.SourceError, match="no rows: every one was dropped") as caught:
+    with refused(bw.SourceError, dropped="one: 3 not where", remedy="where="):
         bw.bake(recipe, **QUIET)
-    assert caught.value.where == {"dropped": "one: 3 not where"}
