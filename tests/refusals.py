@@ -42,6 +42,6 @@ def refused(
         assert str(places.get(name)) == str(value), f"{name} is {places.get(name)!r} in:\n{text}"
     if not is_ours:
         return
-    assert bool(error.remedy) is bool(remedy), f"the remedy is {error.remedy!r} in:\n{text}"
+    assert bool(error.remedy) is (remedy is not False), f"the remedy is {error.remedy!r} in:\n{text}"
     if isinstance(remedy, str):
         assert remedy in error.remedy, f"{remedy!r} is not in the remedy of:\n{text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from batchwright.rl.advantage import (
     whitening_divisor,
 )
 from batchwright.rl.dialects import DIALECTS, Dialect, dialect
+from refusals import refused
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 needs_numba = pytest.mark.skipif(numba_or_none() is None, reason="numba is not installed, or turned off")
@@ -576,16 +578,14 @@ BROKEN = np.array([[1.0, 1.0, 1.0], [1.0, np.nan, 1.0]])
     ],
 )
 def test_bad_input_is_named_with_a_remedy(call, kind, where, text):
-    with pytest.raises(kind, match=text) as caught:
+    with refused(kind, **where) as caught:
         call()
-    assert where.items() <= caught.value.where.items()
-    assert caught.value.remedy
+    assert re.search(text, caught.value.headline)
 
 
 def test_a_dialect_in_capitals_is_recognised_in_the_remedy():
-    with pytest.raises(SpecError, match="dialect='TRL' is not one of") as caught:
+    with refused(SpecError, "dialect='TRL'", parameter="dialect", remedy="dialect='trl'"):
         dialect("TRL")
-    assert caught.value.remedy == "dialect='trl'"
 
 
 def test_numba_is_not_imported_before_it_is_needed():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.rollouts import read_rollouts
+from refusals import refused
 
 ROW = {"prompt": [1, 2], "response": [3, 4, 5], "reward": 1.0, "group": "g"}
 NAN = math.nan
@@ -371,41 +373,31 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(name: str, held: Calla
     data = held(case.data)
     before = copy.deepcopy(data)
 
-    with pytest.raises(case.error, match=case.says) as caught:
+    with refused(case.error, remedy=case.advises, **case.names) as caught:
         read_rollouts(data, **case.settings)
 
-    assert isinstance(caught.value, bw.BatchwrightError)
-    assert {key: caught.value.where.get(key) for key in case.names} == case.names
-    assert caught.value.remedy is not None
-    assert case.advises in caught.value.remedy
+    assert re.search(case.says, str(caught.value))
     assert repr(data) == repr(before)
 
 
 def test_a_bad_row_of_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text((json.dumps(ROW) + "\n") * 5)
     (tmp_path / "b.jsonl").write_text("\n".join(["", json.dumps(ROW), json.dumps(ROW | {"response": [-1]}), ""]))
-    with pytest.raises(bw.SampleError, match="is -1") as caught:
+    with refused(bw.SampleError, -1, file=tmp_path / "b.jsonl", row=2, line=3):
         read_rollouts(tmp_path / "*.jsonl")
-
-    where = caught.value.where
-    assert (where["file"], where["row"], where["line"]) == (str(tmp_path / "b.jsonl"), 2, 3)
 
 
 def test_a_bad_row_of_a_table_in_pieces_is_named_by_its_number_among_all() -> None:
     table = pa.concat_tables([as_table([ROW, ROW]), as_table([ROW, ROW | {"response": [1, None]}])])
-    with pytest.raises(bw.SampleError, match="number 1 of it is null") as caught:
+    with refused(bw.SampleError, "number 1", "null", row=3, column="response"):
         read_rollouts(table)
-
-    assert caught.value.where["row"] == 3
 
 
 def test_a_line_that_is_not_json_is_named_and_cannot_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps(ROW) + "\n{\n")
-    with pytest.raises(bw.SourceError, match="malformed row") as caught:
+    with refused(bw.SourceError, file=tmp_path / "r.jsonl", line=2) as caught:
         read_rollouts(tmp_path / "r.jsonl")
 
-    assert caught.value.where["line"] == 2
-    assert caught.value.remedy is not None
     assert "skip" not in caught.value.remedy
 
 
@@ -415,26 +407,22 @@ def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
         writer.write_table(table)
     whole = (tmp_path / "r.arrow").read_bytes()
     (tmp_path / "r.arrow").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(bw.SourceError, match="Arrow") as caught:
+    with refused(bw.SourceError, "Arrow", file=tmp_path / "r.arrow"):
         read_rollouts(tmp_path / "r.arrow")
-
-    assert caught.value.where["file"] == str(tmp_path / "r.arrow")
 
 
 @pytest.mark.parametrize(
     ("data", "says", "where"),
     [
-        (ROW, "this is one dict", {"parameter": "rollout_data"}),
-        (7, "a int holds no rollouts", {"parameter": "rollout_data"}),
-        ([ROW, "a response"], "a str is not a rollout", {"row": 1}),
-        ([dict, dict], "a type is not a rollout", {"row": 0}),
+        (ROW, "one dict", {"parameter": "rollout_data"}),
+        (7, "a int", {"parameter": "rollout_data"}),
+        ([ROW, "a response"], "a str", {"row": 1}),
+        ([dict, dict], "a type", {"row": 0}),
     ],
     ids=["one rollout", "a number", "text among rows", "classes"],
 )
 def test_what_is_no_rollout_at_all_is_a_type_error(data: Any, says: str, where: dict[str, Any]) -> None:
-    with pytest.raises(bw.SampleTypeError, match=says) as caught:
+    with refused(bw.SampleTypeError, says, **where) as caught:
         read_rollouts(data)
 
     assert isinstance(caught.value, TypeError)
-    assert where.items() <= caught.value.where.items()
-    assert caught.value.remedy
