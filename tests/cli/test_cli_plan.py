@@ -48,7 +48,7 @@ def test_sources_that_are_read_over_four_times_are_marked(store, succeeds):
 
 def test_an_endless_mixture_says_what_would_end_it_and_when_each_source_was_read_once(store, succeeds):
     text = succeeds("plan", store, "--chunk-size", "16", "--weights", "web=.7,code=.3").out
-    assert "no end: --num-tokens, --num-rows or --stop gives it one" in text
+    assert "--num-tokens, --num-rows or --stop" in text
     assert "once by step" in text
 
 
@@ -59,7 +59,7 @@ def test_no_settings_list_the_plans_kept(store, plan, succeeds):
 
 
 def test_a_store_without_plans_says_so(own_store, succeeds):
-    assert "no plans are kept" in succeeds("plan", own_store).out
+    assert "no plans" in succeeds("plan", own_store).out
 
 
 def test_a_plan_kept_is_described(store, plan, succeeds):
@@ -85,7 +85,7 @@ def test_a_plan_that_no_loader_could_run_is_not_saved(store, tmp_path, refuses):
 def test_save_does_not_overwrite_another_plan(store, tmp_path, succeeds, refuses):
     command = ["plan", store, "--save", tmp_path / "mine.json", "--chunk-size"]
     succeeds(*command, "24")
-    assert "holds another plan" in refuses(*command, "25")
+    assert "mine.json" in refuses(*command, "25")
 
 
 # Rows of whole documents
@@ -151,14 +151,14 @@ def test_a_plan_that_is_kept_says_the_same_of_its_documents(chat_store, succeeds
     [
         (["--chunk-size", "64"], "--max-length 2048"),
         (["--seed", "1"], "--max-length 2048"),
-        (["--max-length", "1"], "max_length must be at least 2"),
+        (["--max-length", "1"], "max_length=2"),
         (["--max-length", "20"], "48 over length"),
         (["--max-length", "120", "--loss", "asistant"], "'assistant'"),
         (["--max-length", "120", "--packing", "best"], "'best_fit'"),
-        (["--max-length", "120", "--packing", "web=best_fit"], "no source is named 'web'"),
-        (["--max-length", "120", "--pad", "9999"], "outside the vocabulary"),
-        (["--max-length", "120", "--no-recut"], "leave out --no-recut"),
-        (["--max-length", "100", "--truncation", "raise"], "have more than max_length=100 tokens"),
+        (["--max-length", "120", "--packing", "web=best_fit"], "'web'"),
+        (["--max-length", "120", "--pad", "9999"], "9999"),
+        (["--max-length", "120", "--no-recut"], "--no-recut"),
+        (["--max-length", "100", "--truncation", "raise"], "max_length=100"),
         (["--max-length", "100", "--truncation", "drop_oldest"], "keep_newest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -170,22 +170,22 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-length", "64"], "--max-length means nothing here"),
-        (["--chunk-size", "16", "--loss", "last"], "--loss means nothing here"),
-        (["--chunk-size", "16", "--pad", "0"], "pad= is for packing="),
-        (["--chunk-size", "16", "--packing", "best_fit", "--pad", "x"], "--pad x is no id"),
-        (["--chunk-size", "x"], "'x' is not a whole number"),
-        (["--chunk-size", "0"], "chunk_size must be at least 1"),
-        (["--chunk-size", "16", "--batch-size", "0"], "batch_size must be at least 1"),
-        (["--chunk-size", "16", "--batch-size", "1e6"], "is more than an epoch"),
+        (["--max-length", "64"], "--max-length"),
+        (["--chunk-size", "16", "--loss", "last"], "--loss"),
+        (["--chunk-size", "16", "--pad", "0"], "packing="),
+        (["--chunk-size", "16", "--packing", "best_fit", "--pad", "x"], "--pad x"),
+        (["--chunk-size", "x"], "'x'"),
+        (["--chunk-size", "0"], "chunk_size=1"),
+        (["--chunk-size", "16", "--batch-size", "0"], "batch_size=1"),
+        (["--chunk-size", "16", "--batch-size", "1e6"], "batch_size=1000000"),
         (["--chunk-size", "16", "--weights", "web=.7,cod=.3"], "'code'"),
-        (["--chunk-size", "16", "--weights", "web=.7,code"], "'code' is not NAME=WEIGHT"),
+        (["--chunk-size", "16", "--weights", "web=.7,code"], "NAME=WEIGHT"),
         (["--chunk-size", "16", "--weights", "web=0"], "weight"),
         (["--chunk-size", "16", "--num-tokens", "1e9"], "weights="),
-        (["--chunk-size", "16", "--epochs", "0"], "epochs must be at least 1"),
+        (["--chunk-size", "16", "--epochs", "0"], "epochs=1"),
         (["--seed", "1"], "--chunk-size 2048"),
-        (["--save", "x.json"], "--save which plan?"),
-        (["dead"], "no plan dead is kept"),
+        (["--save", "x.json"], "--save"),
+        (["dead"], "plan dead"),
         (["no.json"], "no plan at"),
         (["/"], "Is a directory"),
     ],
@@ -199,7 +199,7 @@ def test_an_altered_plan_file_is_refused(store, plan, tmp_path, refuses):
     body = json.loads((store / "plans" / f"{plan}.json").read_text())
     body["plan"]["seed"] += 1
     (tmp_path / "altered.json").write_text(json.dumps(body))
-    assert "was changed after it was written" in refuses("plan", store, tmp_path / "altered.json")
+    assert "altered.json" in refuses("plan", store, tmp_path / "altered.json")
 
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])

@@ -64,14 +64,14 @@ def test_trace_of_a_file_looks_as_far_as_it_is_told(store, plan, succeeds):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--step", "-1"], "step -1 does not exist"),
-        (["--step", "x"], "'x' is not a whole number"),
-        (["--position", "-4"], "position -4 does not exist"),
-        (["--file", "c.jsonl"], "c.jsonl is not a file of this store"),
-        (["--step", "1", "--row", "2"], "--row belongs to --file"),
-        (["--step", "1", "--world-size", "0"], "world_size must be at least 1"),
+        (["--step", "-1"], "step -1"),
+        (["--step", "x"], "'x'"),
+        (["--position", "-4"], "position -4"),
+        (["--file", "c.jsonl"], "c.jsonl"),
+        (["--step", "1", "--row", "2"], "--row"),
+        (["--step", "1", "--world-size", "0"], "world_size=1"),
         ([], "--step --position --file"),
-        (["--step", "1", "--position", "2"], "not allowed with argument"),
+        (["--step", "1", "--position", "2"], "--position"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -83,7 +83,7 @@ def test_a_plan_that_runs_cut_differently_asks_for_the_batch_size(own_store, ref
     for rows in (4, 8):
         loader = bw.PretrainDataLoader(own_store, chunk_size=16, batch_size=rows, framework="numpy")
     text = refuses("trace", own_store, loader.plan.fingerprint, "--step", "1")
-    assert "batches of 4, 8 rows by different runs" in text
+    assert "4, 8 rows" in text
     shown = succeeds("trace", own_store, loader.plan.fingerprint, "--step", "1", "--batch-size", "8", "--json").json
     assert shown["records"][0]["position"] == 8
 
@@ -113,7 +113,7 @@ def test_digest_of_each_step_comes_before_that_of_all(store, plan, succeeds):
 
 @pytest.mark.parametrize(
     ("steps", "said"),
-    [("9-3", "steps 9-3 run backwards"), ("x", "is not a range of steps"), ("-1", "--steps")],
+    [("9-3", "9-3"), ("x", "'x'"), ("-1", "--steps")],
 )
 def test_digest_refuses_steps_that_do_not_exist(steps, said, store, plan, refuses):
     assert said in refuses("digest", store, plan, "--steps", steps)
