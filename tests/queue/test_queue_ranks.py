@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_jobs import BATCH, FILE_ROWS, Run, consume, ids_below, provide
-
-SEED = int(os.environ.get("BATCHWRIGHT_FAULT_SEED", "1"))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    started = Run(tmp_path, SEED)
-    started.start(provide, "p", pause_seconds=0)
-    yield started
-    started.close()
+from queue_jobs import BATCH, FILE_ROWS, Run, ids_below
 
 
 def start_ranks(
     run: Run, world_size: int, *, prefix: str = "r", batch_size: int | None = None, **job: Any
 ) -> list[str]:
+    if not run.providers:
+        run.provide("p", pause_seconds=0)
     names = [f"{prefix}{rank}" for rank in range(world_size)]
     for rank, name in enumerate(names):
-        settings = {"rank": rank, "world_size": world_size, "batch_size": batch_size}
-        run.start(consume, name, settings=settings, **job)
+        run.consume(name, settings={"rank": rank, "world_size": world_size, "batch_size": batch_size}, **job)
     return names
 
 
@@ -40,18 +28,18 @@ def global_order(run: Run, names: list[str]) -> list[int]:
     return [id for step in steps for ids in step for id in ids]
 
 
-def stop(run: Run, names: list[str]) -> None:
-    """End ranks where each of them is, as a preempted job ends."""
-    for name in names:
-        run.kill(name)
+def steps_of(run: Run, name: str, pid: int) -> list[int]:
+    """The steps of three ranks in which a process was handed a batch."""
+    every = ids_below(run.last_file() + 1)
+    return [every.index(line["ids"][0]) // (3 * BATCH) for line in run.handed(name) if line["pid"] == pid]
 
 
 @pytest.mark.parametrize("batch_size", [None, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_together_are_handed_the_one_order(run: Run, world_size: int, batch_size: int | None) -> None:
     names = start_ranks(run, world_size, batch_size=batch_size)
-    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in names))
-    end = run.finish(*names, more_files=3)
+    run.wait_for_batches(3, *names)
+    end = run.come_to_an_end(*names, more_files=3)
 
     together = global_order(run, names)
     whole = min(len(run.handed(name)) for name in names) * world_size * (batch_size or BATCH)
@@ -69,19 +57,19 @@ def place(state: dict[str, Any]) -> int:
 @pytest.mark.parametrize("after", [2, 3, 6])
 def test_the_state_of_four_ranks_goes_on_with_another_number_of_them(run: Run, after: int) -> None:
     names = start_ranks(run, 4, save_every=5)
-    states = [run.folder / f"{name}.state" for name in names]
+    states = [run.state(name) for name in names]
     run.wait_for("states", lambda: all(path.exists() for path in states))
-    stop(run, names)
+    run.kill(*names)
     state = min(
         (json.loads(path.read_text()) for path in states), key=lambda s: (s["train"]["file"], s["train"]["batch"])
     )
     begins = state["train"]["file"] * FILE_ROWS + state["train"]["batch"] * BATCH
     assert begins % (4 * 5 * BATCH) == 0  # whole steps of all ranks, and the same for each
     for rank in range(after):
-        (run.folder / f"s{rank}.state").write_text(json.dumps(state))
+        run.state(f"s{rank}").write_text(json.dumps(state))
     others = start_ranks(run, after, prefix="s", save_every=1000)
-    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in others))
-    end = run.finish(*others, more_files=3)
+    run.wait_for_batches(3, *others)
+    end = run.come_to_an_end(*others, more_files=3)
 
     together = global_order(run, others)
     whole = min(len(run.handed(name)) for name in others) * after * BATCH
@@ -91,11 +79,11 @@ def test_the_state_of_four_ranks_goes_on_with_another_number_of_them(run: Run, a
 @pytest.mark.parametrize("after", [4, 2])
 def test_ranks_that_are_all_killed_lose_nothing_where_they_start_again_without_a_state(run: Run, after: int) -> None:
     names = start_ranks(run, 4)
-    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 6 for name in names))
-    stop(run, names)
+    run.wait_for_batches(7, *names)
+    run.kill(*names)
     others = start_ranks(run, after, prefix="s")
-    run.wait_for("steps of all", lambda: all(len(run.handed(name)) > 2 for name in others))
-    end = run.finish(*others, more_files=3)
+    run.wait_for_batches(3, *others)
+    end = run.come_to_an_end(*others, more_files=3)
 
     steps_before = min(len(run.handed(name)) for name in names)
     together = global_order(run, others)
@@ -105,19 +93,45 @@ def test_ranks_that_are_all_killed_lose_nothing_where_they_start_again_without_a
     assert together[:whole] == ids_below(end + 9)[begins : begins + whole], run.told()
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_killed_rank_is_handed_at_most_its_last_batch_again(run: Run, times: int) -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_while_another_reads_is_handed_at_most_its_last_batch_again(run: Run, times: int) -> None:
     names = start_ranks(run, 3, pause_seconds=0.01)
-    run.disturb(names, times, signal.SIGKILL, signal.SIGTERM, longest_seconds=0.06)
-    end = run.finish(*names, more_files=3)
+    run.wait_for_batches(1, "r2")
+    run.disturb(["r0", "r1"], times, signal.SIGKILL, signal.SIGTERM, longest_seconds=0.06)
+    run.wait_for_batches(1, *names)
+    end = run.come_to_an_end(*names, more_files=3)
 
-    num_repeats = 0
+    assert run.num_repeats(end) <= times
+    every = ids_below(end + 9)
     for rank, name in enumerate(names):
         batches = [line["ids"] for line in run.handed(name)]
         kept = [ids for ids, following in itertools.zip_longest(batches, batches[1:]) if ids != following]
-        num_repeats += len(batches) - len(kept)
-        every = ids_below(end + 9)
         mine = [every[at : at + BATCH] for at in range(rank * BATCH, len(every), 3 * BATCH)]
         assert kept == mine[: len(kept)], f"{name}\n{run.told()}"
-    assert num_repeats <= times
+    run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_ranks_that_are_all_dead_at_once_go_on_where_the_slowest_was_and_count_what_comes_again(
+    run: Run, times: int
+) -> None:
+    names = start_ranks(run, 3)
+    begins = [0]
+    for _ in range(times):
+        run.wait_for_batches(run.chance.randrange(1, 6), *names)
+        run.pause(0.05)
+        run.kill(*names)
+        slowest = min(steps_of(run, name, run.pid(name))[-1] for name in names)
+        run.start_again(*names)
+        run.wait_for_batches(1, *names)
+        (begin,) = {steps_of(run, name, run.pid(name))[0] for name in names}
+        assert begin in (slowest, slowest + 1), f"{begins}\n{run.told()}"
+        begins.append(begin)
+    end = run.come_to_an_end(*names, more_files=3)
+
+    run.num_repeats(end)
+    for name in names:
+        pids = list(dict.fromkeys(line["pid"] for line in run.handed(name)))
+        for begin, steps in zip(begins, (steps_of(run, name, pid) for pid in pids), strict=True):
+            assert steps == [*range(begin, begin + len(steps))], f"{name}\n{run.told()}"
     run.check_nothing_is_left()
