@@ -26,9 +26,10 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -50,6 +51,15 @@ def wait_for(what: str, look: Callable[[], T], told: Callable[[], str] = str) ->
         assert time.monotonic() < until, f"no {what} after {SECONDS:.0f} s\n{told()}"
         time.sleep(0.005)
     return found
+
+
+@contextmanager
+def no_thread_left() -> Iterator[None]:
+    """Threads that the block starts have ended after it."""
+    before = set(threading.enumerate())
+    yield
+    new = lambda: set(threading.enumerate()) - before
+    wait_for("end of threads", lambda: not new(), lambda: str(new()))
 
 
 def is_running(pid: int) -> bool:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.store import verify_store
+from harness import wait_for
 
 GOOD = "".join(json.dumps({"text": f"document {n}", "url": f"http://{n}"}) + "\n" for n in range(20))
 
@@ -453,11 +453,8 @@ def _bake_that_waits(world: World, to: Path) -> subprocess.Popen[bytes]:
     seen = world.folder / f"{to.name}.seen"
     process = subprocess.Popen([sys.executable, "-c", WAITING, world.raw, to, seen], env=_environment())
     world.ends += [process.kill, process.wait]
-    deadline = time.monotonic() + 60
-    while not seen.exists():
-        assert process.poll() is None, "the other bake ended"
-        assert time.monotonic() < deadline, "the other bake did not begin"
-        time.sleep(0.01)
+    wait_for("beginning of the other bake", lambda: seen.exists() or process.poll() is not None)
+    assert process.poll() is None, "the other bake ended"
     return process
 
 

@@ -183,7 +183,7 @@ def test_a_rank_that_dies_is_named():
         os.kill(os.getpid(), signal.SIGTERM)
 
     with Worker(die, doing="of this test") as rank, pytest.raises(_RankError, match="killed by signal 15"):
-        _Crew([rank], 60).step()
+        _Crew([rank], 240).step()
 
 
 def test_an_uninterrupted_run_that_fails_is_an_error_of_its_own(small_store, plan):

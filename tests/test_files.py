@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from batchwright.files import (
     unused,
     write_whole,
 )
+from harness import stand_still
 
 
 def test_a_file_is_written_whole_and_nothing_else_is_left(tmp_path):
@@ -76,59 +75,42 @@ def test_temporary_names_are_hidden_unique_and_known(tmp_path):
     assert not is_part(".lock")
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from batchwright.files import exclusive, shared
-if sys.argv[1] == "exclusive":
-    with exclusive(Path(sys.argv[2]), doing="baking into"):
-        print("held", flush=True)
-        time.sleep(600)
-descriptor = shared(Path(sys.argv[2]))
-print("held", flush=True)
-time.sleep(600)
-"""
+def hold_exclusive(path: Path) -> None:
+    with exclusive(path, doing="baking into"):
+        stand_still(held=True)
+
+
+def hold_shared(path: Path) -> None:
+    descriptor = shared(path)
+    stand_still(held=descriptor >= 0)
 
 
 @pytest.fixture
-def hold():
-    """Another process that holds a lock until it is killed."""
-    started = []
+def hold(processes):
+    """hold(job, path): another process, "other", that holds a lock until it is killed. Its id."""
 
-    def start(kind: str, path: Path) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, kind, str(path)],
-            env={**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        return process
+    def start(job: Callable[[Path], None], path: Path) -> int:
+        processes.start("other", job, path)
+        processes.wait_until_said("other", held=True)
+        return processes.pid("other")
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 def test_a_second_writer_is_told_who_the_first_is(tmp_path, hold):
-    other = hold("exclusive", tmp_path / ".lock")
+    other = hold(hold_exclusive, tmp_path / ".lock")
     with (
         pytest.raises(bw.BusyError, match=f"another process is baking into {tmp_path}") as caught,
         exclusive(tmp_path / ".lock", doing="baking into"),
     ):
         pass
-    assert caught.value.where["process"] == f"pid {other.pid}"
+    assert caught.value.where["process"] == f"pid {other}"
     assert "wait for it" in caught.value.remedy
 
 
-def test_the_lock_ends_with_its_process_however_it_ends(tmp_path, hold):
-    other = hold("exclusive", tmp_path / ".lock")
-    other.send_signal(signal.SIGKILL)
-    other.wait()
+def test_the_lock_ends_with_its_process_however_it_ends(tmp_path, hold, processes):
+    hold(hold_exclusive, tmp_path / ".lock")
+    processes.kill("other")
     with exclusive(tmp_path / ".lock", doing="baking into"):
         assert (tmp_path / ".lock").read_text() == f"pid {os.getpid()}"
 
@@ -140,16 +122,15 @@ def test_a_lock_is_free_again_after_an_error(tmp_path):
         pass
 
 
-def test_a_file_is_in_use_while_any_process_says_so(tmp_path, hold):
+def test_a_file_is_in_use_while_any_process_says_so(tmp_path, hold, processes):
     path = tmp_path / "manifest.json"
     path.write_text("")
     assert not is_in_use(path)
     mine = shared(path)
-    other = hold("shared", path)
+    hold(hold_shared, path)
     os.close(mine)
     assert is_in_use(path)
-    other.kill()
-    other.wait()
+    processes.kill("other")
     assert not is_in_use(path)
 
 
@@ -168,7 +149,7 @@ def test_who_comes_while_a_file_is_removed_finds_it_gone(tmp_path):
         assert free
         reader = threading.Thread(target=come)
         reader.start()
-        reader.join(timeout=0.2)
+        reader.join(timeout=0.2)  # for it to come, if it did not wait
         assert found == []  # it waits
         path.unlink()
     reader.join()

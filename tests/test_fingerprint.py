@@ -85,7 +85,7 @@ def test_names_are_the_same_in_every_process(tmp_path):
             [sys.executable, script],
             env={**environment, "PYTHONHASHSEED": seed},
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=True,
         ).stdout
         for seed in ("1", "2", "random")

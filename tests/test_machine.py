@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import mmap
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 import batchwright as bw
 from batchwright import machine
+from harness import SECONDS
 
 SOURCE = Path(bw.__file__).parent
 
@@ -41,7 +43,7 @@ assert machine.anonymous_bytes() > 1_000_000 and machine.cpu_count() >= 1
 def run_core(to: Path, portable: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "BATCHWRIGHT_PORTABLE": portable}
     done = subprocess.run(
-        [sys.executable, "-c", CORE, str(to)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CORE, str(to)], env=environment, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -101,7 +103,7 @@ def test_shared_memory_is_shared_and_has_no_name(tmp_path, monkeypatch):
     descriptor = machine.shared_memory(5000)
     try:
         code = f"import mmap; m = mmap.mmap({descriptor}, 5000); m[4990:4995] = b'hello'"
-        subprocess.run([sys.executable, "-c", code], pass_fds=[descriptor], timeout=60, check=True)
+        subprocess.run([sys.executable, "-c", code], pass_fds=[descriptor], timeout=SECONDS, check=True)
         with mmap.mmap(descriptor, 5000) as memory:
             assert memory[4990:4995] == b"hello"
     finally:
@@ -119,7 +121,9 @@ def test_a_process_counts_the_cpus_it_may_use():
 def test_affinity_limits_the_cpus_that_are_counted():
     code = "import os; os.sched_setaffinity(0, {0}); from batchwright.machine import cpu_count; print(cpu_count())"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.stdout == "1\n"
 
 
@@ -222,7 +226,7 @@ def told(monkeypatch):
 
 
 def wait_for(watch: machine.FolderWatch, is_there) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while not is_there():
         if time.monotonic() > deadline:
             return False
@@ -236,7 +240,7 @@ def test_a_waiting_thread_finds_a_file_that_another_process_brings(tmp_path):
     with machine.FolderWatch(tmp_path) as watch:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
         assert wait_for(watch, (tmp_path / "a").exists)
-        assert process.wait(30) == 0
+        assert process.wait(SECONDS) == 0
 
 
 @only_where_linux_tells
@@ -260,8 +264,8 @@ def test_a_wait_ends_when_something_changes(tmp_path, change):
         }
         threading.Timer(0.05, changes[change]).start()
         began = time.monotonic()
-        assert watch.wait(20)
-        assert time.monotonic() - began < 15
+        assert watch.wait(2 * SECONDS)
+        assert time.monotonic() - began < SECONDS
 
 
 @only_where_linux_tells
@@ -302,8 +306,8 @@ def test_the_end_of_a_process_that_holds_a_file_open_for_writing_is_a_change(tmp
         watch.wait(0)
         process.send_signal(signal.SIGKILL)
         began = time.monotonic()
-        assert watch.wait(20)
-        assert time.monotonic() - began < 15
+        assert watch.wait(2 * SECONDS)
+        assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.usefixtures("half")
@@ -351,18 +355,18 @@ def test_a_folder_renamed_further_up_ends_a_wait_that_has_begun(tmp_path, monkey
     with machine.FolderWatch(folder) as watch:
         threading.Timer(0.05, (tmp_path / "above").rename, [tmp_path / "moved"]).start()
         began = time.monotonic()
-        assert watch.wait(20)
-        assert time.monotonic() - began < 15
+        assert watch.wait(2 * SECONDS)
+        assert time.monotonic() - began < SECONDS
 
 
 @pytest.mark.usefixtures("half")
 def test_waiting_costs_hardly_any_cpu(tmp_path):
     with machine.FolderWatch(tmp_path, tmp_path / "missing") as watch:
-        began, cpu_began, num_waits = time.monotonic(), time.process_time(), 0
+        began, cpu_began, num_waits = time.monotonic(), time.thread_time(), 0
         while time.monotonic() - began < 0.5:
             watch.wait(0.5)
             num_waits += 1
-    assert time.process_time() - cpu_began < 0.1
+    assert time.thread_time() - cpu_began < 0.2 * (time.monotonic() - began)
     assert num_waits < 30  # 1, 2, 4, ... 50 ms
 
 
@@ -370,10 +374,10 @@ def test_waiting_costs_hardly_any_cpu(tmp_path):
 @pytest.mark.usefixtures("told")
 def test_nothing_happens_while_nothing_changes(tmp_path):
     with machine.FolderWatch(tmp_path) as watch:
-        began, cpu_began = time.monotonic(), time.process_time()
+        began, cpu_began = time.monotonic(), time.thread_time()
         assert not watch.wait(0.3)
         assert time.monotonic() - began >= 0.3
-        assert time.process_time() - cpu_began < 0.05
+        assert time.thread_time() - cpu_began < 0.2 * (time.monotonic() - began)
 
 
 def test_the_portable_half_naps_longer_and_longer_until_reset_or_a_change(tmp_path, monkeypatch):
@@ -416,7 +420,7 @@ def test_wake_ends_a_wait_from_another_thread(tmp_path):
     with machine.FolderWatch(tmp_path) as watch:
         for _ in range(70_000):  # nobody waits: it neither blocks nor adds up
             watch.wake()
-        assert watch.wait(20)
+        assert watch.wait(2 * SECONDS)
         stop = threading.Event()
         threading.Timer(0.05, lambda: (stop.set(), watch.wake())).start()
         assert wait_for(watch, stop.is_set)
@@ -430,8 +434,8 @@ def test_wake_in_a_signal_handler_ends_the_wait_of_its_own_thread(tmp_path):
         try:
             threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1]).start()
             began = time.monotonic()
-            assert watch.wait(20)
-            assert time.monotonic() - began < 15
+            assert watch.wait(2 * SECONDS)
+            assert time.monotonic() - began < SECONDS
         finally:
             signal.signal(signal.SIGUSR1, before)
 
@@ -442,10 +446,10 @@ def test_a_watch_closed_by_another_thread_ends_the_wait_with_no(tmp_path, monkey
     watch = machine.FolderWatch(tmp_path)
     threading.Timer(0.05, watch.close).start()
     began = time.monotonic()
-    while watch.wait(20):  # the portable half says yes until it is closed
-        assert time.monotonic() - began < 15
-    assert time.monotonic() - began < 15
-    assert not watch.wait(20)
+    while watch.wait(2 * SECONDS):  # the portable half says yes until it is closed
+        assert time.monotonic() - began < SECONDS
+    assert time.monotonic() - began < SECONDS
+    assert not watch.wait(2 * SECONDS)
     watch.wake()
     watch.close()
     assert watch._descriptors == []
@@ -454,12 +458,13 @@ def test_a_watch_closed_by_another_thread_ends_the_wait_with_no(tmp_path, monkey
 @only_where_linux_tells
 @pytest.mark.usefixtures("half")
 def test_no_descriptor_is_left_open(tmp_path):
-    before = os.listdir("/proc/self/fd")
+    gc.collect()  # files of tests before this one
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with machine.FolderWatch(tmp_path, tmp_path / "missing") as watch:
             watch.wait(0)
         machine.FolderWatch(tmp_path)  # forgotten, never closed
-    assert os.listdir("/proc/self/fd") == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 FORKED = """
@@ -494,4 +499,4 @@ assert watch.wait(0), "the child closed the parent's watch"
 @pytest.mark.usefixtures("told")
 def test_a_forked_child_takes_nothing_from_its_parent(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], env=environment, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], env=environment, timeout=SECONDS, check=True)

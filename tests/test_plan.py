@@ -276,7 +276,7 @@ def test_runs_that_open_at_once_are_all_recorded(tmp_path, own_store):
     environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
     command = [sys.executable, "-c", code, str(own_store)]
     runs = [subprocess.Popen([*command, str(batch_size)], env=environment) for batch_size in range(1, 7)]
-    assert [run.wait(timeout=60) for run in runs] == [0] * 6
+    assert [run.wait(timeout=240) for run in runs] == [0] * 6
     plan = bw.PretrainDataLoader(own_store, chunk_size=9, batch_size=1).plan
     kept = Plan.load(own_store / "plans" / f"{plan.fingerprint}.json")
     assert sorted(run[0][2] for run in kept.runs) == [1, 2, 3, 4, 5, 6]

@@ -11,6 +11,7 @@ import pytest
 
 from batchwright.adapters.jax import JaxBlocks  # where one is missing, this says what to install
 from batchwright.adapters.mlx import MlxBlocks
+from harness import wait_for
 
 BLOCKS = {"jax": JaxBlocks, "mlx": MlxBlocks}
 MODULES = {"jax": "jaxlib", "mlx": "mlx"}
@@ -172,7 +173,7 @@ def test_a_converted_batch_copies_and_pickles_whole(opened, values, framework, a
 @every_framework
 @pytest.mark.parametrize("ahead", ["", "prefetch"])
 def test_where_a_conversion_fails_no_batch_and_no_thread_is_left_over(opened, values, monkeypatch, framework, ahead):
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     loader, expected = opened(framework, **AHEAD[ahead]), opened("numpy")
     assert values(loader.get_batch()) == values(expected.get_batch())
     before = loader.state_dict()
@@ -185,7 +186,7 @@ def test_where_a_conversion_fails_no_batch_and_no_thread_is_left_over(opened, va
         with pytest.raises(MemoryError, match="the device is full") as kept:  # an error keeps what was under way
             loader.get_batch()
     assert kept.tb is not None
-    assert threading.active_count() == threads
+    wait_for("end of threads", lambda: set(threading.enumerate()) <= threads)
     assert loader.state_dict() == before
     assert values(loader.get_batch()) == values(expected.get_batch())
     loader.reset()

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_convert
 
 from batchwright.errors import PlanError, SpecError
 from batchwright.types import TrainingBatch
+from harness import wait_for
 from refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
@@ -214,7 +215,7 @@ def test_leaving_a_pass_early_leaves_no_worker_behind(opened):
     next(batches)
     assert len(set(multiprocessing.active_children()) - before) == 2
     del batches
-    assert set(multiprocessing.active_children()) <= before
+    wait_for("end of the workers", lambda: set(multiprocessing.active_children()) <= before)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Run:
             env={**os.environ, "PYTHONPATH": source, **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done

@@ -63,7 +63,7 @@ bw.bake(recipe, {str(to)!r})
 assert "pyarrow" not in sys.modules and "tokenizers" not in sys.modules, "imported"
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, f"{to}: up to date (3 documents, 11 tokens)\n")
 
 

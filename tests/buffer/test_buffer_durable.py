@@ -297,7 +297,7 @@ if not os.fork():
             print("refused", flush=True)
     print(len(buffer), flush=True)
     os.write(go, b".")
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
 os.read(ready, 1)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -305,7 +305,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             lines = [process.stdout.readline().decode().strip() for _ in range(5)]
-            assert process.wait(20) == -9
+            assert process.wait(240) == -9
             assert lines == ["refused"] * 4 + ["6"]
             with opened(folder) as buffer:
                 assert len(buffer) == 6
@@ -369,7 +369,7 @@ print("works after", state_of(bw.DatasetBuffer(path={folder!r})) == after)
 
 def test_a_full_disk_ends_the_call_and_the_buffer_is_as_it_was(tmp_path):
     script = FULL.format(here=str(Path(__file__).parent), folder=str(tmp_path / "b"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         *(

@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from inspect import CO_GENERATOR
@@ -20,6 +19,7 @@ import pytest
 import batchwright as bw
 from batchwright.buffer.view import View
 from batchwright.errors import SampleError, SpecError, StoreError
+from harness import is_running, wait_for
 from refusals import refused
 
 Step = Callable[[bw.DatasetBuffer], object]
@@ -152,15 +152,13 @@ def test_a_fork_while_another_thread_appends_can_read_the_buffer() -> None:
         thread.join()
 
 
-def exit_code(child: int, limit_s: float = 20) -> int:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def exit_code(child: int) -> int:
+    try:
+        wait_for("end of the child", lambda: not is_running(child))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    return os.waitstatus_to_exitcode(status)
 
 
 def test_a_relative_path_means_the_same_folder_when_the_current_one_changes(

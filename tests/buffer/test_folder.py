@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from batchwright.buffer.folder import POINTER, BufferFolder
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
 from batchwright.journal import read_records
+from harness import say
 from refusals import refused
 from test_journal import in_child
 
@@ -442,37 +440,32 @@ def test_a_reader_sees_whole_states_while_checkpoints_replace_each_other(folder)
 # kill -9
 
 
-def write_until_killed(path: Path, answers: int) -> None:
-    """Changes 1, 2, 3, ..., each told to `answers` once it is written; a checkpoint after every third."""
+def write_until_killed(path: Path) -> None:
+    """Changes 1, 2, 3, ..., each said once it is written; a checkpoint after every third."""
     folder = BufferFolder.create_or_open(path)
     numbers = numbers_in(path)
     while True:
         numbers.append(len(numbers) + 1)
         folder.journal.write(numbers[-1], b"x" * (numbers[-1] % 5000))
-        os.write(answers, f"{numbers[-1]}\n".encode())
+        say(number=numbers[-1])
         if numbers[-1] % 3 == 0:
             folder.write_checkpoint(numbers[-1], {"numbers": numbers})
 
 
-def test_kill_9_at_random_moments_loses_no_change_that_was_written(tmp_path):
-    path, draw = tmp_path / "buffer", random.Random(3)
-    for _ in range(15):
-        answers, told = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                write_until_killed(path, told)
-            finally:
-                os._exit(1)
-        os.close(told)
-        with open(answers) as lines:
-            acknowledged = int(lines.readline())
-            time.sleep(draw.uniform(0, 0.03))
-            os.kill(pid, signal.SIGKILL)
-            assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-            acknowledged = max([acknowledged, *map(int, lines.read().split())])
+@pytest.mark.parametrize("kills", [5, pytest.param(25, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments_loses_no_change_that_was_written(processes, tmp_path, kills):
+    path = tmp_path / "buffer"
+    processes.start("writer", write_until_killed, path)
+    for _ in range(kills):
+        before = len(processes.said("writer"))
+        processes.wait_for_lines(["writer"], before + processes.chance.randint(4, 10))  # a checkpoint is among them
+        processes.pause(0.03)
+        processes.kill("writer")
+        acknowledged = processes.said("writer")[-1]["number"]
         found = numbers_in(path)
         assert found == list(range(1, len(found) + 1))
         assert len(found) in (acknowledged, acknowledged + 1)
+        processes.start_again("writer")
+    processes.kill("writer")
     BufferFolder.create_or_open(path).close()
     assert len(files(path)) <= 4  # nothing is left of those that were killed

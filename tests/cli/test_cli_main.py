@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import batchwright as bw
 from batchwright.cli.main import VERBS
+from harness import descendants, wait_for
 
 HEAVY = ("numpy", "pyarrow", "torch", "rich", "tokenizers", "cloudpickle", "transformers")
 
@@ -193,7 +193,8 @@ def test_an_interrupt_ends_it_with_one_line(store, plan, environment):
         assert process.stderr is not None
         while not process.stdout.readline().startswith("  1 "):
             pass
-        time.sleep(0.1)  # the first leg is over, and the ranks of the second are starting
+        # The first leg is over, and the ranks of the second are starting.
+        wait_for("ranks", lambda: descendants(process.pid) or sys.platform != "linux")
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr.read() == "batchwright: interrupted\n"
     assert process.returncode == 130

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,9 @@ from typing import Any
 import pytest
 
 from batchwright.cli.run import _launch
-from batchwright.machine import is_alive
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.members import Census
-
-SECONDS = 30.0
-"""For what takes a second on an idle machine."""
+from harness import SECONDS, is_running, wait_for
 
 CONFIG = "dataset = 'toy'\nbatch_size = 2\nblock_size = 3\nlevel = 1\nbatches_per_file = 2\nlearning_rate = 0.1\n"
 
@@ -70,21 +66,6 @@ def let_batches(project: Path, statement: str) -> None:
     file.write_text(PROVIDER.replace("...  # what a test adds", statement))
 
 
-def until(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (answer := found()):
-        assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s for {what}"
-        time.sleep(0.02)
-    return answer
-
-
-def is_running(pid: int) -> bool:
-    """Alive, and not only waiting for somebody to collect it."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return not Path("/proc").is_dir() and is_alive(pid)
-
-
 @pytest.fixture
 def started(project, environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """started("run", "config.py"): the command line in a process group of its own, as a shell would start it."""
@@ -120,7 +101,7 @@ def providers_of(project: Path) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_prepare_makes_files_until_a_signal_and_says_how_many(number, project, started):
     process = started("prepare", "config.py")
-    until(lambda: len(list((project / "data/toy/queue").glob("*/*.batches"))) == 4, "two files of each split")
+    wait_for("two files of each split", lambda: len(list((project / "data/toy/queue").glob("*/*.batches"))) == 4)
     process.send_signal(number)
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (0, "data/toy/queue: 4 files made\n")
@@ -293,8 +274,8 @@ def test_run_gives_the_trainers_exit_code_and_leaves_no_provider(project, starte
 def test_however_run_is_ended_it_leaves_no_process(how, project, started):
     (project / "train.py").write_text(TRAINER + "time.sleep(600)")
     process = started("run", "config.py", "--providers", "2")
-    until((project / "trainer").exists, "the trainer")
-    until(lambda: len(providers_of(project)) == 2, "both providers")
+    wait_for("the trainer", (project / "trainer").exists)
+    wait_for("both providers", lambda: len(providers_of(project)) == 2)
     pids = [int((project / "trainer").read_text().split()[0]), *providers_of(project)]
     assert all(map(is_running, pids))
     if how == "Ctrl-C":
@@ -302,7 +283,7 @@ def test_however_run_is_ended_it_leaves_no_process(how, project, started):
     else:
         process.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGTERM)
     process.communicate(timeout=SECONDS)
-    until(lambda: not any(map(is_running, pids)), "their end")
+    wait_for("their end", lambda: not any(map(is_running, pids)))
     assert process.returncode == {"kill -9": -9, "Ctrl-C": 130, "SIGTERM": 143}[how]
 
 

@@ -44,7 +44,7 @@ def launch() -> Callable[..., list[Any]]:
             for rank in range(world_size)
         ]
         try:
-            outputs = [process.communicate(timeout=120) for process in started]
+            outputs = [process.communicate(timeout=240) for process in started]
         finally:
             for process in started:
                 process.kill()

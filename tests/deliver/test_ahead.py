@@ -11,7 +11,6 @@ import textwrap
 import threading
 import time
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ import pytest
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.errors import SourceError, SpecError, WorkerError
 from batchwright.machine import is_alive
+from harness import SECONDS, is_running, say, stand_still, wait_for
 from refusals import refused
 
 SLOT_BYTES = 4096
@@ -32,28 +32,14 @@ def squares(number):
 squares.__module__ = "__main__"  # by value: the workers need not import this file
 
 
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def check_that_all_end(pids):
     """These processes end by themselves. Those that do not are killed here, and named."""
-    wait_until(lambda: all(is_gone(pid) for pid in pids))
-    left = [pid for pid in pids if not is_gone(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left, f"still running: {left}"
-
-
-def is_gone(pid):
-    """Whether a process has ended. One that only waits to be collected by its parent has."""
+    left = lambda: [pid for pid in pids if is_running(pid)]
     try:
-        return not is_alive(pid) or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+        wait_for("end of the workers", lambda: not left(), lambda: str(left()))
+    finally:
+        for pid in left():
+            os.kill(pid, signal.SIGKILL)
 
 
 def open_descriptors():
@@ -64,7 +50,7 @@ def open_descriptors():
 def shared_memory_files():
     """Without semaphores, which other tests, running beside this one, make and remove; slots need none."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return sorted(name for name in names if not name.startswith("sem."))
+    return {name for name in names if not name.startswith("sem.")}
 
 
 # Threads
@@ -84,8 +70,8 @@ def test_threads_begin_no_more_tasks_than_they_may_be_ahead():
     begun = []
     results = by_threads(lambda task: begun.append(task) or task, range(100), ahead=3)
     next(results)
-    assert wait_until(lambda: len(begun) == 4)
-    time.sleep(0.05)
+    wait_for("four tasks", lambda: len(begun) >= 4)
+    time.sleep(0.05)  # for a fifth, if there were one
     assert begun == [0, 1, 2, 3]  # the one that was asked for, and three ahead
     results.close()
 
@@ -109,7 +95,7 @@ def test_closing_early_ends_the_threads_and_begins_nothing_more():
     results.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batchwright-ahead")]
     count = len(done)
-    time.sleep(0.05)
+    time.sleep(0.05)  # for one more, if there were one
     assert len(done) == count <= 3
 
 
@@ -202,16 +188,15 @@ def test_a_function_that_cannot_travel_is_refused_before_anything_starts():
 
 
 def test_closing_early_leaves_no_process_no_shared_memory_and_no_descriptor():
-    files = shared_memory_files()
-    counts = []
+    by_processes(squares, [], 1, SLOT_BYTES).close()
     for _ in range(3):
+        files, descriptors = shared_memory_files(), open_descriptors()
         results = by_processes(squares, range(1000), 2, SLOT_BYTES)
         pids = {int(next(results)["pid"][0]) for _ in range(2)}
         results.close()
         assert all(not is_alive(pid) for pid in pids)  # ended and collected: not even a zombie is left
-        counts.append(open_descriptors())
-    assert counts[0] == counts[1] == counts[2]
-    assert shared_memory_files() == files
+        wait_for("closed descriptors", lambda before=descriptors: open_descriptors() <= before)
+        wait_for("end of shared memory", lambda before=files: shared_memory_files() <= before)
 
 
 def test_dropping_the_iterator_ends_its_workers():
@@ -236,50 +221,39 @@ def test_workers_outlive_the_thread_that_started_them():
     thread = threading.Thread(target=lambda: got.append(next(results)))
     thread.start()
     thread.join()
-    time.sleep(0.1)
+    time.sleep(0.1)  # for a worker to end, if it ended with the thread
     assert [int(r["square"][0]) for r in results] == [n * n for n in range(1, 20)]
 
 
-PARENT = """
-    import os, sys, time
-    import numpy as np
-    from batchwright.deliver.ahead import by_processes
+def ask_workers(then):
+    """A job that says who works for it, and then what is to be done."""
 
     def task(number):
         if number >= 4:
-            time.sleep(600)       # busy in user code when the parent goes: nobody reads the pipe
+            time.sleep(600)  # busy in user code when the parent goes: nobody reads the pipe
         return {"pid": np.array([os.getpid()])}
 
-    results = by_processes(task, range(100), 2, 4096)
-    print(*{int(next(results)["pid"][0]) for _ in range(4)}, flush=True)
-    %s
-"""
-
-
-def start_parent(then, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT) % then],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
+    results = by_processes(task, range(100), 2, SLOT_BYTES)
+    pids = [*{int(next(results)["pid"][0]) for _ in range(4)}]
+    say(workers=pids)
+    then()
 
 
 @pytest.mark.parametrize("portable", ["0", "1"], ids=["Linux", "portable half"])
-def test_killing_the_parent_leaves_no_orphan(portable):
-    with start_parent("time.sleep(600)", BATCHWRIGHT_PORTABLE=portable) as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        assert not any(is_gone(pid) for pid in pids)
-        parent.kill()
+def test_killing_the_parent_leaves_no_orphan(portable, processes, monkeypatch):
+    monkeypatch.setenv("BATCHWRIGHT_PORTABLE", portable)
+    processes.start("parent", ask_workers, stand_still)
+    pids = processes.wait_until_said("parent")["workers"]
+    assert len(pids) == 2
+    assert all(map(is_running, pids))
+    processes.kill("parent")
     check_that_all_end(pids)
 
 
-def test_a_parent_that_exits_in_the_middle_leaves_no_orphan():
-    with start_parent("sys.exit(0)") as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert parent.wait(timeout=20) == 0
-    check_that_all_end(pids)
+def test_a_parent_that_exits_in_the_middle_leaves_no_orphan(processes):
+    processes.start("parent", ask_workers, sys.exit)
+    processes.finish("parent")
+    check_that_all_end(processes.wait_until_said("parent")["workers"])
 
 
 def test_a_forks_copy_of_the_iterator_does_not_end_the_parents_workers():
@@ -296,4 +270,4 @@ def test_a_forks_copy_of_the_iterator_does_not_end_the_parents_workers():
         os.waitpid(child, 0)
         assert [int(r["n"][0]) for r in results] == list(range(1, 40))
     """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=True, timeout=SECONDS)

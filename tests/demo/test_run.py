@@ -173,7 +173,7 @@ def test_ctrl_c_ends_the_demo_and_its_process_without_a_traceback(tmp_path):
         assert is_in_use(manifest)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the demo and to the process that trains
         printed = process.stdout.read()
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=240) == 130
     assert "Stopped. Nothing is left running" in printed
     assert "Traceback" not in printed
     assert not is_in_use(manifest)

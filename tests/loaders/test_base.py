@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batchwright.errors import EndOfRun, PlanError, SpecError
+from harness import no_thread_left
 from refusals import refused
 
 
@@ -463,12 +464,12 @@ def test_a_loader_prints_what_it_will_do(open_numbers):
 
 
 def test_work_ahead_ends_with_its_iterator(open_numbers):
-    before = threading.active_count()
-    loader = open_numbers(10**6, prefetch=2)
-    loader.get_batch()
-    assert threading.active_count() > before
-    loader.reset()
-    assert threading.active_count() == before
+    before = set(threading.enumerate())
+    with no_thread_left():
+        loader = open_numbers(10**6, prefetch=2)
+        loader.get_batch()
+        assert set(threading.enumerate()) - before
+        loader.reset()
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ def held_up(monkeypatch):
 
     def read(self, span):
         waits.set()
-        go_on.wait(30)
+        go_on.wait(240)
 
     monkeypatch.setattr(FileReader, "read", read)
     yield waits
     go_on.set()
     for thread in threads():
-        thread.join(30)
+        thread.join(240)
 
 
 def bytes_of(spans) -> set[tuple[str, int]]:
@@ -95,7 +95,7 @@ def test_batches_are_the_same_with_and_without(request, small_store, open_loader
     assert digest(loader) == expected
     del loader
     for thread in threads():
-        thread.join(30)
+        thread.join(240)
 
 
 # What is read, and when: the follower by hand, without its thread
@@ -243,7 +243,7 @@ def test_cold_data_is_read_by_one_process_of_a_machine(small_store, open_loader,
 def test_the_thread_ends_when_it_has_read_everything(small_store, open_loader):
     loader = open_loader(small_store, read_ahead=True)
     for thread in threads():
-        thread.join(30)
+        thread.join(240)
         assert not thread.is_alive()
     assert loader.get_batch() is not None
 
@@ -251,7 +251,7 @@ def test_the_thread_ends_when_it_has_read_everything(small_store, open_loader):
 def test_a_dropped_loader_lets_go_of_its_store_while_its_thread_reads(small_store, open_loader, small_memory, held_up):
     loader = open_loader(small_store, read_ahead=True, **ORDERS["pool"])
     loader.get_batch()
-    assert held_up.wait(30)  # it reads now
+    assert held_up.wait(240)  # it reads now
     (thread,) = threads()
     store = weakref.ref(loader.store)
     del loader
@@ -266,7 +266,7 @@ def test_the_thread_of_a_dropped_loader_ends(small_store, open_loader, small_mem
     assert thread.is_alive()
     del loader
     gc.collect()
-    thread.join(30)
+    thread.join(240)
     assert not thread.is_alive()
 
 
@@ -280,7 +280,7 @@ def test_a_copy_has_no_thread_and_gives_the_same(small_store, open_loader):
     del loader
     gc.collect()
     for thread in threads():
-        thread.join(30)
+        thread.join(240)
 
 
 def test_a_process_ends_while_its_thread_still_reads(small_store):
@@ -293,7 +293,7 @@ loader = bw.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="n
 print(loader.get_batch().input_ids.shape)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parent.parent)}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
     assert (ran.returncode, ran.stdout) == (0, "(8, 16)\n"), ran.stderr
 
 

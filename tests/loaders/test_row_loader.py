@@ -267,7 +267,7 @@ def run_ranks(world_size, batch_size, num_batches, state=None):
         )
         for rank in range(world_size)
     ]
-    said = [json.loads(job.communicate(timeout=60)[0]) for job in jobs]
+    said = [json.loads(job.communicate(timeout=240)[0]) for job in jobs]
     assert all(state == said[0][1] for _, state in said)
     return [joined(parts) for parts in zip(*(batches for batches, _ in said), strict=True)], said[0][1]
 

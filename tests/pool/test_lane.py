@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
@@ -13,6 +12,7 @@ from batchwright.order.refills import NoRoom, PoolSize, Refills, generations
 from batchwright.pool.lane import Lane, Room
 from batchwright.pool.records import Layout
 from batchwright.shards import Column
+from harness import no_thread_left
 
 NAMES = (1, "lane")
 LAYOUT = Layout({"row": Column(np.dtype(np.int64), ()), "pair": Column(np.dtype(np.int16), (2,))})
@@ -147,12 +147,11 @@ def test_memory_is_asked_for_before_it_is_touched():
 
 
 def test_a_closed_lane_leaves_no_thread():
-    before = threading.active_count()
     rows = Rows([50] * 10, delay=0.001)
-    lane = opened([50] * 10, PoolSize(0, 100, 60), rows=rows)
-    lane.draw(10)
-    lane.close()
-    assert threading.active_count() == before
+    with no_thread_left():
+        lane = opened([50] * 10, PoolSize(0, 100, 60), rows=rows)
+        lane.draw(10)
+        lane.close()
     assert rows.is_closed
 
 

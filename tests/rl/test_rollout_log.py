@@ -441,7 +441,7 @@ def test_next_prompts_waits_until_there_is_one(log, path):
         assert other.next_prompts(1, timeout=0.05) == []
         later = threading.Timer(0.1, log.give_back, [jobs[3]])
         later.start()
-        assert ordinals(other.next_prompts(2, timeout=30)) == [3]
+        assert ordinals(other.next_prompts(2, timeout=240)) == [3]
         later.join()
 
 
@@ -853,7 +853,7 @@ def test_take_waits_for_answers(log, path):
         assert trainer.take(1, timeout=0.05) == 0
         later = threading.Timer(0.1, answer, [log, job])
         later.start()
-        assert trainer.take(1, timeout=30) == 1
+        assert trainer.take(1, timeout=240) == 1
         later.join()
 
 

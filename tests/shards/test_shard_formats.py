@@ -8,10 +8,6 @@ import os
 import pickle
 import re
 import struct
-import subprocess
-import sys
-import textwrap
-import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
@@ -28,6 +24,7 @@ from batchwright.errors import SourceError, SpecError
 from batchwright.machine import is_alive, is_linux
 from batchwright.shards import EXTENSIONS, Column, content_mark, open_shard, peek
 from batchwright.shards.decode import BLOCK_ROWS, decode
+from harness import Processes, is_running, stand_still, wait_for
 from refusals import refused
 
 ROWS = 11
@@ -729,28 +726,15 @@ def test_a_fault_in_the_child_arrives_whole(tmp_path: Path) -> None:
         open_shard(tmp_path / "s.jsonl")
 
 
-def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def open_and_stand_still(path: Path) -> None:
+    shard = open_shard(path)
+    stand_still(child=shard._worker.process.pid)
+
+
+def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path, processes: Processes) -> None:
     (tmp_path / "s.jsonl").write_bytes(as_lines([{"a": 1}]))
-    script = """
-        import sys, time
-        from batchwright.shards import open_shard
-        shard = open_shard(sys.argv[1])
-        print(shard._worker.process.pid, flush=True)
-        time.sleep(60)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "s.jsonl")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert is_alive(child)
-        parent.kill()
-    deadline = time.monotonic() + 10
-    while is_alive(child) and not _is_zombie(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(child) or _is_zombie(child)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Ended, though nobody has asked how: in a container without an init."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    processes.start("parent", open_and_stand_still, tmp_path / "s.jsonl")
+    child = processes.wait_until_said("parent")["child"]
+    assert is_running(child)
+    processes.kill("parent")
+    wait_for("end of the child", lambda: not is_running(child))

@@ -154,7 +154,7 @@ def test_a_store_travels_to_another_process_without_its_maps(path):
     assert pickle.loads(pickle.dumps(store.stream("web"))).read(0, 4).tobytes().decode("utf-16-le") == "zero"
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).tokens(1).tolist())"
     environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], input=packed, env=environment, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], input=packed, env=environment, capture_output=True, timeout=240)
     assert done.stdout.decode() == "[111, 110, 101, 256]\n"
 
 
