@@ -324,3 +324,18 @@ def test_chat_makes_a_store_of_conversations_and_says_how(tmp_path, succeeds):
 def test_what_cannot_be_baked_is_refused_and_nothing_is_written(arguments, said, folder, refuses):
     assert said in refuses("bake", *arguments, "--workers", "0", "--to", "a.store", "--quiet", cwd=folder)
     assert not (folder / "a.store" / "batchwright.json").exists()
+
+
+@pytest.mark.parametrize("rest", [("--to", "a.store"), ("--explain",)])
+def test_check_names_a_step_that_remembers_and_writes_nothing(folder, process_refuses, rest):
+    (folder / "recipe.py").write_text(
+        "import batchwright as bw\n"
+        "seen = set()\n"
+        "def once(row):\n"
+        "    return None if row['text'] in seen else seen.add(row['text']) or row\n"
+        "recipe = bw.DatasetRecipe().add_ingredient('web', 'content')\n"
+        "recipe.prepare_step(once, version='1').prepare_step(bw.tokenize('bytes'))\n"
+    )
+    said = process_refuses("bake", "recipe.py", "--check", *rest, cwd=folder)
+    assert "step 'once'" in said
+    assert not (folder / "a.store").exists()

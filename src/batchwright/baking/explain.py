@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchwright.baking.inputs import Inputs
 from batchwright.baking.instructions import Ingredient, Instruction
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.rows import Reading, UnitReport, apply_step, is_selected, kept_rows, pass_over
@@ -64,17 +63,12 @@ def explain(recipe: DatasetRecipe, *, on_error: str = "raise") -> Explanation:
 
     Reads the sources and runs `where`, `select` and the steps as `bake` would; `on_error` is as there.
     """
-    from batchwright.baking.work import Work, choose_quantities, detect_layouts, plan_rows, plan_work
+    from batchwright.baking.work import choose_quantities, plan_dry
 
     check_recipe(recipe)
     one_of(("raise", "skip"), on_error=on_error)
-    work: list[Cut] = []
-    if recipe.is_tokenized:
-        work += plan_work(recipe, Inputs.of(recipe, shuffle=False), on_error, shuffle=False)
-    else:
-        work += plan_rows(recipe, on_error)
+    work = plan_dry(recipe, on_error)
     choose_quantities(work, 0, "an explanation", show=False)
-    detect_layouts([part for part in work if isinstance(part, Work)])
     run = _DryRun(recipe.instructions)
     for part in work:
         for unit, chosen in zip(part.units, part.selected, strict=True):

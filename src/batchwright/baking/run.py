@@ -43,6 +43,7 @@ def bake(
     workers: int | None = None,
     on_error: str = "raise",
     shuffle: bool = True,
+    check: bool = False,
     show_progress: bool = True,
 ) -> DatasetBuffer: ...
 
@@ -55,6 +56,7 @@ def bake(
     workers: int | None = None,
     on_error: str = "raise",
     shuffle: bool = True,
+    check: bool = False,
     show_progress: bool = True,
 ) -> Any: ...
 
@@ -67,6 +69,7 @@ def bake(
     workers: int | None = None,
     on_error: str = "raise",
     shuffle: bool = True,
+    check: bool = False,
     show_progress: bool = True,
 ) -> Any:
     """Make the store that a recipe describes, and open it; without `to`, give its rows as a `DatasetBuffer`.
@@ -76,6 +79,8 @@ def bake(
     - The bytes do not depend on `workers` (default: one for each CPU).
     - Killed at any moment, the same call continues; what opens is always a complete version.
     - `on_error="raise"` stops at the first malformed row and names it; `"skip"` leaves such rows out and counts them.
+    - `check=True` first runs the recipe's functions on a sample of rows, several times, and refuses by name one that
+      is not a function of its row alone: the bytes would depend on `workers`.
     - Documents are stored in an order that (seed, ingredient) shuffles; `shuffle=False` keeps the order of the files.
 
     Without `to` the rows are appended to `into`, or to a new buffer in memory: the documents of that store, with their
@@ -88,6 +93,10 @@ def bake(
     folder = None if to is None else local_path(to=to)
     if folder is not None and into is not None:
         raise SpecError("to= and into= are two places", parameter="into", remedy="one of them")
+    if check:
+        from batchwright.baking.check import check_functions
+
+        check_functions(recipe, on_error=on_error)
     if folder is not None and recipe.is_tokenized:
         return _bake_store(recipe, folder, workers, on_error, shuffle, show_progress)
     from batchwright.baking import into as buffers

@@ -55,6 +55,7 @@ __all__ = [
     "detect_layouts",
     "first_rows",
     "for_units",
+    "plan_dry",
     "plan_rows",
     "plan_work",
     "scan",
@@ -157,6 +158,15 @@ def plan_rows(recipe: DatasetRecipe, on_error: str) -> list[Cut]:
         )
         cuts.append(Cut(cut.ingredient, job, cut.units, cut.first_file, cut.files, [None] * len(cut.units)))
     return cuts
+
+
+def plan_dry(recipe: DatasetRecipe, on_error: str) -> list[Cut]:
+    """Cut every ingredient of any recipe, in the order of files and rows, to look at its rows and write nothing."""
+    if not recipe.is_tokenized:
+        return plan_rows(recipe, on_error)
+    work = plan_work(recipe, Inputs.of(recipe, shuffle=False), on_error, shuffle=False)
+    detect_layouts(work)
+    return [*work]
 
 
 class _Units(NamedTuple):

@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="STORE", help="the store's folder: new, or a store already")
     parser.add_argument("--explain", action="store_true", help="only say what would happen, with counts of rows")
     parser.add_argument(
+        "--check", action="store_true", help="first see on a sample that each function depends on its row alone"
+    )
+    parser.add_argument(
         "--format", action="append", help="text (a file is a document), lines (a line is one), jsonl, or a plug-in's"
     )
     parser.add_argument(
@@ -114,6 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
     is_recipe = len(sources) == 1 and sources[0].endswith(".py") and arguments.format is None
     recipe = _recipe_of_file(arguments) if is_recipe else _recipe_of_flags(arguments)
     if arguments.explain:
+        if arguments.check:
+            from batchwright.baking.check import check_functions
+
+            check_functions(recipe, on_error=arguments.on_error)
         explanation = explain(recipe, on_error=arguments.on_error)
         print_json(explanation.as_json()) if arguments.json else print(explanation)
         return 0
@@ -125,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         on_error=arguments.on_error,
         shuffle=not arguments.no_shuffle,
+        check=arguments.check,
         show_progress=not arguments.quiet,
     )
     if not recipe.is_tokenized:
