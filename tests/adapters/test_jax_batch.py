@@ -76,7 +76,8 @@ def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
         import sys, jax, batchwright as bw
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         one, two = jax.devices()
-        loader = bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=12, seed=7, framework="jax")
+        settings = dict(chunk_size=16, batch_size=12, seed=7, framework="jax", epoch_end="short")
+        loader = bw.PretrainDataLoader(sys.argv[1], **settings)
         def where(batch):
             return [sorted(d.id for d in batch[name].devices()) for name in batch]
         assert where(loader.get_batch()) == [[0]] * 4
