@@ -398,8 +398,67 @@ def test_a_limit_that_binds_makes_refills_smaller_and_loses_nothing(folder, make
     assert limited == ids(make(refill_threshold=40, max_memory_gb=limit))
 
 
+@pytest.mark.parametrize("on_memory_limit", ["raise", "stop"])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("augmentation", [None, marked])
+@pytest.mark.parametrize("rows", [60, 70, 85, 100])
+def test_under_a_limit_below_the_threshold_every_position_comes_once(
+    make, caplog, rows, augmentation, world_size, on_memory_limit
+):
+    limit = make(augmentation=augmentation)._plan.needs.bytes_of(
+        rows=-(-rows // world_size), pool_entries=120 // world_size
+    )
+    settings = {"max_memory_gb": limit / 10**9, "augmentation": augmentation, "on_memory_limit": on_memory_limit}
+    factor = 1 if augmentation is None else 3
+    every, limits = [], []
+    for rank in range(world_size):
+        dataset = make(refill_threshold=100, rank=rank, world_size=world_size, **settings)
+        with caplog.at_level(logging.WARNING, "batchwright"):
+            every += [*ids(dataset.batches(7)), *ids(dataset)]  # two epochs
+        assert not dataset.stopped_early
+        limits += [record.message for record in caplog.records if "pool_size=" in record.message]
+        caplog.clear()
+    assert sorted(every) == sorted(list(range(TOTAL)) * 2 * factor)
+    assert len(limits) == world_size  # once
+
+
+def test_the_warning_of_a_smaller_pool_says_what_fits(make, caplog):
+    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
+    with caplog.at_level(logging.WARNING, "batchwright"):
+        next(make(refill_threshold=40, max_memory_gb=limit).batches(5))
+    (record,) = caplog.records
+    assert all(name in record.message for name in ("max_memory_gb=0.0", "refill_threshold=40", "85 rows"))
+    pool, threshold, enough = (
+        float(record.message.rpartition(f"{name}=")[2].split()[0].rstrip(",;"))
+        for name in ("pool_size", "refill_threshold", "max_memory_gb")
+    )
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "batchwright"):
+        fits = make(pool_size=int(pool), refill_threshold=int(threshold), max_memory_gb=limit)
+        for dataset in (fits, make(refill_threshold=40, max_memory_gb=enough)):
+            assert sorted(ids(dataset)) == list(range(TOTAL))
+    assert not caplog.records
+    resumed = make(refill_threshold=40, max_memory_gb=limit)
+    resumed.load_state_dict(fits.state_dict())
+    with caplog.at_level(logging.WARNING, "batchwright"):
+        next(resumed.batches(5))
+    assert "pool_size=" in caplog.text
+
+
+def test_a_run_under_a_smaller_pool_goes_on_where_it_was(make):
+    limit = make()._plan.needs.bytes_of(rows=70, pool_entries=120) / 10**9
+    expected = ids(make(max_memory_gb=limit))
+    for taken in (0, 30, 71, 200):
+        dataset = make(max_memory_gb=limit)
+        batches = dataset.batches(1)
+        before = ids([next(batches) for _ in range(taken)])
+        again = make(max_memory_gb=limit)
+        again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+        assert before + ids(again) == expected
+
+
 def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
-    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
+    limit = make()._plan.needs.bytes_of(rows=55, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
     with refused(bw.MemoryLimitError, "max_memory_gb=") as caught:
         taken.extend(ids([position])[0] for position in dataset)
@@ -417,7 +476,7 @@ def test_where_no_shard_fits_the_error_has_a_report_and_a_state(make):
 
 
 def test_batches_before_the_limit_are_whole_and_the_rest_comes_after(make):
-    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
+    limit = make()._plan.needs.bytes_of(rows=55, pool_entries=120)
     dataset, taken = make(refill_threshold=40, max_memory_gb=limit / 10**9), []
     with pytest.raises(bw.MemoryLimitError) as caught:
         taken.extend(ids([batch]) for batch in dataset.batches(17))
@@ -428,7 +487,7 @@ def test_batches_before_the_limit_are_whole_and_the_rest_comes_after(make):
 
 
 def test_a_stream_may_stop_there_instead_and_says_so(make, caplog):
-    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120)
+    limit = make()._plan.needs.bytes_of(rows=55, pool_entries=120)
     dataset = make(refill_threshold=40, max_memory_gb=limit / 10**9, on_memory_limit="stop")
     with caplog.at_level(logging.WARNING, "batchwright"):
         taken = ids(dataset)
@@ -537,7 +596,7 @@ def test_ranks_of_unequal_length_are_warned_of(make, caplog):
 
 
 def test_an_epoch_that_memory_will_end_is_warned_of_with_what_would_do(make, caplog):
-    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
+    limit = make()._plan.needs.bytes_of(rows=55, pool_entries=120) / 10**9
     dataset = make(refill_threshold=40, max_memory_gb=limit)
     with caplog.at_level(logging.WARNING, "batchwright"):
         batches = dataset.batches(5)
@@ -548,10 +607,6 @@ def test_an_epoch_that_memory_will_end_is_warned_of_with_what_would_do(make, cap
     remedy = caught.value.remedy
     enough = float(remedy.split("max_memory_gb=")[1].split()[0])
     assert len(list(make(refill_threshold=40, max_memory_gb=enough))) == TOTAL
-    pool, threshold = (
-        int(remedy.split(f"{name}=")[1].split(";")[0].split(",")[0]) for name in ("pool_size", "refill_threshold")
-    )
-    assert len(list(make(pool_size=pool, refill_threshold=threshold, max_memory_gb=limit))) == TOTAL
 
 
 def test_an_epoch_that_begins_may_have_other_lanes(make):
@@ -700,7 +755,7 @@ def test_traces_under_another_pool_are_what_will_be_drawn(make):
 
 
 def test_a_trace_ends_where_memory_ends_the_epoch(make):
-    limit = make()._plan.needs.bytes_of(rows=85, pool_entries=120) / 10**9
+    limit = make()._plan.needs.bytes_of(rows=55, pool_entries=120) / 10**9
     dataset = make(refill_threshold=40, max_memory_gb=limit)
     assert 0 < len(dataset.trace(0, TOTAL)) < TOTAL
     assert dataset.mixing_report(16).draws == len(dataset.trace(0, TOTAL))

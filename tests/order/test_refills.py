@@ -105,16 +105,34 @@ def test_the_memory_limit_makes_a_refill_smaller():
 
 
 def test_where_not_one_shard_fits_nothing_is_added():
-    refills = Refills([5, 9].__getitem__, 2, [PoolSize(0, entries=20, threshold=4, most_rows=12)])
+    refills = Refills([5, 9].__getitem__, 2, [PoolSize(0, entries=20, threshold=4, most_rows=8)])
     refills.next(0)
     with pytest.raises(NoRoom) as refused:
-        refills.next(4)
-    assert (refused.value.shard, refused.value.held_rows, refused.value.shard_rows) == (1, 4, 9)
-    assert refills.due() == 1  # still
+        refills.next(0)
+    assert (refused.value.shard, refused.value.held_rows, refused.value.shard_rows) == (1, 0, 9)
+    assert refills.due() == 5  # still
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=8),
+    st.integers(1, 30),
+    st.integers(0, 30),
+    st.integers(12, 30),
+    st.integers(1, 4),
+)
+def test_any_limit_that_holds_the_largest_shard_is_kept_and_loses_nothing(
+    shards, entries, threshold, most_rows, factor
+):
+    refills = Refills(shards.__getitem__, len(shards), [PoolSize(0, entries, threshold, most_rows)], factor)
+    every = []
+    for generation in generations(refills, NAMES):
+        assert num_rows_of(generation.order, factor) <= most_rows
+        every += generation.order[: generation.until - generation.refill.at].tolist()
+    assert sorted(every) == list(range(sum(shards) * factor))
 
 
 def test_a_larger_limit_from_the_refused_draw_on_continues_there():
-    sizes = [PoolSize(0, 20, 4, most_rows=12), PoolSize(1, 20, 4, most_rows=13)]
+    sizes = [PoolSize(0, 20, 4, most_rows=8), PoolSize(5, 20, 4, most_rows=9)]
     assert sorted(drawn([5, 9], sizes)) == list(range(14))
 
 

@@ -130,11 +130,11 @@ def test_what_stops_the_reader_is_raised_when_all_before_it_was_drawn(draws):
 
 
 def test_a_refill_without_room_is_raised_at_its_draw():
-    lane = opened([50, 50], PoolSize(0, 100, 30, most_rows=70), most_rows=70)
-    assert len(lane.draw(1000)[0]) == 20
+    lane = opened([50, 80], PoolSize(0, 100, 30, most_rows=70), most_rows=70)
+    assert len(lane.draw(1000)[0]) == 50
     with pytest.raises(NoRoom) as caught:
         lane.draw(1)
-    assert (caught.value.shard, caught.value.held_rows, caught.value.shard_rows) == (1, 30, 50)
+    assert (caught.value.shard, caught.value.held_rows, caught.value.shard_rows) == (1, 0, 80)
     lane.close()
 
 

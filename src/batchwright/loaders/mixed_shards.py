@@ -36,7 +36,7 @@ from batchwright.pool.memory import MachineFull, MemoryReport
 from batchwright.pool.plan import PoolPlan, TracedPosition
 from batchwright.pool.positions import positions
 from batchwright.pool.progress import Process, Progress
-from batchwright.pool.refused import limit_error
+from batchwright.pool.refused import limit_error, smaller_pool
 from batchwright.pool.shards import ShardSet
 from batchwright.pool.shared import ToldByWorkers
 from batchwright.pool.state import Cursor, ShardNames, State, cursor_of, state_of
@@ -133,6 +133,7 @@ class StreamingMixedShardDataset:
         self._pass = 0
         """Counts passes: a newer one ends the one before."""
         self._draws: Draws | None = None
+        self._has_warned = False
         self._told = ToldByWorkers()
         self._tells_of_stops = False
         """In a worker: whether whoever reads from it learns that it stopped early."""
@@ -380,7 +381,8 @@ class StreamingMixedShardDataset:
                 remedy="random_seed=0, or another number, the same on all ranks",
             )
         mine = self._progress.begin(self._plan, process, rows, is_even)
-        if self._pass == 0 and (process.worker is None or (process.worker == 0 and not self._tells_of_stops)):
+        if not self._has_warned and (process.worker is None or (process.worker == 0 and not self._tells_of_stops)):
+            self._has_warned = True
             self._warn(process, rows, is_even)
         return mine
 
@@ -398,6 +400,8 @@ class StreamingMixedShardDataset:
         if stop is not None:
             error = limit_error(self._plan, stop[1], cursor, self._lanes_here, 0)
             log.warning("after %s draws of a lane this epoch will end for lack of memory: %s", f"{stop[0]:,}", error)
+        elif smaller := smaller_pool(self._plan, cursor, self._lanes_here):
+            log.warning("%s", smaller)
 
     def _batches_of_ranks(self, process: Process, rows: int) -> list[int]:
         if self._plan.shards.known_rows is None or process.world_size == 1:

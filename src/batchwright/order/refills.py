@@ -2,8 +2,9 @@
 
 Rows come in shards. A pool holds entries, `factor` for each row, in the order in which they will be drawn. At the draw
 that leaves `threshold` of them, whole shards are added while they fit, at least one; then all entries, those that are
-left first, are permuted under the key of this refill. No clock and no data take part, so the stream is a function of
-how many were drawn, and going anywhere in it is a matter of permuting numbers.
+left first, are permuted under the key of this refill. Where the rows that may be held have no room for the next shard
+at that draw, the refill comes later, when they have. No clock and no data take part, so the stream is a function of how
+many were drawn, and going anywhere in it is a matter of permuting numbers.
 
 Where a stream is cut into lanes, row m of the sequence belongs to lane m mod L, and each lane has a pool of its own.
 """
@@ -66,7 +67,7 @@ class Refill:
 
 
 class NoRoom(Exception):
-    """Not one more shard fits under `most_rows`; without one, not even what is there. Nothing was added."""
+    """A shard is larger than `most_rows`; without one, what is there is. Nothing was added."""
 
     def __init__(self, shard: int | None, held_rows: int, shard_rows: int, most_rows: int) -> None:
         self.shard, self.held_rows, self.shard_rows, self.most_rows = shard, held_rows, shard_rows, most_rows
@@ -94,8 +95,8 @@ class Refills:
         """
         self._rows_of, self._num_shards, self._sizes, self.factor = rows_of, num_shards, list(sizes), factor
         self._shard = self._row = self._number = 0
-        self._at = self._entries = 0
-        """Where the last refill was, and how many entries there were after it."""
+        self._at = self._entries = self._held_rows = 0
+        """Where the last refill was, and how many entries there were after it, of how many rows."""
 
     @property
     def is_limited(self) -> bool:
@@ -128,14 +129,27 @@ class Refills:
         refill = Refill(self._number, at, survivors, range(first_shard, shard), self._row, num_rows)
         self._number, self._shard, self._row = self._number + 1, shard, self._row + num_rows
         self._at, self._entries = at, survivors + num_rows * self.factor
+        self._held_rows = held_rows + num_rows
         return refill
 
     def _next(self) -> tuple[int, PoolSize]:
         for size, later in zip(self._sizes, [*self._sizes[1:], None], strict=True):
-            due = max(self._at, size.at, self.end() - size.threshold)
+            due = max(self._at, size.at, self.end() - self._threshold(size))
             if later is None or due < later.at:
                 return due, size
         raise AssertionError
+
+    def _threshold(self, size: PoolSize) -> int:
+        """Entries that are left when the next shard is added: fewer, if it had no room beside the rows that are held.
+
+        >>> refills = Refills([6, 6].__getitem__, 2, [PoolSize(0, entries=12, threshold=8, most_rows=9)])
+        >>> refills.next(held_rows=0).num_rows, refills.due()        # 3 entries are left after 3 draws
+        (6, 3)
+        """
+        if size.most_rows is None:
+            return size.threshold
+        room = size.most_rows - self._rows_of(self._shard)
+        return size.threshold if self._held_rows <= room else min(size.threshold, max(0, room))
 
 
 def lane_share(first: int, rows: int, lane: int, lanes: int) -> tuple[int, int]:

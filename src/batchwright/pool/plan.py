@@ -100,9 +100,9 @@ class PoolPlan:
 
     def rows_for_any_refill(self, lanes: int) -> int:
         """Rows that a lane must be able to hold for any refill to bring a shard, as far as that is known."""
-        if self.shards.known_rows is None:
-            return 0
         threshold = 0 if self.in_order else self.threshold // lanes  # entries: each may be of another row
+        if self.shards.known_rows is None:
+            return threshold
         return min(-(-self.shards.known_rows // lanes), threshold + self.largest_share(lanes))
 
     def foreseen_stop(self, cursor: Cursor) -> tuple[int, NoRoom] | None:

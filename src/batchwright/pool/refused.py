@@ -10,7 +10,23 @@ from batchwright.pool.memory import MemoryReport
 from batchwright.pool.plan import PoolPlan
 from batchwright.pool.state import Cursor
 
-__all__ = ["limit_error"]
+__all__ = ["limit_error", "smaller_pool"]
+
+
+def smaller_pool(plan: PoolPlan, cursor: Cursor, lanes_here: int) -> str | None:
+    """What to say of a limit under which refills come later than `refill_threshold` says; None where they do not."""
+    lanes, most_rows = cursor.lanes, cursor.sizes[-1].most_rows
+    rows = plan.rows_for_any_refill(lanes)
+    largest = 1 if plan.shards.known_rows is None else plan.largest_share(lanes)
+    if most_rows is None or not largest <= most_rows < rows:  # without room for a shard there is an error to come
+        return None
+    asked = math.ceil(plan.bytes_of(rows, lanes, lanes_here) / 10**7) / 100
+    return (
+        f"max_memory_gb={plan.max_memory_bytes / 10**9:g} holds {most_rows * lanes:,} rows: no room for a shard beside "
+        f"refill_threshold={plan.threshold:,}, so refills come later and the pool mixes less. What fits is "
+        f"pool_size={most_rows * lanes}, refill_threshold={(most_rows - largest) * lanes}; what was asked for "
+        f"takes max_memory_gb={asked:g}"
+    )
 
 
 def limit_error(
@@ -51,12 +67,5 @@ def _no_room(plan: PoolPlan, refused: NoRoom, lanes: int, lanes_here: int) -> tu
     if refused.shard is None:
         headline = f"the {refused.held_rows:,} rows that are left in the pool do not fit under {limit}"
         return headline, None, needed, enough
-    headline = (
-        f"not one more shard fits under {limit}: {refused.held_rows:,} rows are in the pool, and "
-        f"{refused.shard_rows:,} come with the next"
-    )
-    largest = refused.shard_rows if plan.shards.known_rows is None else plan.largest_share(lanes)
-    smaller = (refused.most_rows - largest) * lanes  # entries: each may be of another row
-    if smaller > 0 and plan.shards.known_rows is not None:
-        enough += f"; or pool_size={max(refused.most_rows * lanes, smaller + 1)}, refill_threshold={smaller}"
+    headline = f"a shard with {refused.shard_rows:,} rows does not fit under {limit}, which holds {refused.most_rows:,}"
     return headline, plan.shards.files[refused.shard].path, needed, f"{enough}; or smaller shards"
