@@ -21,6 +21,7 @@ from batchwright.digest import digest_of, digest_steps
 from batchwright.store import collect_garbage, verify_store, writer
 from batchwright.store.adopted import AdoptedFile
 from batchwright.store.layout import current_version
+from refusals import refused
 
 EOS = 256
 DOCUMENTS = [f"document {n} {'so ' * (n % 5)}" for n in range(40)]
@@ -468,25 +469,22 @@ def rewrite(path: Path, data: bytes) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-CHANGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "truncated": (lambda p: os.truncate(p, 100), "has changed since", "and has 100"),
-    "grown": (lambda p: p.write_bytes(p.read_bytes() + b"\0\0"), "has changed since", "bytes and has"),
-    "touched": (lambda p: os.utime(p, ns=(0, 0)), "has changed since", "is from 1970-01-01 00:00:00.000000Z now"),
-    "missing": (lambda p: p.unlink(), "is missing", ""),
+CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (lambda p: os.truncate(p, 100), "100"),
+    "grown": (lambda p: p.write_bytes(p.read_bytes() + b"\0\0"), "1,502"),
+    "touched": (lambda p: os.utime(p, ns=(0, 0)), "1970-01-01 00:00:00.000000Z"),
+    "missing": (lambda p: p.unlink(), "missing"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_adopted_file_that_changed_is_refused_at_open(change, train):
     store = adopt(train)
-    act, headline, changed = CHANGES[change]
+    act, changed = CHANGES[change]
     act(train)
     for opens in (bw.open_store, open_loader):
-        with pytest.raises(bw.StoreError, match=headline) as caught:
+        with refused(bw.StoreError, changed, file=train, remedy="batchwright adopt"):
             opens(store.path)
-        assert caught.value.where["file"] == train
-        assert changed in str(caught.value.where.get("changed", ""))
-        assert "adopt" in str(caught.value.remedy)
     (damage,) = verify_store(bw.Store(store.path))
     assert damage.file == train
 
@@ -507,9 +505,8 @@ def test_a_file_that_is_replaced_between_open_and_map_is_refused(train, monkeypa
     assert len(stream.shard_tokens) > 16
     shutil.copy(train, train.with_suffix(".new"))
     os.replace(train.with_suffix(".new"), train)
-    with pytest.raises(bw.StoreError, match="has changed since") as caught:
+    with refused(bw.StoreError, file=train, store=store.path):
         stream.shard(20)
-    assert caught.value.where["file"] == train
 
 
 def test_a_file_that_is_replaced_between_finding_and_mapping_it_is_refused(train, monkeypatch):
@@ -523,7 +520,7 @@ def test_a_file_that_is_replaced_between_finding_and_mapping_it_is_refused(train
         return place
 
     monkeypatch.setattr(AdoptedFile, "find", found_and_replaced)
-    with pytest.raises(bw.StoreError, match="has changed since"):
+    with refused(bw.StoreError, file=train, store=store.path):
         store.adopted[0].map(0, 2)
 
 
@@ -535,7 +532,7 @@ def test_verify_finds_bytes_that_changed_under_the_same_size_and_time(train):
     (damage,) = verify_store(bw.Store(store.path))
     assert (damage.file, damage.what) == (train, "a file that this store adopted was altered: its hash differs")
     assert "adopt" in damage.remedy
-    with pytest.raises(bw.StoreError, match="its hash differs"):
+    with refused(bw.StoreError, "hash", file=train):
         bw.open_store(store.path, verify=True)
 
 
@@ -583,10 +580,10 @@ def test_a_store_that_lies_elsewhere_names_its_data_by_absolute_path_only(train,
 def test_only_a_manifest_that_says_so_reaches_outside_of_its_folder(train):
     store = adopt(train)
     replace(store.manifest, adopted=False).save(store.folder)
-    with pytest.raises(bw.StoreError, match="format 2"):
+    with refused(bw.StoreError, "format 2", file=store.folder / "manifest.json"):
         bw.open_store(store.path)
     replace(store.manifest, adopted=False, format=1).save(store.folder)
-    with pytest.raises(bw.StoreError, match="this shard is not"):
+    with refused(bw.StoreError, file=store.folder / "tokens-train-00000.arrow"):
         bw.open_store(store.path)
 
 
@@ -604,9 +601,8 @@ def test_garbage_collection_removes_borders_of_old_versions_and_never_tokens(tra
 def test_a_bake_stays_out_of_an_adopted_store(train):
     store = adopt(train)
     recipe = bw.DatasetRecipe().add_ingredient(["x"]).prepare_step(bw.tokenize("bytes"))
-    with pytest.raises(bw.SpecError, match="is a store of adopted tokens") as caught:
+    with refused(bw.SpecError, store.path, parameter="to"):
         bw.bake(recipe, store.path, show_progress=False)
-    assert caught.value.remedy == "a folder of its own"
     assert texts(bw.open_store(store.path)) == DOCUMENTS
 
 
@@ -621,7 +617,7 @@ def test_a_second_process_is_told_who_adopts(train, tmp_path):
         assert other.stdout is not None
         assert other.stdin is not None
         other.stdout.readline()
-        with pytest.raises(bw.BusyError, match="adopting into"):
+        with refused(bw.BusyError, "adopting", folder=store.path):
             adopt(train)
         other.stdin.close()
     assert texts(bw.open_store(store.path)) == DOCUMENTS
@@ -1064,7 +1060,7 @@ def test_what_fails_leaves_the_store_that_was_there(train):
     store = adopt(train)
     before = current_version(store.path)
     np.array([1, 999], np.uint16).tofile(train)
-    with pytest.raises(bw.SourceError, match="token 1 of this file has id 999"):
+    with refused(bw.SourceError, "999", file=train, token=1):
         adopt(train)
     assert current_version(store.path) == before
     assert not (store.path / "work").exists()
@@ -1081,9 +1077,8 @@ def test_only_adopted_stores_are_adopted_into(there, train, baked, tmp_path):
     else:
         to.write_text("mine")
     before = [path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()]
-    with pytest.raises(bw.SpecError, match=r"and is left as it is|is a file") as caught:
+    with refused(bw.SpecError, to, parameter="to"):
         adopt(train, to=to)
-    assert caught.value.where["parameter"] == "to"
     assert [path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()] == before
 
 
@@ -1098,7 +1093,6 @@ def test_a_file_that_changes_while_it_is_read_is_refused(train, monkeypatch):
         return read(self, *args)
 
     monkeypatch.setattr(TokenScan, "_tokens", grow)
-    with pytest.raises(bw.SourceError, match="changed while it was read") as caught:
+    with refused(bw.SourceError, file=train, remedy="again"):
         adopt(train)
-    assert caught.value.where["file"] == str(train)
     assert not train.with_suffix(".store").exists()

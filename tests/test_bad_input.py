@@ -26,6 +26,7 @@ import pytest
 import batchwright as bw
 from batchwright.store import verify_store
 from harness import wait_for
+from refusals import refused
 
 GOOD = "".join(json.dumps({"text": f"document {n}", "url": f"http://{n}"}) + "\n" for n in range(20))
 
@@ -564,7 +565,7 @@ def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch:
         return row
 
     recipe = world.recipe().prepare_step(count, version="1").prepare_step(bw.tokenize("bytes"))
-    with pytest.raises(bw.OutOfSpaceError, match="no space left while writing"):
+    with refused(bw.OutOfSpaceError, folder=disk / "good.store"):
         bake(recipe, disk / "good.store")
     finished = len(list((disk / "good.store" / "work").glob("*.arrow")))
     assert finished > 2
@@ -623,6 +624,6 @@ def test_what_was_skipped_once_is_raised_when_that_is_asked_for(world: World) ->
     recipe = world.recipe().prepare_step(bw.tokenize("bytes"))
     skipped = bake(recipe, world.store, on_error="skip")
     assert bake(recipe, world.store, on_error="skip").version == skipped.version
-    with pytest.raises(bw.SourceError, match="empty file"):
+    with refused(bw.SourceError, "empty", file=world.raw / "empty.txt"):
         bake(recipe, world.store, on_error="raise")
     assert bw.open_store(world.store).version == skipped.version

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import batchwright as bw
+from refusals import refused
 
 GOOD = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 ASK = {"role": "user", "content": "2 + 2?"}
@@ -89,10 +90,8 @@ def test_a_bad_row_is_named_with_its_file_line_and_turn(line, kind, words, turn,
 
 def test_a_template_that_refuses_a_conversation_is_an_error_of_its_row(tmp_path):
     path = write(tmp_path, said({"role": "system", "content": "Be brief."}, ASK, ANSWER))
-    with pytest.raises(bw.SourceError, match="refused by the template") as caught:
+    with refused(bw.SourceError, "gemma", file=path, line=3):
         open_loader(path, template="gemma")
-    assert caught.value.where["line"] == 3
-    assert "gemma" in str(caught.value)
     loader = open_loader(path, template="gemma", on_error="skip")
     assert loader.store.report["ingredients"]["conversations"]["dropped"] == {"refused by the template": 1}
 
@@ -100,9 +99,8 @@ def test_a_template_that_refuses_a_conversation_is_an_error_of_its_row(tmp_path)
 def test_a_message_that_the_template_leaves_out_is_named(tmp_path):
     path = write(tmp_path, said({"role": "system", "content": "Be brief."}, ASK, ANSWER))
     template = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
-    with pytest.raises(bw.SourceError, match="dropped by the template") as caught:
+    with refused(bw.SourceError, "dropped by the template", file=path, line=3, turn=0):
         open_loader(path, template=template)
-    assert (caught.value.where["line"], caught.value.where["turn"]) == (3, 0)
 
 
 BAD_TEMPLATES = [
@@ -132,15 +130,13 @@ def test_a_template_that_does_not_end_names_the_row_that_it_was_given(tmp_path):
     template = (
         "{% for m in messages %}{{ m.content }}{% if 'loop' in m.content %}{{ '.' * 10**9 }}{% endif %}{% endfor %}"
     )
-    with pytest.raises(bw.SpecError, match="does not end") as caught:
+    with refused(bw.SpecError, template="inline", line=3, remedy="loops"):
         open_loader(write(tmp_path, said(ASK, {**ANSWER, "content": "loop"})), template=template)
-    assert caught.value.where["line"] == 3
 
 
 def test_an_unknown_template_suggests_a_near_one(tmp_path):
-    with pytest.raises(bw.SpecError, match="chatlm") as caught:
+    with refused(bw.SpecError, "'chatlm'", parameter="chat_template", remedy="chatml"):
         open_loader(write(tmp_path), template="chatlm")
-    assert "chatml" in caught.value.remedy
 
 
 def tokenizer_without_pad():
@@ -151,10 +147,8 @@ def tokenizer_without_pad():
 
 def test_a_tokenizer_without_pad_asks_for_one(tmp_path):
     path = write(tmp_path)
-    with pytest.raises(bw.SpecError, match="no token for padding") as caught:
+    with refused(bw.SpecError, parameter="pad", remedy="pad="):
         open_loader(path, tokenizer_without_pad())
-    assert caught.value.where["parameter"] == "pad"
-    assert "pad=" in caught.value.remedy
     assert open_loader(path, tokenizer_without_pad(), pad=3).plan.pad == 3
     assert open_loader(path, tokenizer_without_pad(), pad="A").plan.pad == ord("A") - 32
 
@@ -188,15 +182,13 @@ def test_a_bad_setting_is_named(settings, parameter, words, tmp_path):
 
 
 def test_a_source_of_which_no_row_can_be_read_names_the_first(tmp_path):
-    with pytest.raises(bw.SourceError, match="malformed row") as caught:
+    with refused(bw.SourceError, "list", file="<memory>", row=0):
         open_loader([[ASK, ANSWER]])
-    assert caught.value.where["row"] == 0
 
 
 def test_max_length_must_be_said(tmp_path):
-    with pytest.raises(bw.SpecError, match="how long") as caught:
+    with refused(bw.SpecError, parameter="max_length", remedy="max_length="):
         bw.ConversationDataLoader(write(tmp_path), "bytes", chat_template="chatml")
-    assert caught.value.where["parameter"] == "max_length"
 
 
 def test_conversations_are_not_read_as_text(tmp_path):
@@ -205,20 +197,17 @@ def test_conversations_are_not_read_as_text(tmp_path):
         lambda: bw.PretrainDataLoader(store, chunk_size=8),
         lambda: bw.MixedDataLoader({"chat": store}, chunk_size=8),
     ):
-        with pytest.raises(bw.SpecError, match="holds conversations") as caught:
+        with refused(bw.SpecError, parameter="path", file=store.path, remedy="ConversationDataLoader"):
             door()
-        assert "ConversationDataLoader" in caught.value.remedy
 
 
 def test_text_is_not_read_as_conversations(tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(["some text"] * 3).prepare_step(bw.tokenize("bytes"))
     store = bw.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
-    with pytest.raises(bw.SpecError, match="holds plain text") as caught:
+    with refused(bw.SpecError, parameter="path", file=store.path, remedy="bw.chat"):
         bw.ConversationDataLoader(store, max_length=100, framework="numpy")
-    assert "bw.chat" in caught.value.remedy
 
 
 def test_nothing_that_fits_says_why(tmp_path):
-    with pytest.raises(bw.SpecError, match="3 over length") as caught:
+    with refused(bw.SpecError, "3 over length", parameter="max_length", source="conversations"):
         bw.ConversationDataLoader(write(tmp_path), "bytes", 10, "chatml", framework="numpy")
-    assert caught.value.where["parameter"] == "max_length"

@@ -8,6 +8,7 @@ import pytest
 import batchwright as bw
 from batchwright.digest import combine, digest_of, digest_steps, row_hashes, sample_hashes
 from batchwright.errors import PlanError
+from refusals import refused
 
 
 def of_loader(loader, steps):
@@ -113,12 +114,12 @@ def test_many_steps_are_hashed_in_parts_that_join(long_store, monkeypatch):
 
 
 def test_backward_steps_are_refused_at_once(small_store, open_loader):
-    with pytest.raises(PlanError, match="steps 5-3 run backwards"):
+    with refused(PlanError, "5-3", remedy="3-5"):
         digest_steps(small_store, open_loader(small_store), 5, 3)
 
 
 def test_a_negative_step_is_refused(small_store, open_loader):
-    with pytest.raises(PlanError, match="step -1 does not exist"):
+    with refused(PlanError, "step -1"):
         digest_steps(small_store, open_loader(small_store), -1, 3)
 
 

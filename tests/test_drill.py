@@ -23,6 +23,7 @@ from batchwright.drill import (
 from batchwright.errors import PlanError, SpecError, WorkerError
 from batchwright.loaders.pretrain import make_plan
 from batchwright.processes import Worker
+from refusals import refused
 
 TWO_LEGS = (Leg(ranks=1), Leg(ranks=2, prefetch=2))
 SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 3, "kill_seed": 5}
@@ -170,7 +171,7 @@ def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, pla
 
 def test_a_rank_that_does_not_answer_is_named():
     with Worker(lambda *task: time.sleep(600), doing="of this test") as rank:
-        with pytest.raises(_RankError, match=r"no answer within 0\.2 s") as raised:
+        with pytest.raises(_RankError, match=r"0\.2 s") as raised:
             _Crew([rank], 0.2).step()
         assert raised.value.rank == 0
 
@@ -190,7 +191,7 @@ def test_an_uninterrupted_run_that_fails_is_an_error_of_its_own(small_store, pla
     def never(opening):
         raise ValueError("no such loader")
 
-    with pytest.raises(WorkerError, match="the uninterrupted run stopped at step 0: ValueError: no such loader"):
+    with refused(WorkerError, "step 0", "ValueError: no such loader", remedy="batchwright verify"):
         run_drill(small_store, plan, **SETTINGS, open_loader=never)
 
 
@@ -201,12 +202,12 @@ def test_no_leg_has_more_ranks_than_a_batch_has_rows(small_store, plan):
 
 
 def test_a_plan_that_does_not_say_its_batch_size_asks_for_it(small_store, plan):
-    with pytest.raises(PlanError, match="does not say how it was cut"):
+    with refused(PlanError, "plan", remedy="batch_size="):
         run_drill(small_store, plan, steps=12, legs=TWO_LEGS)
 
 
 def test_fewer_steps_than_legs_are_refused(small_store, plan):
-    with pytest.raises(SpecError, match="steps must be at least 2, got 1"):
+    with refused(SpecError, parameter="steps", remedy="steps=2"):
         run_drill(small_store, plan, **SETTINGS | {"steps": 1})
 
 

@@ -19,6 +19,7 @@ import pytest
 import batchwright as bw
 from batchwright import exporting
 from batchwright.exporting import FORMATS
+from refusals import refused
 
 
 def export(store: Any, path: Path, to: str, **settings: Any) -> list[Path]:
@@ -165,10 +166,9 @@ def test_what_is_there_is_not_written_over_unless_forced(to, small_store, tmp_pa
     first = export(small_store, tmp_path, to, source="notes")
     first[-1].write_bytes(b"mine")
     before = {path: path.read_bytes() for path in first}
-    with pytest.raises(bw.SpecError, match="exists, and is left as it is") as caught:
+    with refused(bw.SpecError, remedy="--force") as caught:
         export(small_store, tmp_path, to, source="notes")
     assert caught.value.where["file"] in first
-    assert "--force" in str(caught.value.remedy)
     assert {path: path.read_bytes() for path in first} == before
     export(small_store, tmp_path, to, source="notes", force=True)
     assert first[-1].read_bytes() != b"mine"
@@ -183,32 +183,30 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(small_store, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "headline", "remedy"),
+    ("settings", "named", "remedy"),
     [
-        ({"to": "hdf5"}, "to='hdf5' is not one of", "to="),
-        ({"to": "npy", "source": "wbe"}, "has no source 'wbe'", "web"),
-        ({"to": "npy", "split": "test"}, "split='test' is not one of", "split="),
+        ({"to": "hdf5"}, "to='hdf5'", "to="),
+        ({"to": "npy", "source": "wbe"}, "'wbe'", "web"),
+        ({"to": "npy", "split": "test"}, "split='test'", "split="),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(settings, headline, remedy, small_store, tmp_path):
-    with pytest.raises(bw.SpecError, match=headline) as caught:
+def test_what_is_not_there_is_refused_by_name(settings, named, remedy, small_store, tmp_path):
+    with refused(bw.SpecError, named, remedy=remedy):
         export(small_store, tmp_path / "out", **settings)
-    assert remedy in str(caught.value.remedy)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_store_is_not_exported_into(small_store, tmp_path):
     store = Path(shutil.copytree(bw.open_store(small_store).path, tmp_path / "copy.store"))
     before = sorted(store.rglob("*"))
-    with pytest.raises(bw.SpecError, match=r"copy\.store is a store, and is left as it is") as caught:
+    with refused(bw.SpecError, store, parameter="path"):
         export(store, store, to="npy", force=True)
-    assert caught.value.where["parameter"] == "path"
     assert sorted(store.rglob("*")) == before
 
 
 def test_a_file_in_place_of_the_folder_is_refused(small_store, tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(bw.SpecError, match="is a file"):
+    with refused(bw.SpecError, tmp_path / "out", parameter="path"):
         export(small_store, tmp_path / "out", "npy")
     assert (tmp_path / "out").read_text() == "mine"
 
@@ -231,7 +229,7 @@ def test_a_full_disk_is_said_and_nothing_is_left_behind(small_store, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     errors = [pickle.loads(bytes.fromhex(line)) for line in done.stdout.split()]
     assert [type(error) for error in errors] == [bw.OutOfSpaceError] * len(FORMATS), done.stderr
-    assert {error.remedy for error in errors} == {"free some space and export again: nothing was left behind"}
+    assert all("free" in error.remedy for error in errors)
     assert all(names(tmp_path / to) == [] for to in FORMATS)
 
 

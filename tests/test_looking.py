@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import batchwright as bw
 from batchwright.looking import look
 from batchwright.prepare.chat.spans import ROLES
+from refusals import refused
 
 LEGEND = "⟦trained⟧  ⟨special token⟩  ↵ newline"
 USER, ASSISTANT = ROLES.index("user"), ROLES.index("assistant")
@@ -402,21 +403,20 @@ def test_whole_documents_side_by_side_are_learned_but_for_their_first_tokens(tmp
 
 
 @pytest.mark.parametrize(
-    ("batch", "settings", "said"),
+    ("batch", "settings", "parameter", "named"),
     [
-        ([1, 2], {}, "this is a list"),
-        ({"input_ids": np.arange(3)}, {}, "input_ids of 1 dimensions"),
-        ({"input_ids": np.ones((1, 2), int)}, {"rows": 0}, "rows must be at least 1"),
-        ({"input_ids": np.ones((1, 2), int)}, {"width": 3}, "width must be at least 20"),
+        ([1, 2], {}, "batch", "list"),
+        ({"input_ids": np.arange(3)}, {}, "batch", "1 dimensions"),
+        ({"input_ids": np.ones((1, 2), int)}, {"rows": 0}, "rows", 0),
+        ({"input_ids": np.ones((1, 2), int)}, {"width": 3}, "width", 20),
     ],
     ids=["no batch", "no rows", "rows", "width"],
 )
-def test_what_cannot_be_shown_is_refused(batch, settings, said):
-    with pytest.raises(bw.SpecError, match=said) as caught:
+def test_what_cannot_be_shown_is_refused(batch, settings, parameter, named):
+    with refused(bw.SpecError, named, parameter=parameter):
         look(batch, **settings)
-    assert caught.value.where["parameter"] in ("batch", "rows", "width")
 
 
 def test_characters_without_a_corpus_are_no_tokenizer():
-    with pytest.raises(bw.TokenizerError, match="does not say which characters"):
+    with refused(bw.TokenizerError, "'chars'", parameter="tokenizer"):
         look(batch_of("a[b]"), tokenizer="chars")

@@ -99,13 +99,12 @@ def test_a_plan_file_keeps_every_run_that_cut_it_once(tmp_path):
     for rows in (32, 64, 32):
         PLAN.cut_as([[0, 0, rows]]).save(path)
     assert Plan.load(path).runs == (((0, 0, 32),), ((0, 0, 64),))
-    with pytest.raises(PlanError, match="batches of 32, 64 rows by different runs") as caught:
+    with refused(PlanError, "32, 64", remedy="batch_size="):
         _ = Plan.load(path).steps
-    assert "batch_size=" in caught.value.remedy
 
 
 def test_a_plan_without_a_run_does_not_say_where_steps_are():
-    with pytest.raises(PlanError, match="does not say how it was cut"):
+    with refused(PlanError, PLAN.fingerprint, remedy="batch_size="):
         _ = PLAN.steps
 
 
@@ -115,16 +114,15 @@ def test_a_changed_plan_file_is_refused(tmp_path):
     body = json.loads(path.read_text())
     body["plan"]["seed"] = 8
     path.write_text(json.dumps(body))
-    with pytest.raises(PlanError, match="changed after it was written") as caught:
+    with refused(PlanError, file=path, remedy="settings"):
         Plan.load(path)
-    assert caught.value.where["file"] == path
 
 
 def test_a_plan_of_an_unknown_order_version_is_refused_by_name(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
     path.write_text(path.read_text().replace('"order_version": 1', '"order_version": 2'))
-    with pytest.raises(PlanError, match="order version 2; this batchwright knows version 1"):
+    with refused(PlanError, "version 2", "version 1", file=path):
         Plan.load(path)
 
 
@@ -134,9 +132,8 @@ def test_a_plan_of_an_unknown_order_version_is_refused_by_name(tmp_path):
 def test_what_is_not_a_plan_is_refused_by_name(tmp_path, content):
     path = tmp_path / "plan.json"
     path.write_text(content)
-    with pytest.raises(PlanError, match="not a plan") as caught:
+    with refused(PlanError, file=path, remedy="batchwright plan forget STORE"):
         Plan.load(path)
-    assert caught.value.where["file"] == path
 
 
 def test_no_error_about_a_file_advises_to_remove_it(tmp_path):
@@ -149,7 +146,7 @@ def test_no_error_about_a_file_advises_to_remove_it(tmp_path):
 
 
 def test_a_missing_plan_file_is_named(tmp_path):
-    with pytest.raises(PlanError, match=r"no plan at .*nowhere\.json"):
+    with refused(PlanError, file=tmp_path / "nowhere.json", remedy="batchwright plan STORE"):
         Plan.load(tmp_path / "nowhere.json")
 
 
@@ -211,23 +208,21 @@ def test_a_state_file_opens_its_plan_again(own_store, open_loader, tmp_path):
 
 def test_an_unknown_fingerprint_is_answered_with_the_known_ones(own_store, open_loader):
     known = open_loader(own_store).plan.fingerprint
-    with pytest.raises(PlanError, match="no plan ffff is kept") as caught:
+    with refused(PlanError, "ffff", plans=known):
         find_plan(own_store, "ffff")
-    assert caught.value.where["plans"] == known
 
 
 def test_a_fingerprint_too_short_to_be_one_plan_is_refused(own_store):
     (own_store / "plans").mkdir()
     for name in ("abcd1111", "abcd2222"):
         (own_store / "plans" / f"{name}.json").write_text("{}")
-    with pytest.raises(PlanError, match="several plans begin with abcd") as caught:
+    with refused(PlanError, plans="abcd1111, abcd2222"):
         find_plan(own_store, "abcd")
-    assert caught.value.remedy == "more digits"
 
 
 @pytest.mark.parametrize("wrong", [7, None, {"position": 3}])
 def test_what_cannot_mean_a_plan_is_refused(own_store, wrong):
-    with pytest.raises(PlanError, match=r"is not a plan|not a loader's state"):
+    with refused(PlanError):
         find_plan(own_store, wrong)
 
 
@@ -255,9 +250,8 @@ def test_a_plan_whose_content_is_gone_is_refused_by_source(own_store, small_stor
     recipe = bw.DatasetRecipe().add_ingredient(["other text"], name="web").prepare_step(bw.tokenize("bytes"))
     other = tmp_path / "other.store"
     bw.bake(recipe, to=other, workers=0, show_progress=False)
-    with pytest.raises(PlanError, match=f"has the content of plan {plan.fingerprint}") as caught:
+    with refused(PlanError, other, plan.fingerprint, source="web (train), code (train), notes (train)"):
         open_loader(other, plan=plan)
-    assert "web (train)" in caught.value.where["source"]
 
 
 def test_a_plan_works_over_a_store_that_has_moved(own_store, tmp_path, open_loader):
@@ -298,5 +292,5 @@ def test_a_store_below_the_home_folder_is_found_by_its_short_name(own_store, ope
 
 @pytest.mark.parametrize("seed", [1.5, "7", None])
 def test_a_seed_that_is_no_whole_number_is_refused(own_store, open_loader, seed):
-    with pytest.raises(SpecError, match="seed must be a whole number"):
+    with refused(SpecError, seed, parameter="seed"):
         open_loader(own_store, chunk_size=9, seed=seed)

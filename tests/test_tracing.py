@@ -11,6 +11,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.errors import PlanError, SourceError
+from refusals import refused
 
 STORES = ["small_store", "sharded_store"]
 MIXTURE = {"weights": {"web": 0.2, "code": 0.5, "notes": 0.3}}
@@ -175,9 +176,8 @@ def test_a_plan_is_given_as_object_loader_state_fingerprint_or_file(own_store, o
 def test_runs_that_disagree_about_steps_ask_for_a_batch_size_or_a_state(own_store, open_loader):
     twelve, twenty_four = open_loader(own_store), open_loader(own_store, batch_size=24)
     name = twelve.plan.fingerprint
-    with pytest.raises(PlanError, match="batches of 12, 24 rows by different runs") as caught:
+    with refused(PlanError, name, "12, 24", remedy="batch_size="):
         bw.trace(own_store, name, step=3)
-    assert "batch_size=" in caught.value.remedy
     for meant, given in ((name, {"batch_size": 24}), (twenty_four, {}), (twenty_four.state_dict(), {})):
         assert {r.position for r in bw.trace(own_store, meant, step=3, **given)} == set(range(72, 96))
     assert {r.step for r in bw.trace(own_store, name, position=5)} == {None}  # a position needs no steps
@@ -186,10 +186,10 @@ def test_runs_that_disagree_about_steps_ask_for_a_batch_size_or_a_state(own_stor
 def test_trace_takes_a_step_or_a_position_that_exists(small_store, open_loader):
     loader = open_loader(small_store)
     for given in ({}, {"step": 1, "position": 1}):
-        with pytest.raises(PlanError, match="step= or position="):
+        with refused(PlanError, "step=", "position="):
             bw.trace(small_store, loader, **given)
     for given in ({"step": -1}, {"position": -1}):
-        with pytest.raises(PlanError, match="-1 does not exist"):
+        with refused(PlanError, -1):
             bw.trace(small_store, loader, **given)
 
 
@@ -291,9 +291,8 @@ def test_a_document_that_is_held_out_is_never_used(small_store, open_loader):
 
 def test_a_file_that_is_not_there_is_answered_with_the_nearest(small_store, open_loader):
     loader = open_loader(small_store)
-    with pytest.raises(SourceError, match=r"aa\.jsonl is not a file of this store") as caught:
+    with refused(SourceError, file="aa.jsonl", remedy=" a.jsonl"):
         bw.find(small_store, loader, file="aa.jsonl")
-    assert "a.jsonl" in caught.value.remedy
 
 
 def test_a_file_name_that_several_files_end_in_asks_for_more_of_the_path(tmp_path, open_loader):
@@ -303,9 +302,8 @@ def test_a_file_name_that_several_files_end_in_asks_for_more_of_the_path(tmp_pat
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "*" / "same.txt", name="words")
     bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=tmp_path / "s", workers=0, show_progress=False)
     loader = open_loader(tmp_path / "s")
-    with pytest.raises(SourceError, match=r"2 files of this store end in same\.txt") as caught:
+    with refused(SourceError, tmp_path / "one" / "same.txt", tmp_path / "two" / "same.txt", remedy="path"):
         bw.find(tmp_path / "s", loader, file="same.txt")
-    assert caught.value.remedy == "more of the path"
     assert {r.file for r in bw.find(tmp_path / "s", loader, file="two/same.txt")} == {
         str(tmp_path / "two" / "same.txt")
     }

@@ -356,7 +356,7 @@ class Plan:
             given["amendments"] = tuple(_amendment(a) for a in given.get("amendments", ()))
             plan = cls(**given)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError("this is not a plan", file=where, reason=error) from None
+            raise PlanError("this is not a plan", file=where, reason=error, remedy=_REMEDY) from None
         if plan.order_version != 1:
             raise PlanError(
                 f"this plan has order version {plan.order_version}; this batchwright knows version 1",
