@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import json
 import linecache
 import os
 import subprocess
@@ -146,6 +147,15 @@ def test_a_setting_is_compared_by_type_too(stamped):
     ]
 
 
+def test_the_order_of_a_dict_counts_in_a_setting(stamped):
+    one, other = {"a": 1, "b": {"x": 1, "y": 2}}, {"a": 1, "b": {"y": 2, "x": 1}}
+    assert stamped(mask_probability=one).fingerprint != stamped(mask_probability=other).fingerprint
+    before = Stamp.from_json(json.loads(json.dumps(stamped(mask_probability=one).to_json())), META)
+    assert differences(before, stamped(mask_probability=one)) == []
+    (line,) = differences(before, stamped(mask_probability=other))
+    assert "mask_probability" in line
+
+
 def test_another_seed_counts(stamped):
     assert differences(stamped(seed=1), stamped(seed=2)) == ["seed was 1, and is 2"]
 
@@ -157,6 +167,7 @@ def test_another_seed_counts(stamped):
         ({"a": 1}, {}, ["meta['a'] is gone: it was 1"]),
         ({}, {"a": "é"}, ["meta['a'] is new: 'é'"]),
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["meta['a']['b']['c'] was 1, and is 2"]),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}, ["the keys of meta['a'] have another order"]),
         ({"a": [1, 2]}, {"a": [1, 3]}, ["meta['a'] was [1, 2], and is [1, 3]"]),
         (
             {"itos": [*"abcdefghijklmnopqrstuvwxyz"]},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import json
 import math
 import re
 import sys
@@ -22,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from batchwright.canonical import encode
 from batchwright.errors import QueueError
-from batchwright.fingerprint import fingerprint_bytes, is_users
+from batchwright.fingerprint import fingerprint_bytes, fingerprint_value, is_users
 
 __all__ = ["Stamp", "differences", "normalised", "stamp_of"]
 
@@ -54,7 +54,7 @@ class Stamp:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_bytes(_canonical({"meta": self.meta, **self.to_json()}).encode())
+        return fingerprint_value({"meta": self.meta, **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
         """All but the meta, which a queue keeps beside it."""
@@ -253,12 +253,8 @@ def _words(node: ast.AST, where: tuple[str, ...] = ("id", "attr", "arg", "value"
 # Values
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A setting as JSON: as it is where it is JSON, otherwise text that is the same in every process."""
+    """A setting as JSON, to be shown and compared: text that is the same in every process and version of Python."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -271,7 +267,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): inside(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):  # Python shows them in another order every time
-        return sorted((inside(item) for item in value), key=_canonical)
+        return sorted((inside(item) for item in value), key=encode)
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):  # shown, a long array would be cut
         if getattr(value, "shape", None) == ():
             return inside(value.item())
@@ -329,7 +325,7 @@ def differences(old: Stamp, new: Stamp) -> list[str]:
     )
     for name in sorted(old.settings.keys() | new.settings.keys()):
         was, is_now = old.settings.get(name, _ABSENT), new.settings.get(name, _ABSENT)
-        if was is _ABSENT or is_now is _ABSENT or _canonical(was) != _canonical(is_now):
+        if was is _ABSENT or is_now is _ABSENT or encode(was) != encode(is_now):
             lines.append(_changed(f"config {name}", was, is_now))
     if old.seed != new.seed:
         lines.append(_changed("seed", old.seed, new.seed))
@@ -378,7 +374,7 @@ def _schema_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             continue
         for key in {**was[name], **is_now[name]}:
             values = was[name].get(key, _ABSENT), is_now[name].get(key, _ABSENT)
-            if _ABSENT in values or _canonical(values[0]) != _canonical(values[1]):
+            if _ABSENT in values or encode(values[0]) != encode(values[1]):
                 lines.append(_changed(f"field {name!r}: {key}", *values))
     if not lines and list(was) != list(is_now):
         lines.append(f"the order of fields was {', '.join(was)}, and is {', '.join(is_now)}")
@@ -386,7 +382,7 @@ def _schema_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _value_differences(was: Any, is_now: Any, path: str) -> list[str]:
-    if _canonical(was) == _canonical(is_now):
+    if encode(was) == encode(is_now):
         return []
     if isinstance(was, dict) and isinstance(is_now, dict):
         per_key = []
@@ -396,13 +392,15 @@ def _value_differences(was: Any, is_now: Any, path: str) -> list[str]:
             else:
                 per_key.append([_changed(f"{path}[{key!r}]", was.get(key, _ABSENT), is_now.get(key, _ABSENT))])
         changed = [lines for lines in per_key if lines]
+        if not changed:
+            return [f"the keys of {path} have another order"]
         more = len(changed) - _KEYS_SHOWN
         shown = [line for lines in changed[:_KEYS_SHOWN] for line in lines]
         return [*shown, f"and {more:,} more of {path}"] if more > 0 else shown
     if isinstance(was, list) and isinstance(is_now, list) and len(_short(was)) + len(_short(is_now)) > _VALUE_CHARS:
         lines = [f"{path} had {len(was):,} items, and has {len(is_now):,}"] if len(was) != len(is_now) else []
         both = enumerate(zip(was, is_now, strict=False))
-        apart = [i for i, (one, other) in both if _canonical(one) != _canonical(other)]
+        apart = [i for i, (one, other) in both if encode(one) != encode(other)]
         if apart:
             lines += _value_differences(was[apart[0]], is_now[apart[0]], f"{path}[{apart[0]}]")
             lines += [f"and {len(apart) - 1:,} more of {path}"] if len(apart) > 1 else []
