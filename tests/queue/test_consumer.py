@@ -26,6 +26,7 @@ from batchwright import (
     SpecError,
     WorkerError,
 )
+from refusals import refused
 
 FILE_ROWS = SETTINGS["batch_size"] * SETTINGS["batches_per_file"]
 
@@ -198,9 +199,7 @@ def test_files_of_a_provider_that_cannot_make_them_again_are_kept_until_commit(t
     with opened(tmp_path, delete="checkpoint") as consumer:
         consumer.load_state_dict(state)
         assert ids(consumer, 9) == stream(36, 24)
-        with pytest.raises(
-            QueueError, match="train file 0 was deleted, and this provider cannot make it again"
-        ) as caught:
+        with refused(QueueError, "train file 0", remedy="checkpoint") as caught:
             consumer.load_state_dict(state | {"train": {"file": 0, "batch": 0}})
         assert "checkpoint" in caught.value.remedy
 
@@ -261,7 +260,7 @@ def test_a_second_consumer_of_a_process_goes_on_for_the_first_which_says_so(tmp_
     assert before[:-4] + after[:4] == stream(28)  # the first one's last batch was not recorded: it comes again
     assert after == stream(52, 24)
     assert second.stats()["train"]["redelivered_batches"] == 1
-    with pytest.raises(QueueError, match="a newer DatasetConsumer of this process"):
+    with refused(QueueError, split="train", remedy="rank="):
         first.get_batch("train")
     second.close()
 
@@ -330,7 +329,7 @@ def test_a_queue_that_was_made_anew_under_a_consumer_is_not_mixed_with_the_old_o
         ids(consumer, 5)
         shutil.rmtree(tmp_path / "queue")
         prepare(tmp_path, 2, Changed)
-        with pytest.raises(QueueError, match="was deleted while it was in use, and made again by another provider"):
+        with refused(QueueError, tmp_path, remedy="DatasetConsumer"):
             ids(consumer, 1)
     assert len(list((tmp_path / "queue/train").glob("*.batches"))) == 2
     with opened(tmp_path) as consumer:
@@ -344,7 +343,7 @@ def test_a_queue_that_was_deleted_and_made_again_is_not_read_from_its_beginning(
         state = consumer.state_dict()
         shutil.rmtree(tmp_path / "queue")
         prepare(tmp_path, 3)
-        with pytest.raises(QueueError, match="was deleted while it was in use, and made again from its beginning"):
+        with refused(QueueError, tmp_path, remedy="load_state_dict"):
             ids(consumer, 1)
     with opened(tmp_path) as consumer:
         consumer.load_state_dict(state)
@@ -361,7 +360,7 @@ def test_files_of_another_provider_are_refused_though_the_folder_is_the_same(tmp
     shutil.copy(tmp_path / "other/queue/train/00000001.batches", tmp_path / "queue/train")
     with opened(tmp_path, timeout_seconds=1) as consumer:
         ids(consumer, 5)
-        with pytest.raises(QueueError, match="train file 1 was made by another provider") as caught:
+        with refused(QueueError, "train file 1") as caught:
             ids(consumer, 1)
         assert "batchwright queue purge" in caught.value.remedy
     assert (tmp_path / "queue/train/00000001.batches").exists()
@@ -371,7 +370,7 @@ def test_files_of_another_provider_are_refused_though_the_folder_is_the_same(tmp
 
 
 def test_a_missing_queue_is_said_with_what_to_run(tmp_path):
-    with pytest.raises(MissingQueueError, match="Queue directory not found") as caught:
+    with refused(MissingQueueError, tmp_path) as caught:
         DatasetConsumer(tmp_path / "data/toy")
     assert isinstance(caught.value, FileNotFoundError)
     assert "prepare" in caught.value.remedy
@@ -381,7 +380,7 @@ def test_a_missing_queue_is_said_with_what_to_run(tmp_path):
 
 def test_a_folder_without_meta_and_without_a_provider_is_a_missing_queue(tmp_path):
     (tmp_path / "queue").mkdir()
-    with pytest.raises(MissingQueueError, match=r"has no meta\.json, and no provider is running"):
+    with refused(MissingQueueError, "meta.json", "no provider"):
         DatasetConsumer(tmp_path, timeout_seconds=0)
 
 
@@ -394,7 +393,7 @@ def test_a_timeout_says_who_is_waited_for_and_takes_nothing(tmp_path, running):
 
     running(Slow)
     with opened(tmp_path / "data", timeout_seconds=0.3, batch_size=FILE_ROWS + 1) as consumer:
-        with pytest.raises(NotReadyError, match=r"train file 1 was not there after 0\.3 s") as caught:
+        with refused(NotReadyError, "train file 1", "0.3 s") as caught:
             consumer.get_batch("train")
         assert f"provider, pid {os.getpid()}: makes train file 1, since" in caught.value.where["providers"]
         assert consumer.state_dict()["train"] == {"file": 0, "batch": 0}
@@ -404,7 +403,7 @@ def test_without_a_provider_a_timeout_says_so(tmp_path):
     prepare(tmp_path, 1)
     with opened(tmp_path, timeout_seconds=0.2) as consumer:
         assert ids(consumer, 5) == stream(20)
-        with pytest.raises(NotReadyError, match="train file 1 was not there") as caught:
+        with refused(NotReadyError, "train file 1") as caught:
             consumer.get_batch("train")
     assert caught.value.where["providers"] == "none is running"
     assert "batchwright prepare" in caught.value.remedy
@@ -422,9 +421,7 @@ def test_what_a_provider_died_of_is_raised_at_once_but_not_before_what_is_ready_
     with opened(tmp_path / "data", timeout_seconds=60) as consumer:
         assert ids(consumer, 10) == stream(40)
         began = time.monotonic()
-        with pytest.raises(
-            WorkerError, match=r"died making train file 2: ValueError: low >= high, test_consumer\.py:"
-        ) as caught:
+        with refused(WorkerError, "train file 2", "ValueError: low >= high", "test_consumer.py:") as caught:
             consumer.get_batch("train")
         assert time.monotonic() - began < 30
         assert "Traceback" in caught.value.where["traceback"]
@@ -437,7 +434,7 @@ def test_the_folder_deleted_under_a_consumer_is_one_clear_error(tmp_path):
         shutil.rmtree(tmp_path / "queue")
         assert ids(consumer, 4) == stream(16, 4)  # what it has read
         state = consumer.state_dict()
-        with pytest.raises(QueueError, match="was deleted while it was in use") as caught:
+        with refused(QueueError, tmp_path) as caught:
             consumer.get_batch("train")
         assert "load_state_dict" in caught.value.remedy
     assert state["train"] == {"file": 1, "batch": 0}
@@ -486,7 +483,7 @@ def test_a_forked_child_is_a_consumer_of_its_own(tmp_path):
 def test_a_parameter_of_a_consumer_that_cannot_work_is_named(tmp_path, settings, name):
     prepare(tmp_path, 1)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SpecError, match=name) as caught:
+    with refused(SpecError, name) as caught:
         DatasetConsumer(tmp_path, **settings)
     assert caught.value.where["parameter"] == name
     assert caught.value.remedy
@@ -496,7 +493,7 @@ def test_a_parameter_of_a_consumer_that_cannot_work_is_named(tmp_path, settings,
 @pytest.mark.parametrize("split", ["test", "", None, "../train", 0])
 def test_a_split_that_is_none_is_named(tmp_path, split):
     prepare(tmp_path, 1)
-    with pytest.raises(SpecError, match="split must be 'train' or 'val'"):
+    with refused(SpecError, parameter="split"):
         opened(tmp_path).get_batch(split)
 
 
@@ -555,5 +552,5 @@ def test_a_closed_consumer_says_that_it_is(tmp_path):
     prepare(tmp_path, 1)
     consumer = opened(tmp_path)
     consumer.close()
-    with pytest.raises(SpecError, match="this consumer is closed"):
+    with refused(SpecError, remedy="DatasetConsumer"):
         consumer.get_batch("train")

@@ -100,7 +100,7 @@ def test_every_name_of_the_config_is_an_attribute_and_in_config(tmp_path):
 
 def test_input_files_are_those_named_input(tmp_path):
     one = provider(tmp_path)
-    with pytest.raises(SpecError, match="there is no input file") as caught:
+    with refused(SpecError, folder=tmp_path) as caught:
         one.input_files()
     assert caught.value.where["folder"] == tmp_path
     for name in ("input.txt", "input.2.csv", "output.txt"):
@@ -331,7 +331,7 @@ class Failing(Numbered):
 
 
 def test_an_error_of_sample_batch_is_named_with_its_file_and_line_and_left_for_consumers(tmp_path):
-    with pytest.raises(WorkerError, match="sample_batch failed making train file 1: ValueError: low >= high") as caught:
+    with refused(WorkerError, "sample_batch", "train file 1", "ValueError: low >= high") as caught:
         provider(tmp_path, Failing).run(("train",))
     line = Failing.sample_batch.__code__.co_firstlineno + 2
     assert caught.value.where["at"] == f"test_provider.py:{line}"
@@ -361,9 +361,9 @@ def test_an_error_of_build_meta_is_left_for_consumers_too(tmp_path):
         def build_meta(self):
             return {"size": 1 / 0}
 
-    with pytest.raises(WorkerError, match="build_meta failed: ZeroDivisionError"):
+    with refused(WorkerError, "build_meta", "ZeroDivisionError"):
         provider(tmp_path, NoMeta).run()
-    with pytest.raises(WorkerError, match=r"died: ZeroDivisionError: division by zero, test_provider\.py"):
+    with refused(WorkerError, "ZeroDivisionError: division by zero", "test_provider.py"):
         DatasetConsumer(tmp_path)
 
 
@@ -393,9 +393,9 @@ def test_sys_exit_is_an_error_like_any_other(tmp_path, where):
         pass
 
     setattr(Exiting, where, lambda *_: sys.exit("no data"))
-    with pytest.raises(WorkerError, match=f"{where} failed.*: SystemExit: no data"):
+    with refused(WorkerError, where, "SystemExit: no data"):
         provider(tmp_path, Exiting).run()
-    with pytest.raises(WorkerError, match=r"provider, pid \d+, died.*: SystemExit: no data, test_provider.py"):
+    with refused(WorkerError, os.getpid(), "SystemExit: no data", "test_provider.py"):
         DatasetConsumer(tmp_path, timeout_seconds=0).get_batch("train")
 
 
@@ -481,7 +481,7 @@ print("made", Slow({str(tmp_path)!r}, batch_size=4, block_size=3).run())
 
 def test_a_file_in_place_of_the_queue_is_named(tmp_path):
     (tmp_path / "queue").write_text("not a folder")
-    with pytest.raises(QueueError, match="there is a file where the queue has a folder") as caught:
+    with refused(QueueError, folder=tmp_path / "queue") as caught:
         provider(tmp_path).run()
     assert caught.value.where["folder"] == tmp_path / "queue"
     assert (tmp_path / "queue").read_text() == "not a folder"
@@ -508,7 +508,7 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
     monkeypatch.setattr(batch_file.os, "pwrite", write)
     running()
     consumer = DatasetConsumer(tmp_path / "data", framework="numpy", timeout_seconds=0.5)
-    with pytest.raises(TimeoutError, match="train file 0 was not there") as caught:
+    with refused(NotReadyError, "train file 0") as caught:
         consumer.get_batch("train")
     assert "No space left on device" in caught.value.where["providers"]
     full[0] = False
@@ -524,7 +524,7 @@ def test_a_file_system_that_is_read_only_is_named(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(queue.path))
 
     monkeypatch.setattr(QueueFolder, "make", make)
-    with pytest.raises(QueueError, match="cannot be written: Read-only file system") as caught:
+    with refused(QueueError, "Read-only file system") as caught:
         provider(tmp_path).run(max_files=1)
     assert caught.value.where["folder"] == tmp_path / "queue"
     assert caught.value.remedy
@@ -555,7 +555,7 @@ def test_a_file_system_that_is_read_only_is_named(tmp_path, monkeypatch):
     ],
 )
 def test_a_parameter_that_cannot_work_is_named_before_anything_is_written(tmp_path, settings, name):
-    with pytest.raises(SpecError, match=name) as caught:
+    with refused(SpecError, parameter=name) as caught:
         provider(tmp_path, Pair, **settings)
     assert caught.value.where["parameter"] == name
     assert caught.value.remedy
@@ -578,7 +578,7 @@ def test_a_parameter_that_cannot_work_is_named_before_anything_is_written(tmp_pa
     ],
 )
 def test_run_names_a_parameter_that_cannot_work_before_anything_is_written(tmp_path, parameters, name):
-    with pytest.raises(SpecError, match=f"{name} must be") as caught:
+    with refused(SpecError, parameter=name) as caught:
         provider(tmp_path).run(**({"max_files": 1} | parameters))
     assert caught.value.where["parameter"] == name
     assert caught.value.remedy
@@ -589,8 +589,8 @@ def test_a_provider_without_its_two_methods_says_which_is_missing(tmp_path):
     class Empty(DataProviderBase):
         pass
 
-    with pytest.raises(SpecError, match="Empty has no build_meta"):
+    with refused(SpecError, "Empty", parameter="build_meta"):
         Empty(tmp_path, 4, 3).run()
     Empty.build_meta = Numbered.build_meta
-    with pytest.raises(SpecError, match="Empty has no sample_batch"):
+    with refused(SpecError, "Empty", parameter="sample_batch"):
         Empty(tmp_path / "other", 4, 3).run()
