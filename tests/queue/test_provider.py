@@ -28,6 +28,7 @@ from batchwright import (
 )
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import read_deaths
+from harness import wait_for
 from refusals import refused
 
 
@@ -453,7 +454,7 @@ print("made", made, flush=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "sampling\n"
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out.splitlines()[-1], err) == (0, "made 0", "")
     assert not list((tmp_path / "queue/train").glob(".*.part"))
     assert not os.listdir(tmp_path / "queue/who")
@@ -474,7 +475,7 @@ print("made", Slow({str(tmp_path)!r}, batch_size=4, block_size=3).run())
     assert process.stdout is not None
     assert process.stdout.readline() == "reading\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out, err) == (0, "made 0\n", "")
     assert not os.listdir(tmp_path / "queue/who")
 
@@ -507,13 +508,17 @@ def test_a_full_disk_is_waited_for_and_said(tmp_path, running, monkeypatch, caps
 
     monkeypatch.setattr(batch_file.os, "pwrite", write)
     running()
-    consumer = DatasetConsumer(tmp_path / "data", framework="numpy", timeout_seconds=0.5)
-    with refused(NotReadyError, "train file 0") as caught:
-        consumer.get_batch("train")
-    assert "No space left on device" in caught.value.where["providers"]
+    consumer = DatasetConsumer(tmp_path / "data", framework="numpy", timeout_seconds=0.1)
+
+    def is_said() -> bool:
+        with refused(NotReadyError, "train file 0") as caught:
+            consumer.get_batch("train")
+        return "No space left on device" in caught.value.where["providers"]
+
+    wait_for("word of it", is_said)
     full[0] = False
-    consumer.timeout_seconds = 20
-    consumer._waits["train"].timeout_seconds = 20
+    consumer.timeout_seconds = 240
+    consumer._waits["train"].timeout_seconds = 240
     assert consumer.get_batch("train")["id"].tolist() == [0, 1, 2, 3]
     consumer.close()
     assert capsys.readouterr().err.count("No space left on device") >= 1

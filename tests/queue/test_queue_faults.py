@@ -209,10 +209,15 @@ def test_a_consumer_that_waits_for_a_provider_without_room_says_so(run: Run) -> 
     run.wait_for("word of it", lambda: "goes on when there is room" in run.complained("p"))
     run.consume("c", settings={"timeout_seconds": 0.1})
 
-    error = run.error_of("c")
-    assert error["kind"] == "NotReadyError"
-    assert f"provider, pid {run.pid('p')}: waits: File too large" in error["text"]
-    assert "train file 2 " in error["text"]
+    def is_told() -> bool:  # between two tries of the provider
+        error = run.error_of("c")
+        assert error["kind"] == "NotReadyError", run.told()
+        assert "train file 2 " in error["text"], run.told()
+        assert f"provider, pid {run.pid('p')}: " in error["text"], run.told()
+        run.start_again("c")
+        return "waits: File too large" in error["text"]
+
+    run.wait_for("word of it", is_told)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT CHECKED: a disk that others fill; only root mounts one")

@@ -13,6 +13,7 @@ from providers import SETTINGS, Counting, Numbered
 from batchwright import DatasetConsumer, NotReadyError, WorkerError
 from batchwright.queue.batch_file import read_facts
 from batchwright.queue.members import Member
+from harness import wait_for
 from refusals import refused
 
 
@@ -35,10 +36,7 @@ def flip_last_byte(file: Path) -> None:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for("change", is_so)
 
 
 # Their place

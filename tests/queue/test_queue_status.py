@@ -24,6 +24,7 @@ from batchwright.queue.provider import DataProviderBase
 from batchwright.queue.purge import purge
 from batchwright.queue.status import find_queue, production_rate, queue_status
 from batchwright.queue.verify import verify_queue
+from harness import wait_for
 from refusals import refused
 
 BATCH_SIZE, BATCHES = 4, 3
@@ -217,10 +218,9 @@ def test_a_killed_provider_is_dead_and_its_file_is_nobodys(data):
 def test_a_stopped_process_hangs_until_it_goes_on(data):
     with member_in_a_process(data, "consumer", 0.3) as process:
         process.send_signal(signal.SIGSTOP)
-        time.sleep(0.4)
-        assert [one["state"] for one in look(data)["consumers"]] == ["hung"]
+        wait_for("hung", lambda: [one["state"] for one in look(data)["consumers"]] == ["hung"])
         process.send_signal(signal.SIGCONT)
-        assert [one["state"] for one in look(data)["consumers"]] == ["alive"]
+        wait_for("alive", lambda: [one["state"] for one in look(data)["consumers"]] == ["alive"])
 
 
 def test_a_clock_that_is_wrong_makes_nobody_hang(data, monkeypatch):

@@ -335,7 +335,7 @@ class DatasetConsumer:
             )
         if state["queue"] != self._fingerprint:
             raise PlanError(
-                "this state is of another queue: its schema, its provider's code, its settings or its seed differ",
+                "this state is of another queue: its schema, code, settings, raw files or seed differ",
                 parameter="state",
                 state=state["queue"],
                 queue=self._fingerprint,
