@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ class Ran:
         return json.loads(self.out)
 
 
+def _words(line: str, arguments: Iterable[object]) -> list[str]:
+    """A command line as a shell splits it, and arguments that are whole whatever is in them."""
+    return [*shlex.split(line), *map(str, arguments)]
+
+
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """For processes that a test starts: they find the package that is under test."""
@@ -41,11 +47,11 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def process(environment: dict[str, str]) -> Run:
-    """process("info", store): the command line in a process of its own."""
+    """process(f"info {store}"): the command line in a process of its own."""
 
-    def ran(*arguments: object, cwd: Path | None = None, **more: str) -> Ran:
+    def ran(line: str = "", *arguments: object, cwd: Path | None = None, **more: str) -> Ran:
         done = subprocess.run(
-            [sys.executable, "-m", "batchwright", *map(str, arguments)],
+            [sys.executable, "-m", "batchwright", *_words(line, arguments)],
             capture_output=True,
             text=True,
             cwd=cwd,
@@ -59,13 +65,13 @@ def process(environment: dict[str, str]) -> Run:
 
 @pytest.fixture
 def batchwright(capsys: pytest.CaptureFixture[str]) -> Run:
-    """batchwright("info", store): the same, inside this process."""
+    """batchwright(f"info {store}"): the same, inside this process."""
 
-    def ran(*arguments: object, cwd: Path | None = None) -> Ran:
+    def ran(line: str = "", *arguments: object, cwd: Path | None = None) -> Ran:
         capsys.readouterr()
         with contextlib.chdir(cwd or "."):
             try:
-                code = main([str(argument) for argument in arguments])
+                code = main(_words(line, arguments))
             except SystemExit as exit:
                 code = int(exit.code or 0)
         return Ran(code, *capsys.readouterr())

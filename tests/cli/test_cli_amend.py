@@ -44,7 +44,7 @@ def test_an_amended_plan_of_conversations_says_which_loader_goes_on_with_it(chat
     without_length = {name: value for name, value in given.items() if name != "max_length"}
     loader = bw.ConversationDataLoader(chat_store, **given)
     loader.get_batch()
-    facts = succeeds("amend", chat_store, loader.plan.fingerprint, "--skip", "4-5", "--json").json
+    facts = succeeds(f"amend {chat_store} {loader.plan.fingerprint} --skip 4-5 --json").json
     (use, _) = facts["use"]
     assert use.startswith(f"loader = bw.ConversationDataLoader({str(chat_store)!r}, plan=")
     amended = bw.ConversationDataLoader(chat_store, plan=facts["fingerprint"], **without_length)
@@ -91,8 +91,8 @@ def test_the_amended_plan_is_the_one_that_python_makes_and_is_kept_with_all_its_
 
 def test_a_source_that_grew_is_taken_in(mixed_stores, succeeds):
     loader = bw.PretrainDataLoader(mixed_stores / "notes.store", chunk_size=16, framework="numpy")
-    command = ["amend", mixed_stores / "notes.store", loader.plan.fingerprint, "--at", "10"]
-    facts = succeeds(*command, "--add", f"text={mixed_stores / 'more.store'}", "--json").json
+    command = f"amend {mixed_stores / 'notes.store'} {loader.plan.fingerprint} --at 10"
+    facts = succeeds(command, "--add", f"text={mixed_stores / 'more.store'}", "--json").json
     assert facts["fingerprint"] == loader.plan.amend(at=10, add={"text": mixed_stores / "more.store"}).fingerprint
     assert facts["epochs"] == 2
     first, second = (stretch["from_position"] for stretch in facts["stretches"])
@@ -103,30 +103,30 @@ def test_a_state_says_from_where_and_of_which_plan(loader, stores, plan, tmp_pat
     for _ in range(10):
         loader.get_batch()
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    command = ["amend", stores / "web.store", "--state", tmp_path / "state.json", "--weights", "web=1,code=1"]
-    made = succeeds(*command, "--json").json
+    command = f"amend {stores / 'web.store'} --state {tmp_path / 'state.json'} --weights web=1,code=1"
+    made = succeeds(command, "--json").json
     assert made["amendments"][0]["from_position"] == 80
     assert made["fingerprint"] == loader.plan.amend(at=80, weights={"web": 1, "code": 1}).fingerprint
 
 
 def test_an_amendment_is_amended_again(stores, plan, succeeds):
-    once = succeeds("amend", stores / "web.store", plan, "--skip", "82-83", "--json").json["fingerprint"]
-    twice = succeeds("amend", stores / "code.store", once, "--at", "200", "--weights", "web=1", "--json").json
+    once = succeeds(f"amend {stores / 'web.store'} {plan} --skip 82-83 --json").json["fingerprint"]
+    twice = succeeds(f"amend {stores / 'code.store'} {once} --at 200 --weights web=1 --json").json
     assert [(a["parent"], a["from_position"]) for a in twice["amendments"]] == [(plan, 82), (once, 200)]
 
 
 def test_a_ramp_begins_with_the_weights_of_the_amendment_before(loader, stores, plan, succeeds):
     once = loader.plan.amend(at=80, weights={"web": 1, "code": 1})
-    succeeds("amend", stores / "web.store", plan, "--at", "80", "--weights", "web=1,code=1")
-    command = ["amend", stores / "web.store", once.fingerprint, "--at", "200", "--ramp", "200-300:code=1"]
+    succeeds(f"amend {stores / 'web.store'} {plan} --at 80 --weights web=1,code=1")
+    command = f"amend {stores / 'web.store'} {once.fingerprint} --at 200 --ramp 200-300:code=1"
     ramp = bw.ramp({"web": 1, "code": 1}, {"code": 1}, first=200, last=300)
-    assert succeeds(*command, "--json").json["fingerprint"] == once.amend(at=200, weights=ramp).fingerprint
+    assert succeeds(command, "--json").json["fingerprint"] == once.amend(at=200, weights=ramp).fingerprint
 
 
 def test_a_store_that_joined_is_found_from_any_other(stores, plan, succeeds):
-    command = ["amend", stores / "web.store", plan, "--at", "80", "--weights", "math=1"]
-    made = succeeds(*command, "--add", f"math={stores / 'math.store'}", "--json").json["fingerprint"]
-    digests = [succeeds("digest", stores / f"{n}.store", made, "--steps", "0-20").out for n in (*WEIGHTS, "math")]
+    command = f"amend {stores / 'web.store'} {plan} --at 80 --weights math=1"
+    made = succeeds(command, "--add", f"math={stores / 'math.store'}", "--json").json["fingerprint"]
+    digests = [succeeds(f"digest {stores / f'{n}.store'} {made} --steps 0-20").out for n in (*WEIGHTS, "math")]
     assert len(set(digests)) == 1
 
 
@@ -136,7 +136,7 @@ def test_a_store_that_joined_is_found_from_any_other(stores, plan, succeeds):
 def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(loader, stores, plan, succeeds):
     batches = [loader.get_batch() for _ in range(10)]
     state = batches[4].metadata["state"]
-    text = succeeds("amend", stores / "web.store", plan, "--skip", "82-83").out
+    text = succeeds(f"amend {stores / 'web.store'} {plan} --skip 82-83").out
     assert "position 82 " in text
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("  loader = bw.MixedDataLoader("))
@@ -150,7 +150,7 @@ def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(load
 
 def test_the_printed_lines_of_one_store_open_a_pretrain_loader(own_store, succeeds):
     loader = bw.PretrainDataLoader(own_store, chunk_size=16, framework="numpy")
-    text = succeeds("amend", own_store, loader.plan.fingerprint, "--skip", "8-15").out
+    text = succeeds(f"amend {own_store} {loader.plan.fingerprint} --skip 8-15").out
     (line,) = (line.strip() for line in text.splitlines() if line.startswith("  loader = "))
     names = {"bw": bw}
     exec(line, names)
@@ -159,11 +159,11 @@ def test_the_printed_lines_of_one_store_open_a_pretrain_loader(own_store, succee
 
 
 def test_the_answer_ends_with_what_plan_says(stores, plan, succeeds):
-    text = succeeds("amend", stores / "web.store", plan, "--step", "10", "--skip", "82-83").out
+    text = succeeds(f"amend {stores / 'web.store'} {plan} --step 10 --skip 82-83").out
     made = text.split()[1]
     assert text.startswith(f"plan {made} amends {plan} from position 80: skip 82-83\n")
     assert f"  kept in {stores / 'code.store' / 'plans' / made}.json\n" in text
-    assert text.endswith("\n\n" + succeeds("plan", stores / "web.store", made).out)
+    assert text.endswith("\n\n" + succeeds(f"plan {stores / 'web.store'} {made}").out)
 
 
 # What it refuses
@@ -217,7 +217,7 @@ def test_a_step_needs_to_know_how_batches_are_cut(mixed_stores, tmp_path, succee
     sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
     for batch_size in (8, 4):
         made = bw.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=batch_size, framework="numpy").plan
-    command = ["amend", mixed_stores / "web.store", made.fingerprint, "--step", "10", "--weights", "web=1"]
-    assert "batch_size=" in refuses(*command)
-    facts = succeeds(*command, "--batch-size", "4", "--json").json
+    command = f"amend {mixed_stores / 'web.store'} {made.fingerprint} --step 10 --weights web=1"
+    assert "batch_size=" in refuses(command)
+    facts = succeeds(command, "--batch-size", "4", "--json").json
     assert facts["amendments"][0]["from_position"] == 40

@@ -26,28 +26,14 @@ def texts(path):
 
 
 def test_a_folder_becomes_a_store(folder, process_succeeds):
-    done = process_succeeds(
-        "bake", "web", "--text", "content", "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder
-    )
+    done = process_succeeds("bake web --text content --tokenizer bytes --workers 0 --to a.store", cwd=folder)
     assert "5 documents, 30 tokens" in done.out
     assert texts(folder / "a.store") == [f"page {n}" for n in range(5)]
 
 
 def test_json_says_what_was_made_and_progress_stays_on_stderr(folder, process_succeeds):
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-        "--json",
-    ]
-    first, second = (process_succeeds(*command, cwd=folder) for _ in range(2))
+    command = "bake web --text content --tokenizer bytes --workers 0 --to a.store --json"
+    first, second = (process_succeeds(command, cwd=folder) for _ in range(2))
     assert first.json["num_documents"] == 5
     assert first.json["num_tokens"] == 30
     assert not first.json["was_up_to_date"]
@@ -56,25 +42,13 @@ def test_json_says_what_was_made_and_progress_stays_on_stderr(folder, process_su
 
 
 def test_quiet_says_nothing_on_stderr(folder, succeeds):
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-        "--quiet",
-    ]
-    assert succeeds(*command, cwd=folder).err == ""
+    command = "bake web --text content --tokenizer bytes --workers 0 --to a.store --quiet"
+    assert succeeds(command, cwd=folder).err == ""
 
 
 def test_named_sources_have_formats_and_columns_of_their_own(folder, succeeds):
-    command = ["bake", "pages=web", "code=src/*.py", "--format", "code=text", "--text", "pages=content"]
-    succeeds(*command, "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder)
+    command = "bake pages=web 'code=src/*.py' --format code=text --text pages=content"
+    succeeds(command, "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder)
     assert bw.open_store(folder / "a.store").names == ["pages", "code"]
     assert texts(folder / "a.store") == [*(f"page {n}" for n in range(5)), "print(1)\n", "print(2)\n"]
 
@@ -94,20 +68,8 @@ def test_text_is_a_path_or_a_template_and_options_reach_the_format(folder, succe
 
 
 def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(folder, succeeds):
-    command = [
-        "bake",
-        "src/one.py",
-        "src/two.py",
-        "--format",
-        "text",
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-    ]
-    succeeds(*command, cwd=folder)
+    command = "bake src/one.py src/two.py --format text --tokenizer bytes --workers 0 --to a.store"
+    succeeds(command, cwd=folder)
     assert bw.open_store(folder / "a.store").names == ["src"]
 
 
@@ -115,27 +77,15 @@ def test_a_glob_among_several_paths_is_files_and_not_text(folder, succeeds):
     for name in ("my notes", "your notes"):
         (folder / name).mkdir()
         (folder / name / "a.txt").write_text(name)
-    command = ["bake", "my notes", "your n*/*", "--tokenizer", "bytes", "--workers", "0"]
-    succeeds(*command, "--to", "a.store", cwd=folder)
+    command = "bake 'my notes' 'your n*/*' --tokenizer bytes --workers 0"
+    succeeds(command, "--to", "a.store", cwd=folder)
     assert texts(folder / "a.store") == ["my notes", "your notes"]
 
 
 def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-        "--json",
-    ]
+    command = "bake web --text content --tokenizer bytes --workers 0 --to a.store --json"
     made = succeeds(
-        *command, "--eos", "7", "--holdout", "0.5", "--seed", "3", "--quantity", "4", "--no-shuffle", cwd=folder
+        command, "--eos", "7", "--holdout", "0.5", "--seed", "3", "--quantity", "4", "--no-shuffle", cwd=folder
     ).json
     recipe = bw.open_store(folder / "a.store").manifest.recipe
     assert made["tokenizer"]["eos"] == 7
@@ -144,63 +94,25 @@ def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
 
 
 def test_append_eos_takes_the_tokenizers_own(folder, succeeds):
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--append-eos",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-        "--json",
-    ]
-    assert succeeds(*command, cwd=folder).json["tokenizer"]["eos"] == 256
+    command = "bake web --text content --tokenizer bytes --append-eos --workers 0 --to a.store --json"
+    assert succeeds(command, cwd=folder).json["tokenizer"]["eos"] == 256
 
 
 def test_skipped_rows_are_counted(folder, succeeds):
     (folder / "web" / "pages.jsonl").write_text('{"content": "good"}\n{bad\n')
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--on-error",
-        "skip",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-    ]
-    made = succeeds(*command, "--json", cwd=folder).json
+    command = "bake web --text content --tokenizer bytes --on-error skip --workers 0 --to a.store"
+    made = succeeds(command, "--json", cwd=folder).json
     assert made["num_documents"] == 1
     assert made["report"]["errors"] == 1
 
 
 def test_a_malformed_row_is_named_and_no_store_opens(folder, refuses, batchwright):
     (folder / "web" / "pages.jsonl").write_text('{"content": "good"}\n{bad\n')
-    command = [
-        "bake",
-        "web",
-        "--text",
-        "content",
-        "--tokenizer",
-        "bytes",
-        "--workers",
-        "0",
-        "--to",
-        "a.store",
-        "--quiet",
-    ]
-    text = refuses(*command, cwd=folder)
+    command = "bake web --text content --tokenizer bytes --workers 0 --to a.store --quiet"
+    text = refuses(command, cwd=folder)
     assert "pages.jsonl" in text
     assert "2" in text
-    assert batchwright("info", "a.store", cwd=folder).code == 2
+    assert batchwright("info a.store", cwd=folder).code == 2
 
 
 RECIPE = """
@@ -227,9 +139,9 @@ recipe.prepare_step(bw.tokenize("bytes", text="content"))
 def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_succeeds):
     (folder / "recipe.py").write_text(RECIPE)
     (folder / "beside.py").write_text("SHOUT = '!'")
-    process_succeeds("bake", "recipe.py", "--to", "a.store", "--workers", "2", cwd=folder)
+    process_succeeds("bake recipe.py --to a.store --workers 2", cwd=folder)
     assert texts(folder / "a.store") == ["PAGE 3!", "PAGE 4!", "ROW 100001!"]
-    assert "up to date" in process_succeeds("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=folder).err
+    assert "up to date" in process_succeeds("bake recipe.py --workers 0 --to a.store", cwd=folder).err
 
 
 ROWS = """
@@ -241,12 +153,12 @@ recipe = bw.DatasetRecipe().add_ingredient([{"n": 1}, {"n": 2}], name="one", whe
 
 def test_explain_says_what_would_happen_and_writes_nothing(tmp_path, succeeds):
     (tmp_path / "recipe.py").write_text(ROWS)
-    assert succeeds("bake", "recipe.py", "--explain", cwd=tmp_path).out.splitlines() == [
+    assert succeeds("bake recipe.py --explain", cwd=tmp_path).out.splitlines() == [
         "DatasetRecipe, seed 0",
         "├─ one: 2 rows from memory, where <lambda>: 2 rows read, 1 not where, 1 kept",
         "└─ 1 row in the end",
     ]
-    told = json.loads(succeeds("bake", "recipe.py", "--explain", "--json", cwd=tmp_path).out)
+    told = json.loads(succeeds("bake recipe.py --explain --json", cwd=tmp_path).out)
     assert told["instructions"][0]["counts"] == {"rows read": 2, "not where": 1, "kept": 1}
     assert told["num_rows"] == 1
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
@@ -254,7 +166,7 @@ def test_explain_says_what_would_happen_and_writes_nothing(tmp_path, succeeds):
 
 def test_a_recipe_file_without_tokens_gives_a_buffer(tmp_path, succeeds):
     (tmp_path / "recipe.py").write_text(ROWS)
-    done = succeeds("bake", "recipe.py", "--to", "rows", "--workers", "0", "--json", cwd=tmp_path)
+    done = succeeds("bake recipe.py --to rows --workers 0 --json", cwd=tmp_path)
     assert json.loads(done.out) == {"buffer": "rows", "num_rows": 1}
     with bw.DatasetBuffer(path=tmp_path / "rows", read_only=True) as buffer:
         assert buffer.to_pydict() == {"n": [2]}
@@ -262,7 +174,7 @@ def test_a_recipe_file_without_tokens_gives_a_buffer(tmp_path, succeeds):
 
 def test_a_bake_to_nowhere_is_refused(tmp_path, refuses):
     (tmp_path / "recipe.py").write_text(ROWS)
-    assert "--to corpus.store" in refuses("bake", "recipe.py", cwd=tmp_path)
+    assert "--to corpus.store" in refuses("bake recipe.py", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +189,7 @@ def test_a_bake_to_nowhere_is_refused(tmp_path, refuses):
 )
 def test_a_recipe_file_that_gives_no_recipe_is_named(recipe, said, tmp_path, process_refuses):
     (tmp_path / "recipe.py").write_text(recipe)
-    text = process_refuses("bake", "recipe.py", "--workers", "0", "--to", "a.store", cwd=tmp_path)
+    text = process_refuses("bake recipe.py --workers 0 --to a.store", cwd=tmp_path)
     assert said in text
     assert "recipe.py" in text
     assert ("line       2" in text) == ("x = 1\n" in recipe)

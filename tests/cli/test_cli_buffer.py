@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def test_info_says_rows_columns_origins_settings_and_versions(folder, succeeds):
-    lines = [" ".join(line.split()) for line in succeeds("info", folder).out.splitlines()]
+    lines = [" ".join(line.split()) for line in succeeds(f"info {folder}").out.splitlines()]
     with bw.DatasetBuffer(path=folder, read_only=True) as buffer:
         assert lines[0] == f"buffer {folder} ({buffer.content_fingerprint()[:16]})"
     for line in (
@@ -42,7 +42,7 @@ def test_info_says_rows_columns_origins_settings_and_versions(folder, succeeds):
 
 
 def test_info_as_json_has_the_sizes_of_the_files(folder, succeeds):
-    facts = succeeds("info", folder, "--json").json
+    facts = succeeds(f"info {folder} --json").json
     assert facts["journal_bytes"] == sum(file.stat().st_size for file in folder.glob("journal-*.log")) > 0
     assert facts["num_block_files"] == len(list(folder.glob("blocks/*"))) > 0
     assert facts["settings"] == {"max_size": 5, "drop_strategy": "oldest", "seed": 3}
@@ -50,27 +50,27 @@ def test_info_as_json_has_the_sizes_of_the_files(folder, succeeds):
 
 @pytest.mark.parametrize("version", ["after epoch 1", "1"], ids=["by name", "by number"])
 def test_info_of_a_version_says_what_it_had(folder, succeeds, version):
-    facts = succeeds("info", folder, "--version", version, "--json").json
+    facts = succeeds(f"info {folder} --json --version", version).json
     assert facts["num_rows"] == 2
     assert [column["name"] for column in facts["columns"]] == ["text", "obs"]
 
 
 def test_look_shows_rows_with_their_ids_and_origins(folder, succeeds):
-    printed = succeeds("look", folder, "--count", "1").out
+    printed = succeeds(f"look {folder} --count 1").out
     assert printed == (
         "row 0 (id 0, from 'first')\n  text  'row 0'\n  obs  float32[12]  0 1 2 3 4 5 6 7 ...\n  loss  0.5\n"
     )
 
 
 def test_look_shows_control_characters_as_escapes(folder, succeeds):
-    printed = succeeds("look", folder, "--document", "2").out
+    printed = succeeds(f"look {folder} --document 2").out
     assert "row 2 (id 2, from 'fresh')" in printed
     assert "\x1b" not in printed
     assert "loss  None" in printed
 
 
 def test_look_as_json_has_whole_values(folder, succeeds):
-    (row,) = succeeds("look", folder, "--document", "1", "--count", "1", "--json").json["rows"]
+    (row,) = succeeds(f"look {folder} --document 1 --count 1 --json").json["rows"]
     assert row == {"row": 1, "id": 1, "origin": "first", "values": {"text": "row 1", "obs": [*range(12)], "loss": None}}
 
 
@@ -93,12 +93,12 @@ def test_what_a_buffer_does_not_have_is_refused(folder, refuses, arguments, said
 
 
 def test_verify_reads_every_byte_of_a_buffer(folder, succeeds, batchwright):
-    assert succeeds("verify", folder).out == f"{folder}: whole\n"
+    assert succeeds(f"verify {folder}").out == f"{folder}: whole\n"
     file = max(folder.glob("blocks/*"), key=lambda file: file.stat().st_size)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    ran = batchwright("verify", folder)
+    ran = batchwright(f"verify {folder}")
     assert ran.code == 1
     assert file.name in ran.err
-    assert batchwright("verify", folder, "--json").json["ok"] is False
+    assert batchwright(f"verify {folder} --json").json["ok"] is False

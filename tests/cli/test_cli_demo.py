@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def test_the_demo_reads_its_own_arguments(succeeds):
-    assert "usage: batchwright demo" in succeeds("demo", "--help").out
+    assert "usage: batchwright demo" in succeeds("demo --help").out
 
 
 def test_an_unknown_argument_of_the_demo_is_bad_usage(batchwright):
-    assert batchwright("demo", "--no-such-option").code == 2
+    assert batchwright("demo --no-such-option").code == 2

@@ -194,7 +194,7 @@ def test_rows_over_length_are_judged_by_what_becomes_of_them(truncation, code, s
 
 def test_json_says_the_same(batchwright, sft):
     file = sft(talk(("usr", "2?")))
-    done = batchwright("doctor", "chat", file, "--tokenizer", "bytes", "--template", "chatml", "--json")
+    done = batchwright(f"doctor chat {file} --tokenizer bytes --template chatml --json")
     assert done.code == 1
     assert (done.json["ok"], done.json["rows"], done.json["usable"], done.json["loss"]) == (False, 5, 4, "assistant")
     (failed,) = [finding for finding in done.json["findings"] if finding["is_failure"]]

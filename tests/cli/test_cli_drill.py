@@ -11,20 +11,20 @@ import pytest
 
 
 def test_the_whole_drill_passes_on_a_real_plan(store, plan, process_succeeds):
-    text = process_succeeds("drill", plan, "--store", store, "--steps", "40").out
+    text = process_succeeds(f"drill {plan} --store {store} --steps 40").out
     rows = [line.split() for line in text.splitlines() if re.match(r" +\d", line)]
     assert [(row[1], row[2], row[-1]) for row in rows] == [
         (ranks, workers, "yes") for workers in ("0", "2") for ranks in ("1", "3", "8")
     ]
     assert text.count("kill -9 in step") == 5
-    number = process_succeeds("digest", store, plan, "--steps", "0-39").out.split()[0]
+    number = process_succeeds(f"digest {store} {plan} --steps 0-39").out.split()[0]
     assert "steps 0-39 equal the uninterrupted run's in every leg" in text
     assert f"digest {number}" in text
 
 
 def test_a_drill_as_json_keeps_progress_on_stderr(store, plan, process_succeeds):
-    command = ["drill", store / "plans" / f"{plan}.json", "--ranks", "1,2", "--workers", "0", "--steps", "12"]
-    done = process_succeeds(*command, "--from-step", "30", "--kill-seed", "4", "--json")
+    command = f"drill {store / 'plans' / f'{plan}.json'} --ranks 1,2 --workers 0 --steps 12"
+    done = process_succeeds(command, "--from-step", "30", "--kill-seed", "4", "--json")
     facts = done.json
     assert facts["ok"]
     assert facts["plan"] == plan
@@ -37,8 +37,8 @@ def test_a_drill_as_json_keeps_progress_on_stderr(store, plan, process_succeeds)
 
 
 def test_a_store_with_settings_is_drilled_without_leaving_a_plan(store, plan, succeeds):
-    command = ["drill", store, "--chunk-size", "8", "--batch-size", "3", "--weights", "web=.7,code=.3"]
-    text = succeeds(*command, "--ranks", "1,8", "--workers", "0", "--steps", "4").out
+    command = f"drill {store} --chunk-size 8 --batch-size 3 --weights web=.7,code=.3"
+    text = succeeds(command, "--ranks", "1,8", "--workers", "0", "--steps", "4").out
     assert "4 steps of 3 x 8 tokens, 1 kill" in text
     assert "a batch has 3 rows, so no leg has more ranks than that" in text
     assert [file.stem for file in (store / "plans").iterdir()] == [plan]
@@ -113,5 +113,5 @@ def test_what_cannot_be_drilled_is_refused(arguments, said, store, plan, refuses
 def test_a_drill_loads_no_torch(store, plan, tmp_path, environment, process_succeeds):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
-    command = ["drill", plan, "--store", store, "--ranks", "1", "--workers", "1", "--steps", "3"]
-    assert "equal the uninterrupted run's" in process_succeeds(*command, PYTHONPATH=path).out
+    command = f"drill {plan} --store {store} --ranks 1 --workers 1 --steps 3"
+    assert "equal the uninterrupted run's" in process_succeeds(command, PYTHONPATH=path).out

@@ -29,7 +29,7 @@ def pairs(tmp_path_factory):
 
 
 def test_conversations_are_shown_with_what_is_trained(chats, succeeds):
-    assert succeeds("look", chats, "--count", "1").out.split("\n")[3:-1] == [
+    assert succeeds(f"look {chats} --count 1").out.split("\n")[3:-1] == [
         "row 0: chats, 66 tokens, 11 trained",
         "  -- document 0: <memory>, row 0",
         "  user      | <|im_start|>user↵",
@@ -40,14 +40,14 @@ def test_conversations_are_shown_with_what_is_trained(chats, succeeds):
 
 
 def test_another_loss_marks_other_tokens(chats, succeeds):
-    text = succeeds("look", chats, "--loss", "user", "--no-end-of-turn", "--document", "1").out
+    text = succeeds(f"look {chats} --loss user --no-end-of-turn --document 1").out
     assert "  -- document 1: <memory>, row 1\n" in text
     assert "⟦Hi <script>⟧<|im_end|>↵" in text
     assert text.count("⟦") == 2  # and the legend
 
 
 def test_conversations_as_json_say_what_each_token_is(chats, succeeds):
-    (document,) = succeeds("look", chats, "--count", "1", "--ids", "--json").json["documents"]
+    (document,) = succeeds(f"look {chats} --count 1 --ids --json").json["documents"]
     trained = [token for token, weight in zip(document["ids"], document["loss_mask"], strict=True) if weight]
     assert bytes(trained).decode() == "4<|im_end|>"
     assert document["num_trained"] == len(trained) == 11
@@ -55,7 +55,7 @@ def test_conversations_as_json_say_what_each_token_is(chats, succeeds):
 
 
 def test_the_sides_of_a_pair_are_two_rows(pairs, succeeds):
-    text = succeeds("look", pairs).out
+    text = succeeds(f"look {pairs}").out
     assert text.count("  -- document 0: <memory>, row 0\n") == 2
     chosen, rejected = text.partition("\nrow 1: ")[::2]
     assert "row 0: chats, chosen, " in chosen
@@ -78,7 +78,7 @@ def test_a_step_of_a_packed_plan_shows_samples_and_their_origins(chats, succeeds
 def test_a_step_of_a_plan_is_what_a_loader_hands_over(chats, succeeds):
     loader = bw.ConversationDataLoader(chats, max_length=160, batch_size=2, seed=5, check=False, framework="numpy")
     batch = loader.get_batch()
-    shown = succeeds("look", chats, loader.plan.fingerprint, "--batch-size", "2", "--json").json["rows"]
+    shown = succeeds(f"look {chats} {loader.plan.fingerprint} --batch-size 2 --json").json["rows"]
     for name in ("input_ids", "attention_mask", "labels", "loss_mask"):
         assert [row[name] for row in shown] == batch[name].tolist()
 
@@ -90,14 +90,14 @@ def test_a_step_of_pairs_has_two_rows_for_each(pairs, succeeds):
 
 
 def test_rows_that_are_not_shown_are_counted(chats, succeeds):
-    text = succeeds("look", chats, "--max-length", "160", "--batch-size", "2", "--count", "1").out
+    text = succeeds(f"look {chats} --max-length 160 --batch-size 2 --count 1").out
     assert text.endswith("and 1 more row: --count 2\n")
     assert text.count("\nrow ") == 1
 
 
 def test_a_page_is_written_in_place_of_text(chats, tmp_path, succeeds):
     page = tmp_path / "masks.html"
-    out = succeeds("look", chats, "--html", page).out
+    out = succeeds(f"look {chats} --html {page}").out
     assert out == f"{page}: 2 of 2 rows, 162 tokens, 18.5 % trained, 9.3 % padding\n"
     assert "Hi &lt;script&gt;" in page.read_text()
     assert "<script>" not in page.read_text()
@@ -106,10 +106,10 @@ def test_a_page_is_written_in_place_of_text(chats, tmp_path, succeeds):
 
 def test_a_page_of_text_marks_all_that_is_learned(store, plan, tmp_path, succeeds):
     page = tmp_path / "step.html"
-    succeeds("look", store, plan, "--step", "2", "--count", "3", "--html", page)
+    succeeds(f"look {store} {plan} --step 2 --count 3 --html {page}")
     assert page.read_text().count("<h4>") == 3
     assert page.read_text().count("16 tokens, 16 trained") == 3
-    succeeds("look", store, "--document", "17", "--count", "1", "--html", page)
+    succeeds(f"look {store} --document 17 --count 1 --html {page}")
     assert page.read_text().count("<h4>") == 1
     assert "document 17: " in page.read_text()
 
@@ -130,4 +130,4 @@ def test_what_look_cannot_write_or_mark_is_refused(arguments, said, chats, tmp_p
 
 
 def test_a_loss_means_nothing_for_text(store, refuses):
-    assert "--loss" in refuses("look", store, "--loss", "all")
+    assert "--loss" in refuses(f"look {store} --loss all")

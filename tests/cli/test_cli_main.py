@@ -83,7 +83,7 @@ def test_a_verb_reports_in_text_and_in_json(arguments, said, is_right, store, pl
 
 
 def test_help_of_bake_says_that_a_recipe_is_code(succeeds):
-    assert "trust" in succeeds("bake", "--help").out
+    assert "trust" in succeeds("bake --help").out
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_version_is_the_package_version(process_succeeds):
 
 
 def test_no_verb_is_bad_usage(refuses):
-    text = refuses()
+    text = refuses("")
     assert "VERB" in text
     assert "batchwright --help" in text
 
@@ -117,7 +117,7 @@ def test_an_unknown_verb_is_bad_usage(refuses):
 
 
 def test_an_unknown_option_is_bad_usage(refuses, store):
-    assert "--colour" in refuses("info", store, "--colour")
+    assert "--colour" in refuses(f"info {store} --colour")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_a_missing_store_is_named(arguments, refuses, tmp_path):
 
 
 def test_a_folder_that_is_not_a_store_is_said_to_be_none(refuses, tmp_path):
-    text = refuses("info", tmp_path)
+    text = refuses(f"info {tmp_path}")
     assert str(tmp_path) in text
     assert "batchwright bake" in text
 
 
 def test_what_the_system_refuses_is_named_without_a_traceback(refuses):
     name = "long" * 100
-    assert name in refuses("info", name)
+    assert name in refuses(f"info {name}")
 
 
 def test_a_fault_in_batchwright_has_its_own_exit_code_and_keeps_the_traceback(store, environment):
@@ -201,5 +201,5 @@ def test_an_interrupt_ends_it_with_one_line(store, plan, environment):
 
 
 def test_text_that_the_terminal_cannot_show_comes_out_as_escapes(store, process_succeeds):
-    text = process_succeeds("look", store, "--source", "web", "--count", 200, PYTHONIOENCODING="ascii").out
+    text = process_succeeds(f"look {store} --source web --count 200", PYTHONIOENCODING="ascii").out
     assert "caf\\xe9" in text

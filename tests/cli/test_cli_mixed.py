@@ -81,30 +81,30 @@ def test_named_stores_give_the_plan_of_a_mixed_loader(flags, weights, settings, 
 def test_settings_of_a_mixture_over_one_store_give_the_plan_of_a_mixed_loader(own_store, succeeds):
     weights, caps = {"web": 0.7, "code": 0.3}, {"code": 2}
     loader = bw.MixedDataLoader(own_store, weights, chunk_size=16, max_epochs=caps)
-    command = ["plan", own_store, "--chunk-size", "16", "--weights", "web=.7,code=.3", "--max-epochs", "code=2"]
-    assert succeeds(*command, "--json").json["fingerprint"] == loader.plan.fingerprint
+    command = f"plan {own_store} --chunk-size 16 --weights web=.7,code=.3 --max-epochs code=2"
+    assert succeeds(command, "--json").json["fingerprint"] == loader.plan.fingerprint
 
 
 def test_lanes_are_those_of_a_loader(own_store, succeeds):
     loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=16, lanes=4)
-    command = ["plan", own_store, "--chunk-size", "16", "--shuffle", "pool", "--pool-rows", "16", "--lanes", "4"]
-    facts = succeeds(*command, "--json").json
+    command = f"plan {own_store} --chunk-size 16 --shuffle pool --pool-rows 16 --lanes 4"
+    facts = succeeds(command, "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
     assert facts["steps"] == loader.get_num_batches()
-    assert "(windows of 16 rows in 4 lanes)" in succeeds(*command).out
+    assert "(windows of 16 rows in 4 lanes)" in succeeds(command).out
 
 
 def test_a_saved_plan_of_a_mixture_knows_its_stores(mixed_stores, tmp_path, succeeds):
-    command = ["plan", "web=web.store", "code=code.store", "--chunk-size", "16", "--save", tmp_path / "plan.json"]
-    succeeds(*command, cwd=mixed_stores)
-    one = succeeds("digest", mixed_stores / "web.store", tmp_path / "plan.json", "--steps", "0-9").out
-    assert one == succeeds("digest", mixed_stores / "code.store", tmp_path / "plan.json", "--steps", "0-9").out
+    command = f"plan web=web.store code=code.store --chunk-size 16 --save {tmp_path / 'plan.json'}"
+    succeeds(command, cwd=mixed_stores)
+    one = succeeds(f"digest {mixed_stores / 'web.store'} {tmp_path / 'plan.json'} --steps 0-9").out
+    assert one == succeeds(f"digest {mixed_stores / 'code.store'} {tmp_path / 'plan.json'} --steps 0-9").out
 
 
 @pytest.mark.parametrize("path", ["web=code.store", "./web=code.store"])
 def test_a_store_whose_name_has_an_equals_sign_is_a_path(path, own_store, tmp_path, succeeds):
     own_store.rename(tmp_path / "web=code.store")
-    facts = succeeds("plan", path, "--chunk-size", "16", "--json", cwd=tmp_path).json
+    facts = succeeds(f"plan {path} --chunk-size 16 --json", cwd=tmp_path).json
     assert {source["name"] for source in facts["sources"]} == {"web", "code", "notes"}
 
 
@@ -357,7 +357,7 @@ def test_shares_asked_in_tokens_are_shown_in_rows_and_tokens(mixed, mixed_stores
 
 def test_a_ramp_is_shown_by_its_first_and_last_stretch(mixed, mixed_stores, succeeds):
     plan = plan_by_ramp(mixed, mixed_stores)
-    text = succeeds("plan", mixed_stores / "web.store", plan.fingerprint).out
+    text = succeeds(f"plan {mixed_stores / 'web.store'} {plan.fingerprint}").out
     lines = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert [(line[1], line[2:5]) for line in lines] == [
         ("0", ["web", "100.00", "%"]),
@@ -365,7 +365,7 @@ def test_a_ramp_is_shown_by_its_first_and_last_stretch(mixed, mixed_stores, succ
         ("296", ["code", "100.00", "%"]),
     ]
     assert "and 62 more in between" in text
-    facts = succeeds("plan", mixed_stores / "web.store", plan.fingerprint, "--json").json
+    facts = succeeds(f"plan {mixed_stores / 'web.store'} {plan.fingerprint} --json").json
     assert len(facts["stretches"]) == 65
 
 
@@ -387,19 +387,19 @@ def test_the_history_of_a_plan_is_told(mixed, mixed_stores, succeeds):
     first = loader.plan.fingerprint
     second = loader.amend(at=80, skip=(82, 83)).fingerprint
     third = loader.amend(at=162, weights={"web": 1, "code": 1}).fingerprint
-    text = succeeds("plan", mixed_stores / "code.store", third).out
+    text = succeeds(f"plan {mixed_stores / 'code.store'} {third}").out
     history = text.partition("history\n")[2].splitlines()
     assert history[:3] == [
         f"  {first}  as it began",
         f"  {second}  amends {first[:8]} from step 10 (position 80): skip 82-83",
         f"  {third}  amends {second[:8]} from step 20 (position 162): weights web=1, code=1",
     ]
-    told = succeeds("plan", mixed_stores / "code.store", third, "--json").json["amendments"]
+    told = succeeds(f"plan {mixed_stores / 'code.store'} {third} --json").json["amendments"]
     assert [(a["parent"], a["fingerprint"], a["from_step"]) for a in told] == [
         (first, second, 10),
         (second, third, 20),
     ]
-    listed = succeeds("plan", mixed_stores / "code.store").out.splitlines()
+    listed = succeeds(f"plan {mixed_stores / 'code.store'}").out.splitlines()
     assert next(line for line in listed if line.startswith(third)).split()[5] == second
 
 
@@ -416,24 +416,24 @@ def test_an_amended_plan_without_weights_is_shown_up_to_what_changes(mixed, mixe
 @pytest.mark.parametrize("given", NAMED)
 def test_trace_finds_all_stores_of_a_mixture_and_marks_what_is_skipped(given, kept, succeeds):
     stores, plan = kept
-    command = ["trace", stores / f"{given}.store", plan.fingerprint]
-    step = succeeds(*command, "--step", "5", "--json").json["records"]
+    command = f"trace {stores / f'{given}.store'} {plan.fingerprint}"
+    step = succeeds(command, "--step", "5", "--json").json["records"]
     assert {record["source"] for record in step} == {"web", "code"}
     assert {record["position"] for record in step} == {40, 41, 44, 45, 46, 47, 48, 49}
-    assert succeeds(*command, "--position", "42").out.startswith("skipped (position 42): ")
-    (record, *_) = succeeds(*command, "--position", "42", "--json").json["records"]
+    assert succeeds(command, "--position", "42").out.startswith("skipped (position 42): ")
+    (record, *_) = succeeds(command, "--position", "42", "--json").json["records"]
     assert record["is_skipped"]
-    uses = succeeds(*command, "--file", record["file"], "--row", record["row"]).out
+    uses = succeeds(command, "--file", record["file"], "--row", record["row"]).out
     assert "\nskipped (position 42): " in uses
 
 
 @pytest.mark.parametrize("given", NAMED)
 def test_look_shows_rows_of_all_stores_and_where_some_are_skipped(given, kept, succeeds):
     stores, plan = kept
-    command = ["look", stores / f"{given}.store", plan.fingerprint, "--step", "5"]
-    lines = succeeds(*command).out.splitlines()
+    command = f"look {stores / f'{given}.store'} {plan.fingerprint} --step 5"
+    lines = succeeds(command).out.splitlines()
     assert lines[lines.index("  -- skipped: positions 42-43") + 1].startswith("row 2 (position 44)")
-    facts = succeeds(*command, "--json").json
+    facts = succeeds(command, "--json").json
     assert facts["skipped"] == [[42, 43]]
     assert {row["source"] for row in facts["rows"]} == {"web", "code"}
 
@@ -455,7 +455,7 @@ def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stor
     assert facts["fingerprint"] == loader.plan.fingerprint
     assert [source["fill"] is None for source in facts["sources"]] == [True, False, False]
     seen = combine([sample_hashes(loader.get_batch()) for _ in range(10)])
-    assert succeeds("digest", chat_store, loader.plan.fingerprint, "--steps", "0-9").out.split()[0] == seen
+    assert succeeds(f"digest {chat_store} {loader.plan.fingerprint} --steps 0-9").out.split()[0] == seen
 
 
 def test_digest_of_a_mixture_is_that_of_the_run_whichever_store_is_given(kept, mixed, succeeds):
@@ -465,25 +465,25 @@ def test_digest_of_a_mixture_is_that_of_the_run_whichever_store_is_given(kept, m
     loader = bw.MixedDataLoader([stores / "web.store", stores / "code.store"], plan=plan, framework="numpy")
     seen = combine([row_hashes(loader.get_batch().input_ids) for _ in range(20)])
     for given in NAMED:
-        command = ["digest", stores / f"{given}.store", plan.fingerprint, "--steps", "0-19"]
-        assert succeeds(*command).out.split()[0] == seen
+        command = f"digest {stores / f'{given}.store'} {plan.fingerprint} --steps 0-19"
+        assert succeeds(command).out.split()[0] == seen
 
 
 def test_digest_and_drill_refuse_steps_after_the_end_of_a_capped_stream(mixed, mixed_stores, refuses):
     plan = plan_that_stops(mixed, mixed_stores)
     last = summarize(plan.cut_as([[0, 0, 8]])).steps
     said = f"step {last} "
-    assert said in refuses("digest", mixed_stores / "web.store", plan.fingerprint, "--steps", f"0-{last}")
+    assert said in refuses(f"digest {mixed_stores / 'web.store'} {plan.fingerprint} --steps 0-{last}")
     steps = ["--steps", last + 1, "--ranks", "1", "--workers", "0", "--json"]
     assert said in refuses("drill", plan.fingerprint, "--store", mixed_stores / "code.store", *steps)
 
 
 def test_drill_of_an_amended_mixture_passes(kept, succeeds):
     stores, plan = kept
-    command = ["drill", plan.fingerprint, "--store", stores / "code.store", "--steps", "12", "--ranks", "1,2"]
-    facts = succeeds(*command, "--workers", "0", "--json").json
+    command = f"drill {plan.fingerprint} --store {stores / 'code.store'} --steps 12 --ranks 1,2"
+    facts = succeeds(command, "--workers", "0", "--json").json
     assert facts["ok"]
-    digest = succeeds("digest", stores / "web.store", plan.fingerprint, "--steps", "0-11").out
+    digest = succeeds(f"digest {stores / 'web.store'} {plan.fingerprint} --steps 0-11").out
     assert facts["digest"] == digest.split()[0]
 
 
@@ -491,8 +491,8 @@ def test_a_mixture_whose_stores_moved_is_found_again_after_a_loader_opened_them(
     stores, plan = kept
     moved = tmp_path / "moved"
     shutil.move(stores, moved)
-    command = ["digest", moved / "web.store", plan.fingerprint, "--steps", "0-9"]
-    assert "code (train)" in refuses(*command)
+    command = f"digest {moved / 'web.store'} {plan.fingerprint} --steps 0-9"
+    assert "code (train)" in refuses(command)
     bw.MixedDataLoader([moved / "web.store", moved / "code.store"], plan=plan.fingerprint, framework="numpy")
     assert json.loads((moved / "web.store" / "plans" / f"{plan.fingerprint}.json").read_text())["places"]
-    succeeds(*command)
+    succeeds(command)

@@ -13,8 +13,8 @@ from batchwright.loaders.pretrain import make_plan
 
 
 def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
-    command = ["plan", store, "--chunk-size", "16", "--batch-size", "8", "--weights", "web=.75,code=.25"]
-    facts = succeeds(*command, "--num-tokens", "12.8e3", "--json").json
+    command = f"plan {store} --chunk-size 16 --batch-size 8 --weights web=.75,code=.25"
+    facts = succeeds(command, "--num-tokens", "12.8e3", "--json").json
     assert (facts["epoch_rows"], facts["steps"], facts["tokens"]) == (800, 100, 12800)
     web, code = facts["sources"]
     assert (web["asked_share"], web["effective_share"]) == (0.75, 0.75)
@@ -26,66 +26,66 @@ def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
     loader = bw.PretrainDataLoader(
         own_store, chunk_size=16, batch_size=8, seed=3, weights={"web": 0.5, "code": 0.5}, stop="all_exhausted"
     )
-    command = ["plan", own_store, "--chunk-size", "16", "--batch-size", "8", "--seed", "3", "--weights"]
-    facts = succeeds(*command, "web=.5,code=.5", "--stop", "all_exhausted", "--json").json
+    command = f"plan {own_store} --chunk-size 16 --batch-size 8 --seed 3 --weights"
+    facts = succeeds(command, "web=.5,code=.5", "--stop", "all_exhausted", "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
     assert facts["steps"] == loader.get_num_batches()
 
 
 def test_a_pool_shuffle_is_the_one_a_loader_runs_and_says_its_windows(own_store, succeeds):
     loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=50)
-    command = ["plan", own_store, "--chunk-size", "16", "--shuffle", "pool", "--pool-rows", "50"]
-    assert succeeds(*command, "--json").json["fingerprint"] == loader.plan.fingerprint
-    assert "shuffle pool (windows of 64 rows)" in succeeds(*command).out
+    command = f"plan {own_store} --chunk-size 16 --shuffle pool --pool-rows 50"
+    assert succeeds(command, "--json").json["fingerprint"] == loader.plan.fingerprint
+    assert "shuffle pool (windows of 64 rows)" in succeeds(command).out
 
 
 def test_sources_that_are_read_over_four_times_are_marked(store, succeeds):
-    command = ["plan", store, "--chunk-size", "16", "--weights", "web=.1,notes=.9", "--num-tokens", "10k"]
-    web, notes = (line for line in succeeds(*command).out.splitlines() if line.startswith(("web", "notes")))
+    command = f"plan {store} --chunk-size 16 --weights web=.1,notes=.9 --num-tokens 10k"
+    web, notes = (line for line in succeeds(command).out.splitlines() if line.startswith(("web", "notes")))
     assert notes.endswith("over 4 epochs")
     assert not web.endswith("over 4 epochs")
 
 
 def test_an_endless_mixture_says_what_would_end_it_and_when_each_source_was_read_once(store, succeeds):
-    text = succeeds("plan", store, "--chunk-size", "16", "--weights", "web=.7,code=.3").out
+    text = succeeds(f"plan {store} --chunk-size 16 --weights web=.7,code=.3").out
     assert "--num-tokens, --num-rows or --stop" in text
     assert "once by step" in text
 
 
 def test_no_settings_list_the_plans_kept(store, plan, succeeds):
-    assert plan in succeeds("plan", store).out
-    (kept,) = succeeds("plan", store, "--json").json["plans"]
+    assert plan in succeeds(f"plan {store}").out
+    (kept,) = succeeds(f"plan {store} --json").json["plans"]
     assert (kept["fingerprint"], kept["runs"]) == (plan, [[[0, 0, 12]]])
 
 
 def test_a_store_without_plans_says_so(own_store, succeeds):
-    assert "no plans" in succeeds("plan", own_store).out
+    assert "no plans" in succeeds(f"plan {own_store}").out
 
 
 def test_a_plan_kept_is_described(store, plan, succeeds):
-    facts = succeeds("plan", store, plan[:4], "--json").json
+    facts = succeeds(f"plan {store} {plan[:4]} --json").json
     assert facts["fingerprint"] == plan
     assert facts["batch_rows"] == 12
     assert facts["steps"] == facts["epoch_rows"] // 12
 
 
 def test_asking_writes_nothing_but_what_save_names(store, plan, tmp_path, succeeds):
-    command = ["plan", store, "--chunk-size", "24", "--batch-size", "4", "--json"]
-    made = succeeds(*command, "--save", tmp_path / "mine.json").json["fingerprint"]
+    command = f"plan {store} --chunk-size 24 --batch-size 4 --json"
+    made = succeeds(command, "--save", tmp_path / "mine.json").json["fingerprint"]
     assert [file.stem for file in (store / "plans").iterdir()] == [plan]
     assert bw.Plan.load(tmp_path / "mine.json").fingerprint == made
-    assert succeeds("plan", store, tmp_path / "mine.json", "--json").json["batch_rows"] == 4
+    assert succeeds(f"plan {store} {tmp_path / 'mine.json'} --json").json["batch_rows"] == 4
 
 
 def test_a_plan_that_no_loader_could_run_is_not_saved(store, tmp_path, refuses):
-    refuses("plan", store, "--chunk-size", "16", "--batch-size", "1e6", "--save", tmp_path / "mine.json")
+    refuses(f"plan {store} --chunk-size 16 --batch-size 1e6 --save {tmp_path / 'mine.json'}")
     assert not (tmp_path / "mine.json").exists()
 
 
 def test_save_does_not_overwrite_another_plan(store, tmp_path, succeeds, refuses):
-    command = ["plan", store, "--save", tmp_path / "mine.json", "--chunk-size"]
-    succeeds(*command, "24")
-    assert "mine.json" in refuses(*command, "25")
+    command = f"plan {store} --save {tmp_path / 'mine.json'} --chunk-size"
+    succeeds(command, "24")
+    assert "mine.json" in refuses(command, "25")
 
 
 # Rows of whole documents
@@ -116,16 +116,16 @@ def test_a_plan_of_conversations_is_the_one_a_loader_runs(chat_store, settings, 
 
 def test_a_packed_plan_of_text_is_the_one_a_loader_runs(own_store, succeeds):
     loader = bw.PretrainDataLoader(own_store, chunk_size=64, packing="greedy", framework="numpy")
-    facts = succeeds("plan", own_store, "--chunk-size", "64", "--packing", "greedy", "--json").json
+    facts = succeeds(f"plan {own_store} --chunk-size 64 --packing greedy --json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
 
 
 def test_a_plan_of_conversations_says_what_is_left_out_how_full_rows_are_and_what_is_learned(chat_store, succeeds):
-    text = succeeds("plan", chat_store, "--max-length", "120").out
+    text = succeeds(f"plan {chat_store} --max-length 120").out
     assert "rows    120 tokens at most" in text
     assert "talk: 39 rows, a document each, 101.0 tokens in the mean, loss on assistant (18.8 % of the tokens)" in text
     assert "left out: 9 of 48 documents (18.8 %): over 120 tokens" in text
-    facts = succeeds("plan", chat_store, "--max-length", "240", "--packing", "best_fit", "--json").json
+    facts = succeeds(f"plan {chat_store} --max-length 240 --packing best_fit --json").json
     (talk,) = facts["sources"]
     assert talk["documents"]["num_documents"] == 48
     assert talk["documents"]["left_out"] == {}
@@ -135,15 +135,15 @@ def test_a_plan_of_conversations_says_what_is_left_out_how_full_rows_are_and_wha
 
 
 def test_documents_that_are_cut_are_counted(chat_store, succeeds):
-    text = succeeds("plan", chat_store, "--max-length", "100", "--truncation", "keep_end").out
+    text = succeeds(f"plan {chat_store} --max-length 100 --truncation keep_end").out
     assert "cut (keep_end): 29 of 48 documents (60.4 %): over 100 tokens" in text
 
 
 def test_a_plan_that_is_kept_says_the_same_of_its_documents(chat_store, succeeds):
     plan = bw.ConversationDataLoader(chat_store, max_length=120, seed=9, framework="numpy", check=False).plan
-    settings = succeeds("plan", chat_store, "--max-length", "120", "--seed", "9").out
-    assert succeeds("plan", chat_store, plan.fingerprint).out == settings
-    assert succeeds("info", chat_store, plan.fingerprint).out == settings
+    settings = succeeds(f"plan {chat_store} --max-length 120 --seed 9").out
+    assert succeeds(f"plan {chat_store} {plan.fingerprint}").out == settings
+    assert succeeds(f"info {chat_store} {plan.fingerprint}").out == settings
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_altered_plan_file_is_refused(store, plan, tmp_path, refuses):
     body = json.loads((store / "plans" / f"{plan}.json").read_text())
     body["plan"]["seed"] += 1
     (tmp_path / "altered.json").write_text(json.dumps(body))
-    assert "altered.json" in refuses("plan", store, tmp_path / "altered.json")
+    assert "altered.json" in refuses(f"plan {store} {tmp_path / 'altered.json'}")
 
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -68,12 +69,12 @@ def let_batches(project: Path, statement: str) -> None:
 
 @pytest.fixture
 def started(project, environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """started("run", "config.py"): the command line in a process group of its own, as a shell would start it."""
+    """started("run config.py"): the command line in a process group of its own, as a shell would start it."""
     running: list[subprocess.Popen[str]] = []
 
-    def started(*arguments: str) -> subprocess.Popen[str]:
+    def started(line: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright", *arguments],
+            [sys.executable, "-m", "batchwright", *shlex.split(line)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -100,7 +101,7 @@ def providers_of(project: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_prepare_makes_files_until_a_signal_and_says_how_many(number, project, started):
-    process = started("prepare", "config.py")
+    process = started("prepare config.py")
     wait_for("two files of each split", lambda: len(list((project / "data/toy/queue").glob("*/*.batches"))) == 4)
     process.send_signal(number)
     out, err = process.communicate(timeout=SECONDS)
@@ -110,22 +111,22 @@ def test_prepare_makes_files_until_a_signal_and_says_how_many(number, project, s
 
 def test_prepare_takes_settings_from_the_command_line(project, succeeds):
     let_batches(project, "print(self.level, level, self.config['level'], self.batch_size); self.stop()")
-    assert succeeds("prepare", "config.py", "--level=7", "--batch_size=5").out.splitlines()[0] == "7 7 7 5"
+    assert succeeds("prepare config.py --level=7 --batch_size=5").out.splitlines()[0] == "7 7 7 5"
 
 
 def test_prepare_finds_modules_of_the_current_folder(project, succeeds):
     (project / "toy_numbers.py").write_text("level = 12")
     (project / "config.py").write_text(CONFIG + "from toy_numbers import level\n")
     let_batches(project, "print(level); self.stop()")
-    assert succeeds("prepare", "config.py").out.startswith("12\n")
+    assert succeeds("prepare config.py").out.startswith("12\n")
 
 
 def test_prepare_refuses_a_queue_that_was_made_by_something_else(project, succeeds, batchwright):
     let_batches(project, "if split == 'val': self.stop()")
-    succeeds("prepare", "config.py")
+    succeeds("prepare config.py")
     take(1)
     before = {path: path.stat().st_mtime_ns for path in project.rglob("queue/**/*") if path.is_file()}
-    done = batchwright("prepare", "config.py", "--level=2")
+    done = batchwright("prepare config.py --level=2")
     assert done.code == 2
     text = done.err
     assert "config level was 1, and is 2" in text
@@ -142,7 +143,7 @@ def take(num_batches: int) -> list[int]:
 @pytest.mark.parametrize("num_read", [0, 2])
 def test_a_mended_provider_goes_on_with_the_file_that_failed(num_read, project, batchwright, succeeds):
     let_batches(project, "self.n = getattr(self, 'n', 0) + 1; 1 / (self.n != 6)")
-    assert "train file 1" in batchwright("prepare", "config.py").err
+    assert "train file 1" in batchwright("prepare config.py").err
     take(num_read)
     let_batches(project, "if split == 'val': self.stop()")
     mended = ["prepare", "config.py", "--level=2"]
@@ -155,7 +156,7 @@ def test_a_mended_provider_goes_on_with_the_file_that_failed(num_read, project, 
 
 def test_run_lets_its_providers_accept_a_change(project, succeeds, started):
     let_batches(project, "if split == 'val': self.stop()")
-    succeeds("prepare", "config.py")
+    succeeds("prepare config.py")
     take(1)
     (project / "train.py").write_text(
         "import batchwright as bw\n"
@@ -163,22 +164,22 @@ def test_run_lets_its_providers_accept_a_change(project, succeeds, started):
         "    print([int(consumer.get_batch('train')['x'][0, 0]) for _ in range(4)][-1])\n"
     )
     let_batches(project, "")
-    process = started("run", "config.py", "--providers", "2", "--level=2", "--accept-change")
+    process = started("run config.py --providers 2 --level=2 --accept-change")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (0, "2\n"), err
 
 
 def test_prepare_goes_on_after_a_change_that_makes_no_other_data(project, succeeds):
     let_batches(project, "if split == 'val': self.stop()")
-    succeeds("prepare", "config.py")
+    succeeds("prepare config.py")
     file = project / "data/toy/prepare_streaming.py"
     file.write_text(file.read_text().replace("class Toy", "# A toy.\nclass Toy"))
-    succeeds("prepare", "config.py", "--learning_rate=0.5")
+    succeeds("prepare config.py --learning_rate=0.5")
 
 
 def test_prepare_shows_where_the_users_own_code_failed(project, batchwright):
     let_batches(project, "{}['nothing']")
-    done = batchwright("prepare", "config.py")
+    done = batchwright("prepare config.py")
     assert done.code == 2
     assert "batchwright: sample_batch failed making train file 0: KeyError: 'nothing'" in done.err
     assert "line 10, in sample_batch\n" in done.err
@@ -221,7 +222,7 @@ def test_ctrl_c_while_modules_are_imported_is_no_fault_of_batchwright(project, s
     (project / "numpy.py").write_text(
         "import signal\ntry:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    raise ImportError from None\n"
     )
-    process = started("prepare", "config.py")
+    process = started("prepare config.py")
     assert process.communicate(timeout=SECONDS) == ("", "")
     assert process.returncode == -signal.SIGINT
 
@@ -231,7 +232,7 @@ def test_ctrl_c_while_modules_are_imported_is_no_fault_of_batchwright(project, s
 
 def test_train_shows_commands_that_a_shell_understands(project, refuses):
     (project / "config.py").rename("my config.py")
-    text = refuses("train", "my config.py")
+    text = refuses("train 'my config.py'")
     assert (
         "batchwright prepare 'my config.py', in another terminal; or both at once: batchwright run 'my config.py'"
         in text
@@ -240,14 +241,14 @@ def test_train_shows_commands_that_a_shell_understands(project, refuses):
 
 def test_train_says_so_where_a_file_is_in_the_place_of_the_queue(project, refuses):
     (project / "data/toy/queue").touch()
-    assert "data/toy/queue is not a folder" in refuses("train", "config.py")
+    assert "data/toy/queue is not a folder" in refuses("train config.py")
 
 
 def test_train_becomes_the_trainer_with_its_arguments_and_exit_code(project, started):
     (project / "data/toy/queue").mkdir()
     (project / "fit.py").write_text(TRAINER + "sys.exit(7)")
     (project / "config.py").write_text(CONFIG + "trainer = 'fit.py'\n")
-    process = started("train", "config.py", "--level=3")
+    process = started("train config.py --level=3")
     assert process.wait(timeout=SECONDS) == 7
     assert (project / "trainer").read_text() == f"{process.pid} fit.py config.py --level=3"
 
@@ -259,7 +260,7 @@ def test_run_gives_the_trainers_exit_code_and_leaves_no_provider(project, starte
     (project / "train.py").write_text(
         TRAINER + "print('learned from', open('data/toy/queue/meta.json').read()[:1]); sys.exit(5)"
     )
-    process = started("run", "config.py", "--providers", "2", "--level=4")
+    process = started("run config.py --providers 2 --level=4")
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 5
     assert out == "learned from {\n"
@@ -273,7 +274,7 @@ def test_run_gives_the_trainers_exit_code_and_leaves_no_provider(project, starte
 @pytest.mark.parametrize("how", ["kill -9", "Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_however_run_is_ended_it_leaves_no_process(how, project, started):
     (project / "train.py").write_text(TRAINER + "time.sleep(600)")
-    process = started("run", "config.py", "--providers", "2")
+    process = started("run config.py --providers 2")
     wait_for("the trainer", (project / "trainer").exists)
     wait_for("both providers", lambda: len(providers_of(project)) == 2)
     pids = [int((project / "trainer").read_text().split()[0]), *providers_of(project)]
@@ -289,7 +290,7 @@ def test_however_run_is_ended_it_leaves_no_process(how, project, started):
 
 def test_a_provider_that_cannot_begin_ends_run_with_its_message(project, started):
     (project / "data/toy/prepare_streaming.py").write_text(PROVIDER.replace("return {", "1 / 0; return {", 1))
-    process = started("run", "config.py")
+    process = started("run config.py")
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (2, "")
     assert "provider 1 | batchwright: build_meta failed: ZeroDivisionError" in err
@@ -303,7 +304,7 @@ def test_providers_go_on_where_nobody_reads_what_they_say(project, started):
     (project / "train.py").write_text(
         "import os, time\nwhile not os.path.exists('data/toy/queue/train/00000001.batches'): time.sleep(.01)"
     )
-    process = started("run", "config.py")
+    process = started("run config.py")
     assert process.stderr is not None
     process.stderr.close()
     process.stderr = None
@@ -332,7 +333,7 @@ def test_when_a_provider_dies_the_others_go_on(project, started):
         + "for file in glob.glob('data/toy/queue/*/*.batches'): os.unlink(file)\n"
         + "while not glob.glob('data/toy/queue/train/*.batches'): time.sleep(.01)\n"
     )
-    process = started("run", "config.py", "--providers", "2")
+    process = started("run config.py --providers 2")
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert re.search(r"batchwright: provider [12] \(pid \d+\) ended: killed by SIGKILL; another goes on\n", err)

@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_status_says_where_every_prompt_is(log, batchwright):
-    ran = batchwright("rollouts", "status", str(log))
+    ran = batchwright("rollouts status", str(log))
     assert ran.code == 0
     holder = ran.out.split("attempt 1, ")[1].split(",")[0]
     assert ran.out.splitlines()[1:] == [
@@ -47,20 +47,20 @@ def test_status_says_where_every_prompt_is(log, batchwright):
 
 
 def test_status_as_json(log, batchwright):
-    facts = json.loads(batchwright("rollouts", "status", str(log), "--json").out)
+    facts = json.loads(batchwright("rollouts status", str(log), "--json").out)
     assert (facts["lost"], facts["used_twice"], facts["taken"], facts["again"]) == ([], [], 2, [0, 4])
     assert facts["dropped"] == {"5": "a bad one"}
     assert [(lease["ordinal"], lease["is_dead"]) for lease in facts["in_flight"]] == [(6, True)]
 
 
 def test_status_of_a_checkpoint_says_what_comes_again(log, batchwright):
-    ran = batchwright("rollouts", "status", str(log), "--position", "2")
+    ran = batchwright("rollouts status", str(log), "--position", "2")
     assert ran.code == 0
     assert "checkpoint at row 2: 1 group used; 1 more were taken after it, and come again in the same order" in ran.out
 
 
 def test_a_checkpoint_that_used_what_is_not_in_the_log_is_a_loss(log, batchwright):
-    ran = batchwright("rollouts", "status", str(log), "--position", "6")
+    ran = batchwright("rollouts status", str(log), "--position", "6")
     assert ran.code == 1
     assert "missing    1 use of the checkpoint" in ran.out
 
@@ -68,36 +68,36 @@ def test_a_checkpoint_that_used_what_is_not_in_the_log_is_a_loss(log, batchwrigh
 def test_a_group_whose_content_is_gone_is_a_loss(log, batchwright):
     for file in (log / "groups").iterdir():
         file.unlink()
-    ran = batchwright("rollouts", "status", str(log))
+    ran = batchwright("rollouts status", str(log))
     assert ran.code == 1
     assert "  lost       3 (1, 2, 3)" in ran.out
 
 
 def test_show_tells_all_that_happened_to_a_prompt_in_order(log, batchwright):
-    lines = batchwright("rollouts", "show", str(log), "0").out.splitlines()
+    lines = batchwright("rollouts show", str(log), "0").out.splitlines()
     assert lines[0] == "prompt 0: row 0 in epoch 0"
     assert lines[1:4] == ["  0", "    0         1  a", "    1         0  b"]
     assert [line[23:].split(":")[0] for line in lines[4:]] == ["issued", "answered", "stale", "answered too late"]
-    told = json.loads(batchwright("rollouts", "show", str(log), "2", "--json").out)
+    told = json.loads(batchwright("rollouts show", str(log), "2", "--json").out)
     assert [event["event"] for event in told["events"]] == ["issued", "answered", "taken"]
     assert told["events"][2]["group"] == 1
-    (_, back) = json.loads(batchwright("rollouts", "show", str(log), "4", "--json").out)["events"]
+    (_, back) = json.loads(batchwright("rollouts show", str(log), "4", "--json").out)["events"]
     assert (back["event"], back["reason"]) == ("given back", "no room")
 
 
 def test_show_finds_the_prompt_of_a_row_that_a_trainer_used(log, batchwright):
     batch = bw.RolloutDataLoader(bw.RolloutLog(log), "bytes", batch_size=4, framework="numpy").get_batch()
     for position, ordinal, number in zip(*(batch.metadata[n] for n in ("position", "ordinal", "answer")), strict=True):
-        told = json.loads(batchwright("rollouts", "show", str(log), "--position", str(position), "--json").out)
+        told = json.loads(batchwright("rollouts show", str(log), "--position", str(position), "--json").out)
         assert (told["ordinal"], told["response"]) == (ordinal, number)
         assert told["answer"] == {"prompt": str(ordinal), "responses": ["a", "b"], "rewards": [1.0, 0.0]}
-    assert "  b    at position 3" in batchwright("rollouts", "show", str(log), "--position", "3").out
+    assert "  b    at position 3" in batchwright("rollouts show", str(log), "--position", "3").out
 
 
 def test_show_tells_what_happened_though_the_content_is_gone(log, batchwright):
     for file in (log / "groups").iterdir():
         file.unlink()
-    ran = batchwright("rollouts", "show", str(log), "1")
+    ran = batchwright("rollouts show", str(log), "1")
     assert ran.code == 0
     assert "a file of groups is gone" in ran.out
     assert "taken" in ran.out
@@ -121,7 +121,7 @@ def test_what_cannot_be_answered_says_why(log, batchwright, arguments, said):
 
 
 def test_a_folder_without_a_log_is_named(tmp_path, batchwright):
-    ran = batchwright("rollouts", "status", str(tmp_path))
+    ran = batchwright("rollouts status", str(tmp_path))
     assert ran.code == 2
     assert str(tmp_path) in ran.err
 

@@ -31,7 +31,7 @@ def add_pickle(games):
 
 def test_info_lists_numbers_rows_bytes_and_columns(games, succeeds):
     sizes = [f"{(games / f'shard_{n:04}.npz').stat().st_size:,}" for n in range(3)]
-    assert succeeds("shards", "info", "games", cwd=games.parent).out.splitlines() == [
+    assert succeeds("shards info games", cwd=games.parent).out.splitlines() == [
         f"shards games: 3 shards, 15 rows, {sum(int(size.replace(',', '')) for size in sizes) / 1000:.1f} kB",
         "number  file            rows  bytes  columns",
         f"     0  shard_0000.npz     4  {sizes[0]:>5}  A",
@@ -42,7 +42,7 @@ def test_info_lists_numbers_rows_bytes_and_columns(games, succeeds):
 
 
 def test_info_as_json(games, succeeds):
-    (shard,) = succeeds("shards", "info", games, "--range", "1", "--json").json["shards"]
+    (shard,) = succeeds(f"shards info {games} --range 1 --json").json["shards"]
     assert shard == {
         "number": 1,
         "file": "shard_0001.npz",
@@ -55,12 +55,12 @@ def test_info_as_json(games, succeeds):
 
 
 def test_info_of_only_some_columns(games, succeeds):
-    assert succeeds("shards", "info", games, "--columns", "value").out.splitlines()[-1] == "A: value float32"
+    assert succeeds(f"shards info {games} --columns value").out.splitlines()[-1] == "A: value float32"
 
 
 def test_info_says_where_columns_differ(games, succeeds):
     np.savez(games / "shard_0003.npz", board=np.zeros((2, 4, 4), np.uint8))
-    lines = succeeds("shards", "info", games).out.splitlines()
+    lines = succeeds(f"shards info {games}").out.splitlines()
     assert lines[4].endswith("A")
     assert lines[5].endswith("B")
     assert lines[6:8] == ["A: board uint8[3, 3], value float32", "B: board uint8[4, 4]"]
@@ -69,7 +69,7 @@ def test_info_says_where_columns_differ(games, succeeds):
 
 def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, batchwright):
     (games / "shard_0001.npz").write_bytes(b"no archive")
-    ran = batchwright("shards", "info", games)
+    ran = batchwright(f"shards info {games}")
     assert ran.code == 1
     lines = ran.out.splitlines()
     assert lines[0].endswith("10 rows in the 2 that say so, " + lines[0].rpartition(", ")[2])
@@ -77,12 +77,12 @@ def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, batc
     assert lines[2].endswith("A")
     assert lines[4].endswith("A")
     assert f"  file       {games}/shard_0001.npz" in ran.out
-    assert batchwright("shards", "info", games, "--json").json["shards"][1]["fault"]
+    assert batchwright(f"shards info {games} --json").json["shards"][1]["fault"]
 
 
 def test_info_reads_no_pickle_and_says_so(games, succeeds):
     add_pickle(games)
-    line = succeeds("shards", "info", games).out.splitlines()[5]
+    line = succeeds(f"shards info {games}").out.splitlines()[5]
     assert line.endswith("a pickle: --allow-pickle --count reads it")
     assert " -  " in line
 
@@ -90,15 +90,15 @@ def test_info_reads_no_pickle_and_says_so(games, succeeds):
 def test_info_counts_what_headers_do_not_say(games, succeeds):
     add_pickle(games)
     (games / "shard_0004.jsonl").write_text('{"value": 1.0}\n{"value": 2.0}\n')
-    asked = ("shards", "info", games, "--allow-pickle", "--json")
-    assert [shard["rows"] for shard in succeeds(*asked).json["shards"]] == [4, 5, 6, None, None]
-    counted = succeeds(*asked, "--count").json["shards"]
+    asked = f"shards info {games} --allow-pickle --json"
+    assert [shard["rows"] for shard in succeeds(asked).json["shards"]] == [4, 5, 6, None, None]
+    counted = succeeds(asked, "--count").json["shards"]
     assert [shard["rows"] for shard in counted] == [4, 5, 6, 7, 2]
     assert counted[4]["columns"] == {"value": {"dtype": "float64", "shape": []}}
 
 
 def test_convert_says_rows_bytes_and_speed(games, succeeds):
-    lines = succeeds("shards", "convert", "games", "out", cwd=games.parent).out.splitlines()
+    lines = succeeds("shards convert games out", cwd=games.parent).out.splitlines()
     assert re.fullmatch(r"out: 3 shards, 15 rows as npz in [\d.]+ s", lines[0])
     assert re.fullmatch(r"  bytes      [\d.]+ kB before, [\d.]+ kB after", lines[1])
     assert re.fullmatch(
@@ -106,12 +106,12 @@ def test_convert_says_rows_bytes_and_speed(games, succeeds):
         lines[2],
     )
     assert lines[3:] == ["  columns    board uint8[3, 3], value float32"]
-    again = succeeds("shards", "convert", "games", "out", cwd=games.parent).out
+    again = succeeds("shards convert games out", cwd=games.parent).out
     assert "; 3 of them were there already" in again
 
 
 def test_convert_as_json(games, tmp_path, succeeds):
-    told = succeeds("shards", "convert", games, tmp_path / "out", "--to", "arrow", "--range", "1-2", "--json").json
+    told = succeeds(f"shards convert {games} {tmp_path / 'out'} --to arrow --range 1-2 --json").json
     assert (told["to"], told["rows"], told["reading"]["num_rows"]) == ("arrow", 11, 11)
     assert told["bytes_after"] == sum((tmp_path / "out" / f"shard_000{n}.arrow").stat().st_size for n in (1, 2))
     assert [(shard["number"], shard["rows"], shard["was_there"]) for shard in told["shards"]] == [
@@ -123,18 +123,18 @@ def test_convert_as_json(games, tmp_path, succeeds):
 def test_convert_notes_shards_whose_columns_differ(games, tmp_path, succeeds):
     np.savez(games / "shard_0003.npz", board=np.zeros((2, 4, 4), np.uint8))
     out = tmp_path / "out"
-    assert f"batchwright shards info {out}" in succeeds("shards", "convert", games, out).out
+    assert f"batchwright shards info {out}" in succeeds(f"shards convert {games} {out}").out
 
 
 def test_convert_reads_pickles_only_when_allowed(games, tmp_path, refuses, succeeds):
     add_pickle(games)
-    assert refuses("shards", "convert", games, tmp_path / "out").splitlines() == [
+    assert refuses(f"shards convert {games} {tmp_path / 'out'}").splitlines() == [
         "batchwright: shard_0003.pkl.gz is a pickle, which can run code when read. If you made it: allow_pickle=True, "
         "or once: batchwright shards convert DIR OUT --allow-pickle",
         f"  file       {games}/shard_0003.pkl.gz",
         f"  try        allow_pickle=True, or once: batchwright shards convert {games} {games}-npz --allow-pickle",
     ]
-    succeeds("shards", "convert", games, tmp_path / "out", "--allow-pickle")
+    succeeds(f"shards convert {games} {tmp_path / 'out'} --allow-pickle")
     with np.load(tmp_path / "out" / "shard_0003.npz") as columns:
         assert columns["value"].tolist() == [0.5] * 7
 

@@ -16,8 +16,8 @@ def flip_a_byte(path):
 
 
 def test_a_whole_store_is_said_to_be_whole(store, succeeds):
-    assert "whole" in succeeds("verify", store).out
-    done = succeeds("verify", store, "--json").json
+    assert "whole" in succeeds(f"verify {store}").out
+    done = succeeds(f"verify {store} --json").json
     assert done["ok"]
     assert done["versions"][0]["version"] == bw.open_store(store).version
 
@@ -25,7 +25,7 @@ def test_a_whole_store_is_said_to_be_whole(store, succeeds):
 def test_an_altered_shard_fails_and_is_named(own_store, process):
     damaged = shard_of(own_store)
     flip_a_byte(damaged)
-    done = process("verify", own_store)
+    done = process(f"verify {own_store}")
     assert done.code == 1
     assert str(damaged) in done.out
     assert "1 file" in done.err
@@ -35,7 +35,7 @@ def test_an_altered_shard_fails_and_is_named(own_store, process):
 def test_damage_as_json(own_store, batchwright):
     damaged = shard_of(own_store)
     damaged.unlink()
-    done = batchwright("verify", own_store, "--json")
+    done = batchwright(f"verify {own_store} --json")
     assert done.code == 1
     assert not done.json["ok"]
     assert [part["file"] for part in done.json["versions"][0]["damaged"]] == [str(damaged)]
@@ -43,7 +43,7 @@ def test_damage_as_json(own_store, batchwright):
 
 def test_a_store_without_its_manifest_fails(own_store, batchwright):
     (bw.open_store(own_store).folder / "manifest.json").unlink()
-    done = batchwright("verify", own_store)
+    done = batchwright(f"verify {own_store}")
     assert done.code == 1
     assert "no complete store version" in done.out
 
@@ -69,32 +69,32 @@ def versions_of(path):
 def test_all_versions_can_be_verified(tmp_path, batchwright):
     old, _ = rebaked(tmp_path / "a.store")
     flip_a_byte(next(old.glob("words-*.arrow")))
-    assert batchwright("verify", tmp_path / "a.store").code == 0
-    assert batchwright("verify", tmp_path / "a.store", "--all").code == 1
-    assert batchwright("verify", tmp_path / "a.store", "--version", old.name).code == 1
+    assert batchwright(f"verify {tmp_path / 'a.store'}").code == 0
+    assert batchwright(f"verify {tmp_path / 'a.store'} --all").code == 1
+    assert batchwright(f"verify {tmp_path / 'a.store'} --version {old.name}").code == 1
 
 
 def test_gc_removes_old_versions_and_says_so(tmp_path, succeeds):
     old, current = rebaked(tmp_path / "a.store")
-    would = succeeds("gc", tmp_path / "a.store", "--dry-run").out
+    would = succeeds(f"gc {tmp_path / 'a.store'} --dry-run").out
     assert f"would remove  {old}" in would
     assert old.exists()
-    assert f"removed  {old}" in succeeds("gc", tmp_path / "a.store").out
+    assert f"removed  {old}" in succeeds(f"gc {tmp_path / 'a.store'}").out
     assert not old.exists()
     assert current.exists()
-    assert succeeds("gc", tmp_path / "a.store").out == "nothing to remove\n"
+    assert succeeds(f"gc {tmp_path / 'a.store'}").out == "nothing to remove\n"
 
 
 def test_gc_keeps_as_many_as_it_is_told(tmp_path, succeeds):
     old, _ = rebaked(tmp_path / "a.store")
-    assert succeeds("gc", tmp_path / "a.store", "--keep", "1").out == "nothing to remove\n"
+    assert succeeds(f"gc {tmp_path / 'a.store'} --keep 1").out == "nothing to remove\n"
     assert old.exists()
 
 
 def test_gc_leaves_a_version_that_is_open(tmp_path, succeeds):
     old, _ = rebaked(tmp_path / "a.store")
     reader = bw.open_store(tmp_path / "a.store", version=old.name)
-    done = succeeds("gc", tmp_path / "a.store", "--json").json
+    done = succeeds(f"gc {tmp_path / 'a.store'} --json").json
     assert [(part["folder"], part["in_use"]) for part in done["removals"]] == [(str(old), True)]
     assert done["num_bytes"] == 0
     assert len(reader) == 1
@@ -111,15 +111,15 @@ def test_gc_keeps_what_a_plan_needs_until_the_plan_is_forgotten(tmp_path, succee
         said = succeeds("gc", folder, *options).out
         assert f"kept  {old}" in said
         assert plan in said
-    assert succeeds("gc", folder, "--json").json["removals"][0]["plans"] == [plan]
-    assert plan in succeeds("plan", "forget", folder, plan[:6]).out
-    assert succeeds("plan", folder, "--json").json["plans"] == []
-    assert f"removed  {old}" in succeeds("gc", folder).out
+    assert succeeds(f"gc {folder} --json").json["removals"][0]["plans"] == [plan]
+    assert plan in succeeds(f"plan forget {folder} {plan[:6]}").out
+    assert succeeds(f"plan {folder} --json").json["plans"] == []
+    assert f"removed  {old}" in succeeds(f"gc {folder}").out
 
 
 def test_forgetting_names_what_is_missing(store, refuses):
-    assert "PLAN" in refuses("plan", "forget", store)
-    assert "0000" in refuses("plan", "forget", store, "0000")
+    assert "PLAN" in refuses(f"plan forget {store}")
+    assert "0000" in refuses(f"plan forget {store} 0000")
 
 
 def test_gc_says_that_a_link_is_left(tmp_path, succeeds):
@@ -127,9 +127,9 @@ def test_gc_says_that_a_link_is_left(tmp_path, succeeds):
     old, _ = rebaked(tmp_path / "b.store")
     link = tmp_path / "a.store" / "versions" / "linked"
     link.symlink_to(old)
-    assert f"a link, left  {link}" in succeeds("gc", tmp_path / "a.store").out
+    assert f"a link, left  {link}" in succeeds(f"gc {tmp_path / 'a.store'}").out
     assert bw.open_store(tmp_path / "b.store", version=old.name).num_rows == 1
 
 
 def test_gc_refuses_a_negative_number(store, refuses):
-    assert "keep=" in refuses("gc", store, "--keep", "-1")
+    assert "keep=" in refuses(f"gc {store} --keep -1")
