@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,37 +11,13 @@ import batchwright as bw
 from batchwright.demo import buffer as demo_buffer
 from batchwright.demo.digits import losses_and_gradients, new_weights, pictures
 
-# Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
-SITE = {
-    "torch.py": "raise AssertionError('the demo imported torch')",
-    "sitecustomize.py": """
-import socket
-def refuse(*_):
-    raise AssertionError('the demo used the network')
-socket.socket.connect = socket.getaddrinfo = refuse
-""",
-}
-
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(run_demo):
     """One whole run of the demo in an empty folder: (what it printed, the buffer that it left)."""
-    here, site = tmp_path_factory.mktemp("buffer"), tmp_path_factory.mktemp("site")
-    for name, text in SITE.items():
-        (site / name).write_text(text)
-    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", "demo", "buffer"],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    with bw.DatasetBuffer(path=here / ".demo" / "runs" / "buffer", read_only=True) as buffer:
-        yield done.stdout, buffer
+    printed, folder = run_demo("demo buffer")
+    with bw.DatasetBuffer(path=folder / "runs" / "buffer", read_only=True) as buffer:
+        yield printed, buffer
 
 
 def _accuracy(printed: str) -> list[float]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,36 +12,11 @@ from batchwright.demo.model import new_weights, token_losses_and_gradients
 
 STEPS = 40
 
-# Found first by the demo: torch is not there, and neither is the network.
-SITE = {
-    "torch.py": "raise AssertionError('the demo imported torch')",
-    "sitecustomize.py": """
-import socket
-def refuse(*_):
-    raise AssertionError('the demo used the network')
-socket.socket.connect = socket.getaddrinfo = refuse
-""",
-}
-
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory) -> str:
+def demo(run_demo) -> str:
     """What one whole run of the demo in an empty folder printed."""
-    here, site = tmp_path_factory.mktemp("chat"), tmp_path_factory.mktemp("site")
-    for name, text in SITE.items():
-        (site / name).write_text(text)
-    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", "demo", "chat", "--steps", str(STEPS)],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    return run_demo(f"demo chat --steps {STEPS}")[0]
 
 
 @pytest.mark.parametrize("fault", chat.FAULTS, ids=lambda fault: fault.kind)

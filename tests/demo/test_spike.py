@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,36 +21,11 @@ from refusals import refused
 
 STEPS = 160
 
-# Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
-SITE = {
-    "torch.py": "raise AssertionError('the demo imported torch')",
-    "sitecustomize.py": """
-import socket
-def refuse(*_):
-    raise AssertionError('the demo used the network')
-socket.socket.connect = socket.getaddrinfo = refuse
-""",
-}
-
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(run_demo):
     """One whole run of the demo in an empty folder: (what it printed, the folder)."""
-    here, site = tmp_path_factory.mktemp("spike"), tmp_path_factory.mktemp("site")
-    for name, text in SITE.items():
-        (site / name).write_text(text)
-    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", "demo", "spike", "--steps", str(STEPS)],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout, here / ".demo"
+    return run_demo(f"demo spike --steps {STEPS}")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import batchwright as bw
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.digits import drawn
 from batchwright.demo.hardest import BATCH_ROWS, ROWS, after_epoch, train
-from batchwright.demo.runs import python_process, take
+from batchwright.demo.runs import check_end, perform, python_process, reports
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
 from batchwright.demo.train import CHECKPOINT
 from batchwright.errors import BusyError, WorkerError
@@ -56,21 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
     asked = parser.parse_args(argv)
-    return exit_code_of(lambda: _demo(asked.folder))
-
-
-def _demo(folder: Path) -> int:
-    started = time.monotonic()
-    take(folder)
-    say("batchwright demo buffer: a dataset that changes while a model trains on it.")
-    say(f"Everything goes into {folder}; delete it when you like.")
-    held = _tell(folder / "runs")
-    say()
-    say(
-        f"The demo took {time.monotonic() - started:.0f} s. "
-        + ("Everything was as promised." if held else "NOT everything was as promised: see above.")
-    )
-    return 0 if held else 1
+    title = "batchwright demo buffer: a dataset that changes while a model trains on it."
+    return exit_code_of(lambda: perform(title, asked.folder, lambda: _tell(asked.folder / "runs")))
 
 
 def _tell(folder: Path) -> bool:
@@ -109,18 +95,12 @@ class _Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "stderr.txt"
         with _process("train", self.buffer, self.folder, "--epochs", str(epochs), *settings, log=log) as process:
-            for report in _reports(process):
+            for report in reports(process):
                 self._follow(report)
                 if kill_at is not None and (report.get("epoch"), report.get("step")) == kill_at:
                     os.kill(process.pid, signal.SIGKILL)  # what it said before is still to be read
             code = process.wait()
-        if code != (0 if kill_at is None else -signal.SIGKILL):
-            raise WorkerError(
-                "the training process ended too early" if code else "the training process ended before it was killed",
-                exit_code=code,
-                output=log.read_text().strip()[-2000:] or None,
-                remedy="run the demo again",
-            )
+        check_end("the training process", code, kill_at is not None, log)
         return process.pid
 
     def _follow(self, report: dict[str, Any]) -> None:
@@ -285,7 +265,7 @@ def _roll_back(run: _Run) -> bool:
 def _says_what_was_seen(watching: subprocess.Popen[str], run: _Run) -> bool:
     assert watching.stdin is not None
     watching.stdin.close()  # it looks once more, and ends
-    seen = list(_reports(watching))[-1]
+    seen = list(reports(watching))[-1]
     with bw.DatasetBuffer(path=run.buffer, read_only=True) as buffer:
         saw_the_end = seen.get("last") == buffer.number
     say()
@@ -326,7 +306,7 @@ def _kill_an_arrival(path: Path, log: Path) -> int:
     last = -1
     with _process("arrive", path, log=log) as process:
         first = None
-        for last in _reports(process):
+        for last in reports(process):
             first = last if first is None else first
             if last == first + ROWS_BEFORE_KILL:
                 os.kill(process.pid, signal.SIGKILL)
@@ -360,13 +340,6 @@ def _say_folded(text: str) -> None:
 def _process(role: str, *arguments: Path | str, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """A process of this demo."""
     return python_process("batchwright.demo.hardest", role, *map(str, arguments), log=log, stdin=subprocess.PIPE)
-
-
-def _reports(process: subprocess.Popen[str]) -> Iterator[Any]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.endswith("\n"):  # a killed process may leave half a line
-            yield json.loads(line)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import random
 import statistics
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ import numpy as np
 import batchwright as bw
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.model import Adam, Weights, new_weights, token_losses_and_gradients
-from batchwright.demo.runs import take
+from batchwright.demo.runs import perform
 from batchwright.demo.screen import COLUMNS, LiveLine, exit_code_of, head, near, say
 from batchwright.errors import SpecError
 
@@ -71,17 +70,8 @@ def _demo(folder: Path, num_steps: int) -> int:
             parameter="steps",
             remedy=f"--steps {MIN_STEPS}",
         )
-    started = time.monotonic()
-    take(folder)
-    say("batchwright demo chat: conversations that would teach the wrong thing, seen before a run.")
-    say(f"Everything goes into {folder}; delete it when you like.")
-    held = _tell(folder / "chat", num_steps)
-    say()
-    say(
-        f"The demo took {time.monotonic() - started:.0f} s. "
-        + ("Everything was as promised." if held else "NOT everything was as promised: see above.")
-    )
-    return 0 if held else 1
+    title = "batchwright demo chat: conversations that would teach the wrong thing, seen before a run."
+    return perform(title, folder, lambda: _tell(folder / "chat", num_steps))
 
 
 def _tell(folder: Path, num_steps: int) -> bool:

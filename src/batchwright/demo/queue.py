@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import batchwright as bw
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
-from batchwright.demo.runs import python_process, take
+from batchwright.demo.runs import check_end, perform, python_process, reports
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
 from batchwright.errors import NotReadyError, WorkerError
 from batchwright.queue.find import open_provider
@@ -48,21 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
     asked = parser.parse_args(argv)
-    return exit_code_of(lambda: _demo(asked.folder))
-
-
-def _demo(folder: Path) -> int:
-    started = time.monotonic()
-    take(folder)
-    say("batchwright demo queue: batches are made by some processes while another one trains on them.")
-    say(f"Everything goes into {folder}; delete it when you like.")
-    held = _tell(folder / "runs")
-    say()
-    say(
-        f"The demo took {time.monotonic() - started:.0f} s. "
-        + ("Everything was as promised." if held else "NOT everything was as promised: see above.")
-    )
-    return 0 if held else 1
+    title = "batchwright demo queue: batches are made by some processes while another one trains on them."
+    return exit_code_of(lambda: perform(title, asked.folder, lambda: _tell(asked.folder / "runs")))
 
 
 def _tell(folder: Path) -> bool:
@@ -114,7 +101,7 @@ class _Run:
         """Start a trainer and follow it. It is killed where `kill_when` says so. Returns its process id."""
         log, is_killed = self.folder / "trainer.txt", False
         with self._process("train", "--folder", str(self.folder), log=log) as process:
-            for report in _reports(process):
+            for report in reports(process):
                 if "step" not in report:
                     self.end = report
                     continue
@@ -124,24 +111,11 @@ class _Run:
                     os.kill(process.pid, signal.SIGKILL)  # what it said before is still to be read
                     is_killed = True
             code = process.wait()
-        if code != (0 if kill_when is None else -signal.SIGKILL):
-            raise WorkerError(
-                "the trainer ended too early" if code else "the trainer ended before it was killed",
-                exit_code=code,
-                output=log.read_text().strip()[-2000:] or None,
-                remedy="run the demo again",
-            )
+        check_end("the trainer", code, kill_when is not None, log)
         return process.pid
 
     def mean_loss(self, steps: range) -> float:
         return sum(float.fromhex(self.reports[step][-1]["loss"]) for step in steps) / len(steps)
-
-
-def _reports(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.endswith("\n"):  # a killed process may leave half a line
-            yield json.loads(line)
 
 
 # 1. The project

@@ -21,7 +21,7 @@ from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
 from batchwright.errors import SpecError, WorkerError
 from batchwright.spec import local_path
 
-__all__ = ["Run", "first_difference", "python_process", "say_if_equal", "take"]
+__all__ = ["Run", "check_end", "first_difference", "perform", "python_process", "reports", "say_if_equal", "take"]
 
 MARK = "made-by-batchwright-demo.txt"
 
@@ -38,6 +38,19 @@ def take(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).write_text("Everything in this folder was made by `batchwright demo`, and can be deleted.\n")
     shutil.rmtree(folder / "runs", ignore_errors=True)
+
+
+def perform(title: str, folder: Path, story: Callable[[], bool]) -> int:
+    """Take the folder, tell the story, say whether all of it was as promised. Returns the exit code: 0 if it was."""
+    began = time.monotonic()
+    take(folder)
+    say(title)
+    say(f"Everything goes into {folder}; delete it when you like.")
+    held = story()
+    promised = "Everything was as promised." if held else "NOT everything was as promised: see above."
+    say()
+    say(f"The demo took {time.monotonic() - began:.0f} s. {promised}")
+    return 0 if held else 1
 
 
 @dataclass(slots=True)
@@ -68,7 +81,7 @@ class Run:
         """
         began = time.monotonic()
         with _process(self) as process, LiveLine(sys.stdout) as line:
-            for report in _reports(process):
+            for report in reports(process):
                 if "step" not in report:
                     self.weights = report["weights"]
                     continue
@@ -84,13 +97,8 @@ class Run:
             code = process.wait()
             line.keep(self._progress() if self.last else "")
         self.seconds += time.monotonic() - began
-        if code != (0 if kill_after is None else -signal.SIGKILL):
-            raise WorkerError(
-                "the training process ended too early" if code else "the training process ended before it was killed",
-                exit_code=code,
-                output=_log_of(self).read_text().strip()[-2000:] or None,
-                remedy="run the demo again" if code else "run the demo again, with more --steps",
-            )
+        remedy = "run the demo again" if code else "run the demo again, with more --steps"
+        check_end("the training process", code, kill_after is not None, _log_of(self), remedy)
         return process.pid
 
     def _progress(self) -> str:
@@ -165,8 +173,20 @@ def _log_of(run: Run) -> Path:
     return run.folder / "stderr.txt"
 
 
-def _reports(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+def reports(process: subprocess.Popen[str]) -> Iterator[Any]:
+    """What a process says of itself: JSON, line by line."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.endswith("\n"):  # a killed process may leave half a line
             yield json.loads(line)
+
+
+def check_end(whose: str, code: int, was_killed: bool, log: Path, remedy: str = "run the demo again") -> None:
+    """A process ended as it should: by SIGKILL if it was killed, else well."""
+    if code != (-signal.SIGKILL if was_killed else 0):
+        raise WorkerError(
+            f"{whose} ended too early" if code else f"{whose} ended before it was killed",
+            exit_code=code,
+            output=log.read_text().strip()[-2000:] or None,
+            remedy=remedy,
+        )

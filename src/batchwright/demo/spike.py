@@ -13,14 +13,13 @@ import statistics
 import sys
 import sysconfig
 import textwrap
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import batchwright as bw
 from batchwright.cli.main import main as batchwright
-from batchwright.demo.runs import Run, say_if_equal, take
+from batchwright.demo.runs import Run, perform, say_if_equal
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say, show_pieces
 from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint, write_checkpoint
 from batchwright.errors import SpecError
@@ -64,21 +63,16 @@ def _demo(folder: Path, num_steps: int) -> int:
             parameter="steps",
             remedy=f"--steps {MIN_STEPS}",
         )
-    started = time.monotonic()
-    take(folder)
-    say("batchwright demo spike: the loss jumps. Which text did it, and how does the run go on without it?")
-    say(f"Everything goes into {folder}; delete it when you like.")
+    title = "batchwright demo spike: the loss jumps. Which text did it, and how does the run go on without it?"
+    return perform(title, folder, lambda: _tell_to_its_end(folder, num_steps))
+
+
+def _tell_to_its_end(folder: Path, num_steps: int) -> bool:
     try:
-        same = _tell(folder, num_steps)
+        return _tell(folder, num_steps)
     except _NotAsExpected as unexpected:
         say(f"NOT AS EXPECTED: {unexpected}")
-        same = False
-    say()
-    say(
-        f"The demo took {time.monotonic() - started:.0f} s. "
-        + ("Everything was as promised." if same else "NOT everything was as promised: see above.")
-    )
-    return 0 if same else 1
+        return False
 
 
 class _NotAsExpected(Exception):
