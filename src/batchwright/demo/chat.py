@@ -227,7 +227,7 @@ def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Pa
     say("A loader refuses the same, before its first batch:")
     try:
         recipe = _recipe(path, tokenizer, FORGETFUL)
-        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS)
+        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS, epoch_end="short")
     except SpecError as error:
         for line in str(error).splitlines():
             _say_folded(f"  {line}")
@@ -260,6 +260,7 @@ def _open(store: Path, loss: str, **more: Any) -> bw.ConversationDataLoader:
         segment_ids=True,
         batch_size=BATCH_ROWS,
         epochs=None,
+        epoch_end="short",
         seed=7,
         framework="numpy",
         rank=0,
