@@ -22,6 +22,7 @@ from batchwright.store import collect_garbage, verify_store, writer
 from batchwright.store.adopted import AdoptedFile
 from batchwright.store.layout import current_version
 from refusals import refused
+from shared import texts
 
 EOS = 256
 DOCUMENTS = [f"document {n} {'so ' * (n % 5)}" for n in range(40)]
@@ -37,12 +38,7 @@ def adopt(path: Any, tokenizer: Any = "bytes", **settings: Any) -> bw.Store:
     return bw.adopt(path, tokenizer, **{"show_progress": False, **settings})
 
 
-def texts(store: bw.Store, source: str | None = None, split: str = "train") -> list[str]:
-    stream = store.stream(source or store.names[0], split)
-    return [str(store.decode(stream.document(n).tokens)) for n in range(stream.num_documents)]
-
-
-def rows_of(loader: bw.PretrainDataLoader) -> list[list[int]]:
+def token_rows(loader: bw.PretrainDataLoader) -> list[list[int]]:
     return [row for batch in loader.get_iterator() for row in np.asarray(batch.input_ids).tolist()]
 
 
@@ -104,12 +100,12 @@ def test_tokens_are_mapped_from_the_users_file_and_copied_nowhere(train):
 
 def test_a_run_over_adopted_tokens_resumes_where_it_stopped(train):
     path = adopt(train).path
-    whole = rows_of(open_loader(path))
+    whole = token_rows(open_loader(path))
     first = open_loader(path)
     seen = [row for _ in range(5) for row in np.asarray(first.get_batch().input_ids).tolist()]
     second = open_loader(path)
     second.load_state_dict(first.state_dict())
-    assert seen + rows_of(second) == whole
+    assert seen + token_rows(second) == whole
 
 
 def test_trace_and_find_lead_to_the_file_and_the_number_of_the_document(train):
@@ -146,7 +142,7 @@ def test_raw_ids_of_every_type_are_gathered_right(dtype, tmp_path, baked):
     ids_of(DOCUMENTS, dtype).tofile(tmp_path / "web.bin")
     store = adopt(tmp_path / "web.bin", dtype=dtype)
     assert store.manifest.token_dtype == dtype
-    assert rows_of(open_loader(store.path)) == rows_of(open_loader(baked))
+    assert token_rows(open_loader(store.path)) == token_rows(open_loader(baked))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
@@ -403,7 +399,7 @@ def test_a_large_file_is_cut_into_shards_between_documents(train, baked, monkeyp
     assert [(d.row, d.tokens.tolist()) for d in store.rows()] == [
         (n, d.tokens.tolist()) for n, d in enumerate(bw.open_store(baked).rows())
     ]
-    assert rows_of(open_loader(store.path)) == rows_of(open_loader(baked))
+    assert token_rows(open_loader(store.path)) == token_rows(open_loader(baked))
     assert list(verify_store(store)) == []
 
 

@@ -27,6 +27,7 @@ import batchwright as bw
 from batchwright.store import verify_store
 from harness import wait_for
 from refusals import refused
+from shared import quiet_bake
 
 GOOD = "".join(json.dumps({"text": f"document {n}", "url": f"http://{n}"}) + "\n" for n in range(20))
 
@@ -63,10 +64,6 @@ class World:
     def copy(self) -> Path:
         shutil.copytree(self.store, self.folder / "copy.store")
         return self.folder / "copy.store"
-
-
-def bake(recipe: bw.DatasetRecipe, to: Path, **settings: Any) -> bw.Store:
-    return bw.bake(recipe, to, **{"workers": 0, "show_progress": False, **settings})
 
 
 @pytest.fixture
@@ -195,7 +192,7 @@ def truncated_zstd(world: World) -> Expected:
 def vocabulary_larger_than_dtype(world: World) -> Expected:
     def act(to: Path) -> object:
         step = bw.tokenize(lambda text: [0], vocab_size=70_000, dtype="uint16")
-        return bake(world.recipe().prepare_step(step), to)
+        return quiet_bake(world.recipe().prepare_step(step), to)
 
     return Expected(
         bw.TokenizerError,
@@ -220,7 +217,7 @@ def zero_documents(world: World) -> Expected:
 @case("a tokenizer that gives nothing")
 def tokenizer_gives_nothing(world: World) -> Expected:
     def act(to: Path) -> object:
-        return bake(world.recipe().prepare_step(bw.tokenize(lambda text: [], vocab_size=10)), to)
+        return quiet_bake(world.recipe().prepare_step(bw.tokenize(lambda text: [], vocab_size=10)), to)
 
     return Expected(
         bw.TokenizerError,
@@ -566,12 +563,12 @@ def test_after_space_was_made_the_same_call_continues(world: World, monkeypatch:
 
     recipe = world.recipe().prepare_step(count, version="1").prepare_step(bw.tokenize("bytes"))
     with refused(bw.OutOfSpaceError, folder=disk / "good.store"):
-        bake(recipe, disk / "good.store")
+        quiet_bake(recipe, disk / "good.store")
     finished = len(list((disk / "good.store" / "work").glob("*.arrow")))
     assert finished > 2
     read.unlink()
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-    store = bake(recipe, disk / "good.store")
+    store = quiet_bake(recipe, disk / "good.store")
     assert store.num_rows == 420
     assert read.stat().st_size < 420 - 15 * finished  # units that were done are not read again
     assert bw.open_store(disk / "good.store", verify=True).version == store.version
@@ -592,7 +589,7 @@ def test_what_is_skipped_is_counted_with_reasons_and_printed(
     world.write("empty.txt", "")
     latin = world.write("latin.txt", b"caf\xe9")
     recipe = world.recipe(where=lambda row: row["text"] != "document 0").prepare_step(bw.tokenize("bytes"))
-    store = bake(recipe, world.store, on_error="skip", workers=workers, show_progress=True)
+    store = quiet_bake(recipe, world.store, on_error="skip", workers=workers, show_progress=True)
     assert store.report["errors"] == 8
     assert store.report["ingredients"]["web"] == {
         "rows_read": 20 + 21 + 1 + 1 + 1,
@@ -622,8 +619,8 @@ def test_what_is_skipped_is_counted_with_reasons_and_printed(
 def test_what_was_skipped_once_is_raised_when_that_is_asked_for(world: World) -> None:
     world.write("empty.txt", "")
     recipe = world.recipe().prepare_step(bw.tokenize("bytes"))
-    skipped = bake(recipe, world.store, on_error="skip")
-    assert bake(recipe, world.store, on_error="skip").version == skipped.version
+    skipped = quiet_bake(recipe, world.store, on_error="skip")
+    assert quiet_bake(recipe, world.store, on_error="skip").version == skipped.version
     with refused(bw.SourceError, "empty", file=world.raw / "empty.txt"):
-        bake(recipe, world.store, on_error="raise")
+        quiet_bake(recipe, world.store, on_error="raise")
     assert bw.open_store(world.store).version == skipped.version

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import batchwright as bw
+from shared import bake_source
 
 WEIGHTS = {"web": 2.0, "code": 1.0}
 
@@ -27,7 +28,7 @@ class Run:
 
     def __post_init__(self) -> None:
         for name, count in (("web", 120), ("code", 20), ("other", 30)):
-            bake(self.folder / f"{name}.store", [f"{name} {n} " * (3 + n % 5) for n in range(count)])
+            bake_source(self.folder / f"{name}.store", [f"{name} {n} " * (3 + n % 5) for n in range(count)])
         self.loader = self.open(WEIGHTS, num_rows=800)
         for _ in range(10):
             self.loader.get_batch()
@@ -43,11 +44,6 @@ class Run:
         sibling = self.open(WEIGHTS, num_rows=800)
         sibling.amend(at=96, weights={"web": 1})
         return sibling.state_dict() | {"position": 104}
-
-
-def bake(path: Path, texts: list[str], tokenizer: str = "bytes") -> None:
-    recipe = bw.DatasetRecipe(seed=1).add_ingredient(texts, name="text").prepare_step(bw.tokenize(tokenizer))
-    bw.bake(recipe, to=path, workers=0, show_progress=False)
 
 
 def amend_twice(run: Run) -> None:
@@ -71,7 +67,7 @@ def run_rows(run: Run, epochs: int) -> Any:
 
 def open_replaced(run: Run) -> None:
     plan = run.loader.plan
-    bake(run.folder / "new" / "web.store", ["other text " * 20] * 30)
+    bake_source(run.folder / "new" / "web.store", ["other text " * 20] * 30)
     bw.MixedDataLoader([run.folder / "new" / "web.store", run.path("code")], plan=without_places(plan))
 
 
@@ -82,7 +78,7 @@ def without_places(plan: bw.Plan) -> bw.Plan:
 
 
 def of_another_tokenizer(run: Run) -> None:
-    bake(run.folder / "chars.store", ["characters " * 20] * 30, "chars")
+    bake_source(run.folder / "chars.store", ["characters " * 20] * 30, bw.tokenize("chars"))
     bw.MixedDataLoader({"web": run.path("web"), "chars": run.folder / "chars.store"}, chunk_size=16)
 
 

@@ -64,7 +64,7 @@ def test_rows_of_many_shards_are_in_the_order_of_the_store(to, sharded_store, tm
     export(sharded_store, tmp_path, to, source="web", split="train")
     stream = bw.open_store(sharded_store).stream("web")
     assert stream.info.num_shards > 3
-    assert [row["tokens"] for row in rows_of(to, tmp_path)] == documents(stream)
+    assert [row["tokens"] for row in exported_rows(to, tmp_path)] == documents(stream)
 
 
 @pytest.mark.parametrize(("to", "last"), [("megatron", ".idx"), ("npy", ".npy")])
@@ -84,7 +84,7 @@ def test_npy_files_open_with_numpy(small_store, tmp_path):
     assert [tokens[a:b].tolist() for a, b in itertools.pairwise(offsets)] == documents(stream)
 
 
-def rows_of(to: str, folder: Path) -> list[dict[str, Any]]:
+def exported_rows(to: str, folder: Path) -> list[dict[str, Any]]:
     (path,) = folder.iterdir()
     if to == "parquet":
         return pq.read_table(path).to_pylist()
@@ -96,7 +96,7 @@ def test_rows_have_source_file_row_tokens_and_text(to, small_store, tmp_path):
     export(small_store, tmp_path, to, source="web", split="val")
     store = bw.open_store(small_store)
     stream = store.stream("web", "val")
-    rows = rows_of(to, tmp_path)
+    rows = exported_rows(to, tmp_path)
     assert len(rows) == stream.num_documents
     for number, row in enumerate(rows):
         document = stream.document(number)
@@ -117,7 +117,7 @@ def test_text_is_null_where_the_tokenizer_cannot_decode(to, tmp_path):
     recipe.prepare_step(bw.tokenize(lambda text: [len(text)], vocab_size=9))
     bw.bake(recipe, tmp_path / "s", workers=0, show_progress=False)
     export(tmp_path / "s", tmp_path / "out", to)
-    assert [(row["tokens"], row["text"]) for row in rows_of(to, tmp_path / "out")] == [([3], None)]
+    assert [(row["tokens"], row["text"]) for row in exported_rows(to, tmp_path / "out")] == [([3], None)]
 
 
 def test_text_is_without_the_id_that_ends_the_document(tmp_path):
@@ -128,7 +128,7 @@ def test_text_is_without_the_id_that_ends_the_document(tmp_path):
     np.array([0, 1, 2, 1, 2], np.uint16).tofile(tmp_path / "web.bin")
     store = bw.adopt(tmp_path / "web.bin", tokenizer, show_progress=False)
     export(store, tmp_path / "out", "jsonl")
-    assert [(row["tokens"], row["text"]) for row in rows_of("jsonl", tmp_path / "out")] == [
+    assert [(row["tokens"], row["text"]) for row in exported_rows("jsonl", tmp_path / "out")] == [
         ([0, 1, 2], "one two"),
         ([1, 2], "two"),
     ]

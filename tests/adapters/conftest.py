@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+import batchwright as bw
 
 
 def as_values(batch):
@@ -21,3 +27,9 @@ def small_blocks(monkeypatch):
     """Blocks of about three steps, and orders computed for about nine: a pass then takes many of both."""
     monkeypatch.setattr("batchwright.loaders.stream._BLOCK_BYTES", 3 * 12 * 17 * 8)
     monkeypatch.setattr("batchwright.loaders.stream._LOCATED_ROWS", 9 * 12)
+
+
+@pytest.fixture
+def open_small(open_loader: Callable[..., bw.PretrainDataLoader], small_store: Path) -> Callable[..., Any]:
+    """A loader over the small store: 12 rows of 16 tokens in a batch, as tensors of torch unless told otherwise."""
+    return lambda framework="torch", **given: open_loader(small_store, framework=framework, **given)

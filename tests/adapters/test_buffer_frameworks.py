@@ -181,7 +181,7 @@ def test_workers_of_torch_give_what_the_loader_gives(buffer):
 # A buffer as torch's dataset
 
 
-def rows_of(batches):
+def checked_numbers(batches):
     """The numbers in batches as torch's collate makes them, each of which is whole."""
     found = []
     for batch in batches:
@@ -201,7 +201,7 @@ def shuffled(seed=3):
 def test_torchs_own_loader_reads_a_buffer(buffer, workers, context):
     settings = {"num_workers": workers, "multiprocessing_context": context}
     loader = DataLoader(buffer, batch_size=8, shuffle=True, generator=shuffled(), **settings)
-    batches = rows_of(loader)
+    batches = checked_numbers(loader)
     assert [len(batch) for batch in batches] == [8, 8, 4]
     assert sorted(n for batch in batches for n in batch) == list(range(20))
 
@@ -210,15 +210,15 @@ def test_a_batch_of_torchs_loader_is_one_gather(buffer, monkeypatch):
     asked = []
     at = type(buffer).__getitems__
     monkeypatch.setattr(type(buffer), "__getitems__", lambda self, index: asked.append(len(index)) or at(self, index))
-    rows_of(DataLoader(buffer, batch_size=8))
+    checked_numbers(DataLoader(buffer, batch_size=8))
     assert asked == [8, 8, 4]
 
 
 def test_torchs_loader_drops_the_last_batch_and_takes_a_sampler(buffer):
-    assert rows_of(DataLoader(buffer, batch_size=8, drop_last=True)) == [list(range(8)), list(range(8, 16))]
+    assert checked_numbers(DataLoader(buffer, batch_size=8, drop_last=True)) == [list(range(8)), list(range(8, 16))]
     only = WeightedRandomSampler([0.0] * 5 + [1.0] + [0.0] * 14, num_samples=6)
-    assert rows_of(DataLoader(buffer, batch_size=3, sampler=only)) == [[5] * 3] * 2
-    assert rows_of(DataLoader(buffer, batch_sampler=[[1, 2], [-1]])) == [[1, 2], [19]]
+    assert checked_numbers(DataLoader(buffer, batch_size=3, sampler=only)) == [[5] * 3] * 2
+    assert checked_numbers(DataLoader(buffer, batch_sampler=[[1, 2], [-1]])) == [[1, 2], [19]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -226,12 +226,12 @@ def test_a_stateful_loader_of_torchdata_goes_on_in_the_middle(buffer, workers):
     settings = {"batch_size": 4, "shuffle": True, "num_workers": workers, "generator": shuffled()}
     loader = StatefulDataLoader(buffer, **settings)
     batches = iter(loader)
-    rows_of(next(batches) for _ in range(2))
+    checked_numbers(next(batches) for _ in range(2))
     state = loader.state_dict()
-    rest = rows_of(batches)
+    rest = checked_numbers(batches)
     again = StatefulDataLoader(buffer, **settings | {"generator": shuffled()})
     again.load_state_dict(state)
-    assert rows_of(again) == rest
+    assert checked_numbers(again) == rest
     assert len(rest) == 3
 
 

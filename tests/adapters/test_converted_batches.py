@@ -30,11 +30,6 @@ AHEAD = {"": {}, "prefetch": {"prefetch": 2}, "workers": {"workers": 2}}
 every_framework = pytest.mark.parametrize("framework", BLOCKS)
 
 
-@pytest.fixture
-def opened(open_loader, small_store):
-    return lambda framework, **given: open_loader(small_store, framework=framework, **given)
-
-
 def copies(batch):
     arrays = {name: batch[name] for name in batch} | {name: batch.metadata[name] for name in ("position", "weight")}
     return {name: np.asarray(array).copy() for name, array in arrays.items()}
@@ -45,10 +40,10 @@ def copies(batch):
 
 @every_framework
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_an_epoch_holds_what_numpys_holds(opened, values, framework, settings, small_blocks):
+def test_an_epoch_holds_what_numpys_holds(open_small, values, framework, settings, small_blocks):
     given = SETTINGS[settings]
-    expected = opened("numpy", **given | {"prefetch": 0, "workers": 0})
-    for ours, theirs in zip(opened(framework, **given), expected, strict=True):
+    expected = open_small("numpy", **given | {"prefetch": 0, "workers": 0})
+    for ours, theirs in zip(open_small(framework, **given), expected, strict=True):
         assert {type(ours[name]).__module__.partition(".")[0] for name in ours} == {MODULES[framework]}
         assert values(ours) == values(theirs)
 
@@ -62,21 +57,21 @@ def test_raw_files_stream_into_them_too(open_loader, raw, values, framework):
 
 
 @every_framework
-def test_metadata_stays_numpy(opened, framework):
-    metadata = opened(framework).get_batch().metadata
+def test_metadata_stays_numpy(open_small, framework):
+    metadata = open_small(framework).get_batch().metadata
     assert type(metadata["position"]) is type(metadata["weight"]) is np.ndarray
     assert set(metadata["source"]) <= {"web", "code", "notes"}
 
 
 @every_framework
-def test_where_labels_are_the_inputs_they_are_copied_once(opened, framework):
-    batch = opened(framework, alignment="same").get_batch()
+def test_where_labels_are_the_inputs_they_are_copied_once(open_small, framework):
+    batch = open_small(framework, alignment="same").get_batch()
     assert batch.labels is batch.input_ids
 
 
 @every_framework
-def test_a_rank_without_rows_gets_one_of_weight_0(opened, framework):
-    batch = opened(framework, batch_size=2, rank=0, world_size=3, uneven=True).get_batch()
+def test_a_rank_without_rows_gets_one_of_weight_0(open_small, framework):
+    batch = open_small(framework, batch_size=2, rank=0, world_size=3, uneven=True).get_batch()
     assert batch.input_ids.shape == batch.loss_mask.shape == (1, 16)
     assert batch.metadata["weight"].tolist() == [0]
     assert not np.asarray(batch.loss_mask).any()
@@ -121,13 +116,13 @@ def test_kept_batches_do_not_hold_the_memory_they_were_copied_from(long_store, o
 
 @every_framework
 @pytest.mark.parametrize("ahead", AHEAD)
-def test_arrays_are_made_on_the_thread_that_takes_the_batch(opened, monkeypatch, framework, ahead):
+def test_arrays_are_made_on_the_thread_that_takes_the_batch(open_small, monkeypatch, framework, ahead):
     made_on = []
     made = BLOCKS[framework].copies
     monkeypatch.setattr(
         BLOCKS[framework], "copies", lambda self, arrays: made_on.append(threading.get_ident()) or made(self, arrays)
     )
-    loader = opened(framework, **AHEAD[ahead])
+    loader = open_small(framework, **AHEAD[ahead])
     batches = [loader.get_batch()]
     taker = threading.Thread(target=lambda: batches.append(loader.get_batch()))
     taker.start()
@@ -141,21 +136,21 @@ def test_arrays_are_made_on_the_thread_that_takes_the_batch(opened, monkeypatch,
 
 
 @every_framework
-def test_a_state_goes_between_frameworks(opened, values, framework):
-    ours, theirs = opened(framework), opened("numpy")
+def test_a_state_goes_between_frameworks(open_small, values, framework):
+    ours, theirs = open_small(framework), open_small("numpy")
     for _ in range(5):
         ours.get_batch()
     theirs.load_state_dict(ours.state_dict())
     expected = values(theirs.get_batch())
     assert values(ours.get_batch()) == expected
-    again = opened(framework)
+    again = open_small(framework)
     again.load_state_dict(theirs.state_dict())
     assert values(again.get_batch()) == values(theirs.get_batch())
 
 
 @every_framework
-def test_a_loader_pickles_and_goes_on(opened, values, framework):
-    loader = opened(framework)
+def test_a_loader_pickles_and_goes_on(open_small, values, framework):
+    loader = open_small(framework)
     loader.get_batch()
     again = pickle.loads(pickle.dumps(loader))
     assert values(again.get_batch()) == values(loader.get_batch())
@@ -163,18 +158,20 @@ def test_a_loader_pickles_and_goes_on(opened, values, framework):
 
 @every_framework
 @pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
-def test_a_converted_batch_copies_and_pickles_whole(opened, values, framework, again):
+def test_a_converted_batch_copies_and_pickles_whole(open_small, values, framework, again):
     for settings in ("tokens", "borders", "same"):
-        batch = opened(framework, **SETTINGS[settings]).get_batch()
+        batch = open_small(framework, **SETTINGS[settings]).get_batch()
         assert values(again(batch)) == values(batch)
         assert type(again(batch).labels) is type(batch.labels)
 
 
 @every_framework
 @pytest.mark.parametrize("ahead", ["", "prefetch"])
-def test_where_a_conversion_fails_no_batch_and_no_thread_is_left_over(opened, values, monkeypatch, framework, ahead):
+def test_where_a_conversion_fails_no_batch_and_no_thread_is_left_over(
+    open_small, values, monkeypatch, framework, ahead
+):
     threads = set(threading.enumerate())
-    loader, expected = opened(framework, **AHEAD[ahead]), opened("numpy")
+    loader, expected = open_small(framework, **AHEAD[ahead]), open_small("numpy")
     assert values(loader.get_batch()) == values(expected.get_batch())
     before = loader.state_dict()
 
@@ -193,9 +190,9 @@ def test_where_a_conversion_fails_no_batch_and_no_thread_is_left_over(opened, va
 
 
 @every_framework
-def test_such_a_loader_is_a_torch_dataset_too(opened, values, framework):
-    loader = opened(framework)
+def test_such_a_loader_is_a_torch_dataset_too(open_small, values, framework):
+    loader = open_small(framework)
     batch = next(iter(loader.torch()))
     assert type(batch.input_ids).__module__ == "torch"
-    assert values(batch) == values(opened("numpy").get_batch())
+    assert values(batch) == values(open_small("numpy").get_batch())
     assert loader.step == 1

@@ -14,17 +14,12 @@ import pytest
 from batchwright.adapters.jax import JaxBlocks
 
 
-@pytest.fixture
-def opened(open_loader, small_store):
-    return lambda **given: open_loader(small_store, framework="jax", **given)
-
-
 def types_of(batch):
     return {name: batch[name].dtype.name for name in batch}
 
 
-def test_integers_are_int32_unless_x64_is_on(opened):
-    loader = opened(position_ids=True, segment_ids=True, border_loss=False)
+def test_integers_are_int32_unless_x64_is_on(open_small):
+    loader = open_small("jax", position_ids=True, segment_ids=True, border_loss=False)
     integers = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")
     assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int32") | {"loss_mask": "float32"}
     with jax.enable_x64(True):
@@ -45,7 +40,7 @@ def test_what_is_given_to_jax_is_aligned_and_nobody_elses(monkeypatch):
     assert labels.tolist()[1][-1] == 33
 
 
-def test_a_step_compiled_once_takes_every_batch(opened):
+def test_a_step_compiled_once_takes_every_batch(open_small):
     traced = []
 
     @jax.jit
@@ -53,22 +48,22 @@ def test_a_step_compiled_once_takes_every_batch(opened):
         traced.append(batch)
         return (batch["labels"] * batch["loss_mask"]).sum()
 
-    for batch in opened():
+    for batch in open_small("jax"):
         step(dict(batch))
     assert len(traced) == 1
 
 
-def test_a_mask_that_a_program_gave_away_is_made_again(opened):
-    loader = opened()
+def test_a_mask_that_a_program_gave_away_is_made_again(open_small):
+    loader = open_small("jax")
     first = loader.get_batch()
     assert loader.get_batch().loss_mask is first.loss_mask
     first.loss_mask.delete()  # what a jitted function does with what is donated to it
     assert (loader.get_batch().loss_mask == 1).all()
 
 
-def test_a_batch_of_jax_arrays_cannot_be_pinned(opened):
+def test_a_batch_of_jax_arrays_cannot_be_pinned(open_small):
     with pytest.raises(TypeError, match=r"batch.to\(device\)"):
-        opened().get_batch().pin_memory()
+        open_small("jax").get_batch().pin_memory()
 
 
 def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):

@@ -6,20 +6,15 @@ import mlx.core as mx
 import pytest
 
 
-@pytest.fixture
-def opened(open_loader, small_store):
-    return lambda **given: open_loader(small_store, framework="mlx", **given)
-
-
-def test_mlx_arrays_have_the_types_of_the_contract(opened):
-    batch = opened(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+def test_mlx_arrays_have_the_types_of_the_contract(open_small):
+    batch = open_small("mlx", position_ids=True, segment_ids=True, border_loss=False).get_batch()
     integers = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")
     assert {name: batch[name].dtype for name in batch} == dict.fromkeys(integers, mx.int64) | {"loss_mask": mx.float32}
 
 
 @pytest.mark.parametrize("field", ["input_ids", "labels", "attention_mask", "loss_mask"])
-def test_writing_into_an_mlx_batch_changes_no_other(opened, values, field):
-    loader, unwritten = opened(), opened()
+def test_writing_into_an_mlx_batch_changes_no_other(open_small, values, field):
+    loader, unwritten = open_small("mlx"), open_small("mlx")
     first = loader.get_batch()
     for _ in range(3):
         batch = loader.get_batch()
@@ -38,6 +33,6 @@ def test_writing_into_an_mlx_batch_changes_no_other(opened, values, field):
         (lambda batch: batch.pin_memory(), "MLX .* page-locked"),
     ],
 )
-def test_a_batch_of_mlx_arrays_has_nowhere_to_move(opened, move, named):
+def test_a_batch_of_mlx_arrays_has_nowhere_to_move(open_small, move, named):
     with pytest.raises(TypeError, match=named):
-        move(opened().get_batch())
+        move(open_small("mlx").get_batch())

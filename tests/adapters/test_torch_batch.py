@@ -13,11 +13,6 @@ import torch
 from batchwright.types import TrainingBatch
 
 
-@pytest.fixture
-def opened(open_loader, small_store):
-    return lambda **given: open_loader(small_store, **({"framework": "torch"} | given))
-
-
 def storage_of(tensor):
     return tensor.untyped_storage()._cdata
 
@@ -25,8 +20,8 @@ def storage_of(tensor):
 # What it is
 
 
-def test_fields_have_the_dtypes_of_the_contract(opened):
-    batch = opened(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+def test_fields_have_the_dtypes_of_the_contract(open_small):
+    batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
     assert {name: batch[name].dtype for name in batch} == {
         "input_ids": torch.int64,
         "attention_mask": torch.int64,
@@ -39,22 +34,22 @@ def test_fields_have_the_dtypes_of_the_contract(opened):
 
 
 @pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}, {"alignment": "same"}])
-def test_tensors_hold_what_the_arrays_hold(opened, settings):
-    for ours, theirs in zip(opened(**settings), opened(**settings, framework="numpy"), strict=True):
+def test_tensors_hold_what_the_arrays_hold(open_small, settings):
+    for ours, theirs in zip(open_small(**settings), open_small(**settings, framework="numpy"), strict=True):
         assert ours.keys() == theirs.keys()
         for name in ours.keys():  # noqa: SIM118
             np.testing.assert_array_equal(ours[name].numpy(), theirs[name])
 
 
-def test_inputs_and_labels_are_views_of_one_block_one_token_apart(opened):
-    batch = opened().get_batch()
+def test_inputs_and_labels_are_views_of_one_block_one_token_apart(open_small):
+    batch = open_small().get_batch()
     assert storage_of(batch.input_ids) == storage_of(batch.labels)
     assert batch.labels.data_ptr() == batch.input_ids.data_ptr() + 8
     assert batch.input_ids[:, 1:].equal(batch.labels[:, :-1])
 
 
-def test_views_flatten_but_cannot_be_viewed_flat(opened):
-    batch = opened().get_batch()
+def test_views_flatten_but_cannot_be_viewed_flat(open_small):
+    batch = open_small().get_batch()
     assert not batch.labels.is_contiguous()
     assert batch.labels.flatten().equal(batch.labels.reshape(-1))
     with pytest.raises(RuntimeError, match=r"view size is not compatible"):
@@ -64,11 +59,11 @@ def test_views_flatten_but_cannot_be_viewed_flat(opened):
 # Moving
 
 
-def test_a_copy_to_a_device_moves_the_tokens_once(opened, monkeypatch):
+def test_a_copy_to_a_device_moves_the_tokens_once(open_small, monkeypatch):
     copied = []
     to = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: copied.append(tuple(self.shape)) or to(self, *a, **k))
-    first, second = (opened().get_batch() for _ in range(2))
+    first, second = (open_small().get_batch() for _ in range(2))
     first.to("meta")
     copied.clear()
     moved = second.to("meta")
@@ -78,8 +73,8 @@ def test_a_copy_to_a_device_moves_the_tokens_once(opened, monkeypatch):
     assert all(moved[name].device.type == "meta" for name in moved)
 
 
-def test_a_moved_batch_says_the_same_about_itself(opened, values):
-    batch = opened(border_loss=False, position_ids=True).get_batch()
+def test_a_moved_batch_says_the_same_about_itself(open_small, values):
+    batch = open_small(border_loss=False, position_ids=True).get_batch()
     assert values(batch.to("cpu")) == values(batch)
 
 
@@ -92,8 +87,8 @@ def test_a_moved_batch_does_not_hold_the_memory_that_was_copied():
     assert moved.metadata == {"sum": 15}
 
 
-def test_a_field_that_was_assigned_is_what_moves(opened):
-    batch = opened().get_batch()
+def test_a_field_that_was_assigned_is_what_moves(open_small):
+    batch = open_small().get_batch()
     batch.labels = torch.full_like(batch.labels, -100)
     batch.input_ids = batch.input_ids.clone()
     batch.input_ids[:, 0] = 0
@@ -103,8 +98,8 @@ def test_a_field_that_was_assigned_is_what_moves(opened):
     assert pickle.loads(pickle.dumps(batch)).labels.equal(batch.labels)
 
 
-def test_all_fields_move_and_what_is_no_tensor_stays(opened):
-    batch = opened(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+def test_all_fields_move_and_what_is_no_tensor_stays(open_small):
+    batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
     batch.max_seqlen = 16
     moved = batch.to("meta")
     assert moved.keys() == [*batch.keys()]
@@ -112,16 +107,16 @@ def test_all_fields_move_and_what_is_no_tensor_stays(opened):
     assert {moved[name].device.type for name in moved if name != "max_seqlen"} == {"meta"}
 
 
-def test_where_labels_are_the_inputs_they_stay_one_tensor(opened):
-    batch = opened(alignment="same").get_batch()
+def test_where_labels_are_the_inputs_they_stay_one_tensor(open_small):
+    batch = open_small(alignment="same").get_batch()
     assert batch.labels is batch.input_ids
     moved = batch.to("meta")
     assert moved.labels is moved.input_ids
 
 
-def test_a_batch_of_arrays_says_why_it_cannot_move(opened):
+def test_a_batch_of_arrays_says_why_it_cannot_move(open_small):
     with pytest.raises(TypeError, match="framework='torch'"):
-        opened(framework="numpy").get_batch().to("cpu")
+        open_small(framework="numpy").get_batch().to("cpu")
 
 
 def test_a_batch_built_by_hand_moves_too():
@@ -133,17 +128,17 @@ def test_a_batch_built_by_hand_moves_too():
 
 @pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_a_batch_copies_and_pickles_whole(opened, values, framework, again):
+def test_a_batch_copies_and_pickles_whole(open_small, values, framework, again):
     for settings in ({}, {"border_loss": False, "position_ids": True}, {"alignment": "same"}):
-        batch = opened(framework=framework, **settings).get_batch()
+        batch = open_small(framework=framework, **settings).get_batch()
         assert values(again(batch)) == values(batch)
 
 
 # Masks
 
 
-def test_batches_share_their_masks(opened):
-    loader = opened()
+def test_batches_share_their_masks(open_small):
+    loader = open_small()
     one, two = loader.get_batch(), loader.get_batch()
     assert one.attention_mask is two.attention_mask
     assert one.loss_mask is two.loss_mask
@@ -159,30 +154,30 @@ def test_batches_share_their_masks(opened):
         lambda batch: batch.attention_mask.masked_fill_(batch.input_ids > 100, 0),
     ],
 )
-def test_no_later_batch_sees_what_somebody_wrote_into_a_mask(opened, write):
-    loader = opened()
+def test_no_later_batch_sees_what_somebody_wrote_into_a_mask(open_small, write):
+    loader = open_small()
     write(loader.get_batch())
     for batch in loader.get_iterator():  # among them those that lie in the same block as the first
         assert (batch.attention_mask == 1).all()
         assert (batch.loss_mask == 1).all()
-    assert (opened().get_batch().loss_mask == 1).all()
+    assert (open_small().get_batch().loss_mask == 1).all()
 
 
-def test_a_mask_that_was_written_into_moves_as_it_is(opened):
-    batch = opened().get_batch()
+def test_a_mask_that_was_written_into_moves_as_it_is(open_small):
+    batch = open_small().get_batch()
     batch.loss_mask[:, :4] = 0
     moved = batch.to("cpu")
     assert (moved.loss_mask[:, :4] == 0).all()
     assert (pickle.loads(pickle.dumps(batch)).loss_mask[:, :4] == 0).all()
-    assert (opened().get_batch().to("cpu").loss_mask == 1).all()
+    assert (open_small().get_batch().to("cpu").loss_mask == 1).all()
 
 
-def test_masks_keep_their_place_and_type_under_other_defaults(opened):
+def test_masks_keep_their_place_and_type_under_other_defaults(open_small):
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"):
-            batches = [opened(batch_size=11, alignment=alignment).get_batch() for alignment in ("next", "same")]
+            batches = [open_small(batch_size=11, alignment=alignment).get_batch() for alignment in ("next", "same")]
     finally:
         torch.set_default_dtype(dtype)
     for batch in batches:
@@ -190,8 +185,8 @@ def test_masks_keep_their_place_and_type_under_other_defaults(opened):
         assert batch.loss_mask.dtype == torch.float32
 
 
-def test_a_batch_taken_in_inference_mode_does_not_spoil_the_next_one_for_training(opened):
-    loader = opened(batch_size=10)
+def test_a_batch_taken_in_inference_mode_does_not_spoil_the_next_one_for_training(open_small):
+    loader = open_small(batch_size=10)
     table = torch.nn.Embedding(257, 4)
     with torch.inference_mode():
         loader.get_batch()

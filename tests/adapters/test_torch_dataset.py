@@ -20,69 +20,63 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 EPOCH_ENDS = ["drop", "short", "pad", "wrap"]
 
 
-@pytest.fixture
-def opened(open_loader, small_store):
-    """A loader of tensors over the small store: 12 rows of 16 tokens in a batch."""
-    return lambda **given: open_loader(small_store, **({"framework": "torch"} | given))
-
-
 def through(loader, num_workers, **options):
     return DataLoader(loader.torch(), batch_size=None, num_workers=num_workers, **options)
 
 
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
-def test_one_pass_gives_the_loaders_batches(opened, values, small_blocks, num_workers, epoch_end):
-    expected = [values(batch) for batch in opened(epoch_end=epoch_end).get_iterator()]
-    got = [values(batch) for batch in through(opened(epoch_end=epoch_end), num_workers)]
+def test_one_pass_gives_the_loaders_batches(open_small, values, small_blocks, num_workers, epoch_end):
+    expected = [values(batch) for batch in open_small(epoch_end=epoch_end).get_iterator()]
+    got = [values(batch) for batch in through(open_small(epoch_end=epoch_end), num_workers)]
     assert len(got) > 40
     assert got == expected
 
 
-def test_one_pass_gives_the_loaders_batches_where_workers_are_spawned(opened, values):
+def test_one_pass_gives_the_loaders_batches_where_workers_are_spawned(open_small, values):
     settings = {"epoch_end": "pad", "position_ids": True, "border_loss": False}
-    expected = [values(batch) for batch in opened(**settings).get_iterator()]
-    loader = opened(**settings)
+    expected = [values(batch) for batch in open_small(**settings).get_iterator()]
+    loader = open_small(**settings)
     got = [values(batch) for batch in through(loader, 2, multiprocessing_context="spawn")]
     assert got == expected
 
 
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
 @pytest.mark.parametrize("step", [1, 51, 53, 140])  # an epoch is 52 steps and a part of one
-def test_a_pass_from_any_cursor_ends_where_the_loaders_own_does(opened, values, epoch_end, step):
-    ours, theirs = (opened(epoch_end=epoch_end, epochs=4) for _ in range(2))
+def test_a_pass_from_any_cursor_ends_where_the_loaders_own_does(open_small, values, epoch_end, step):
+    ours, theirs = (open_small(epoch_end=epoch_end, epochs=4) for _ in range(2))
     ours.seek(step=step)
     theirs.seek(step=step)
     assert [values(batch) for batch in through(theirs, 2)] == [values(batch) for batch in ours.get_iterator()]
 
 
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
-def test_ranks_get_their_shares_of_the_same_steps(opened, epoch_end):
+def test_ranks_get_their_shares_of_the_same_steps(open_small, epoch_end):
     settings = {"epoch_end": epoch_end, "batch_size": 100, "uneven": True}
-    whole = list(opened(**settings).get_iterator())
-    parts = [list(through(opened(**settings, rank=rank, world_size=3), 2)) for rank in range(3)]
+    whole = list(open_small(**settings).get_iterator())
+    parts = [list(through(open_small(**settings, rank=rank, world_size=3), 2)) for rank in range(3)]
     assert [len(part) for part in parts] == 3 * [len(whole)]
     for step, batch in enumerate(whole):
         together = torch.cat([part[step].input_ids for part in parts])
         assert together.equal(batch.input_ids)
 
 
-def test_a_rank_that_has_no_row_of_a_batch_still_takes_every_step(opened, values):
+def test_a_rank_that_has_no_row_of_a_batch_still_takes_every_step(open_small, values):
     few = {"batch_size": 3, "rank": 0, "world_size": 4, "uneven": True}
-    expected = [values(batch) for batch in opened(**few).get_iterator()]
+    expected = [values(batch) for batch in open_small(**few).get_iterator()]
     assert len(expected[0]["input_ids"]) == 1  # of weight 0
-    assert [values(batch) for batch in through(opened(**few), 2)] == expected
+    assert [values(batch) for batch in through(open_small(**few), 2)] == expected
 
 
-def test_an_endless_mixture_goes_on_in_the_loaders_order(opened, values, small_blocks):
+def test_an_endless_mixture_goes_on_in_the_loaders_order(open_small, values, small_blocks):
     given = {"weights": {"web": 3, "code": 1}, "epochs": None}
-    expected = [values(batch) for batch in islice(opened(**given).get_iterator(), 120)]
-    got = [values(batch) for batch in islice(through(opened(**given), 3), 120)]
+    expected = [values(batch) for batch in islice(open_small(**given).get_iterator(), 120)]
+    got = [values(batch) for batch in islice(through(open_small(**given), 3), 120)]
     assert got == expected
 
 
-def test_a_batch_size_given_to_get_batch_is_part_of_the_state_that_workers_report(opened, values):
-    ours, theirs = opened(), opened()
+def test_a_batch_size_given_to_get_batch_is_part_of_the_state_that_workers_report(open_small, values):
+    ours, theirs = open_small(), open_small()
     for loader in (ours, theirs):
         loader.get_batch(batch_size=5)
     expected = [values(batch) for batch in ours.get_iterator()]
@@ -90,8 +84,8 @@ def test_a_batch_size_given_to_get_batch_is_part_of_the_state_that_workers_repor
     assert [values(batch) for batch in through(theirs, 2)] == expected
 
 
-def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(opened, monkeypatch):
-    loader = opened()
+def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(open_small, monkeypatch):
+    loader = open_small()
     located = []
     locate = loader._flow.locate
     monkeypatch.setattr(loader._flow, "locate", lambda task: located.append(task) or locate(task))
@@ -101,9 +95,9 @@ def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(opened, monkey
     assert located[0].stride == 3 * 12
 
 
-def test_a_loader_of_numpy_arrays_gives_tensors_here_and_its_cursor_moves(opened, values):
-    expected = [values(batch) for batch in opened().get_iterator()]
-    loader = opened(framework="numpy", prefetch=2)
+def test_a_loader_of_numpy_arrays_gives_tensors_here_and_its_cursor_moves(open_small, values):
+    expected = [values(batch) for batch in open_small().get_iterator()]
+    loader = open_small(framework="numpy", prefetch=2)
     batches = iter(through(loader, 0))
     first = next(batches)
     assert isinstance(first.input_ids, torch.Tensor)
@@ -113,8 +107,8 @@ def test_a_loader_of_numpy_arrays_gives_tensors_here_and_its_cursor_moves(opened
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_a_second_iterator_ends_the_first_with_an_error(opened, framework):
-    dataset = opened(framework=framework).torch()
+def test_a_second_iterator_ends_the_first_with_an_error(open_small, framework):
+    dataset = open_small(framework=framework).torch()
     first = iter(dataset)
     next(first)
     next(iter(dataset))
@@ -122,9 +116,9 @@ def test_a_second_iterator_ends_the_first_with_an_error(opened, framework):
         next(first)
 
 
-def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(opened, values):
-    loader = opened(workers=2, prefetch=0)
-    expected = [values(batch) for batch in opened().get_iterator()]
+def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(open_small, values):
+    loader = open_small(workers=2, prefetch=0)
+    expected = [values(batch) for batch in open_small().get_iterator()]
     dataset = loader.torch()
     assert [values(batch) for batch in DataLoader(dataset, batch_size=None, num_workers=1)] == expected
     from batchwright.adapters.torch import _with_tensors
@@ -133,24 +127,24 @@ def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(opened,
     assert loader.workers == 2
 
 
-def test_torch_leaves_a_batch_as_it_is(opened):
-    batch = opened().get_batch()
+def test_torch_leaves_a_batch_as_it_is(open_small):
+    batch = open_small().get_batch()
     assert default_convert(batch) is batch
-    assert type(next(iter(through(opened(), 0)))) is TrainingBatch
-    assert type(next(iter(through(opened(), 1)))) is TrainingBatch
+    assert type(next(iter(through(open_small(), 0)))) is TrainingBatch
+    assert type(next(iter(through(open_small(), 1)))) is TrainingBatch
 
 
-def test_the_length_is_that_of_an_epoch_and_torch_finds_it_kept(opened):
+def test_the_length_is_that_of_an_epoch_and_torch_finds_it_kept(open_small):
     for epoch_end in EPOCH_ENDS:
-        loader = opened(epoch_end=epoch_end, epochs=2)
+        loader = open_small(epoch_end=epoch_end, epochs=2)
         batches = through(loader, 0)
         assert len(batches) in (loader.get_num_batches(), loader.get_num_batches() + 1)
         assert len(list(batches)) <= len(batches)  # else torch would warn, which is an error here
 
 
-def test_an_endless_dataset_has_no_length_as_torch_expects_it(opened):
+def test_an_endless_dataset_has_no_length_as_torch_expects_it(open_small):
     with pytest.raises(TypeError, match="num_rows="):
-        len(through(opened(weights={"web": 1}), 0))
+        len(through(open_small(weights={"web": 1}), 0))
 
 
 def test_a_hundred_batches_kept_from_workers_stay_unchanged(open_loader, long_store, values):
@@ -171,9 +165,9 @@ def test_a_hundred_batches_kept_without_workers_stay_unchanged(open_loader, long
     assert [values(batch) for batch in kept] == expected
 
 
-def test_writing_into_a_mask_reaches_no_batch_that_has_arrived_already(opened):
+def test_writing_into_a_mask_reaches_no_batch_that_has_arrived_already(open_small):
     """Batches of other workers may be unpickled, and wait, before the first is handed over."""
-    first, waiting = (pickle.loads(pickle.dumps(batch)) for batch in islice(opened().get_iterator(), 2))
+    first, waiting = (pickle.loads(pickle.dumps(batch)) for batch in islice(open_small().get_iterator(), 2))
     first.attention_mask[:] = 0
     first.loss_mask.mul_(5)
     assert waiting.keys() == first.keys()
@@ -181,8 +175,8 @@ def test_writing_into_a_mask_reaches_no_batch_that_has_arrived_already(opened):
     assert (waiting.to("cpu").loss_mask == 1).all()
 
 
-def test_writing_into_a_mask_reaches_no_other_batch_from_workers(opened):
-    batches = iter(through(opened(), 2))
+def test_writing_into_a_mask_reaches_no_other_batch_from_workers(open_small):
+    batches = iter(through(open_small(), 2))
     kept = [next(batches)]
     kept[0].attention_mask[:] = 0
     kept[0].loss_mask.mul_(5)
@@ -191,8 +185,8 @@ def test_writing_into_a_mask_reaches_no_other_batch_from_workers(opened):
         assert (batch.loss_mask == 1).all()
 
 
-def test_batches_from_workers_share_their_masks_and_keep_their_tokens_in_one_piece(opened):
-    one, two = islice(through(opened(), 1), 2)
+def test_batches_from_workers_share_their_masks_and_keep_their_tokens_in_one_piece(open_small):
+    one, two = islice(through(open_small(), 1), 2)
     assert one.attention_mask is two.attention_mask
     assert one.loss_mask is two.loss_mask
     assert one.labels.data_ptr() == one.input_ids.data_ptr() + 8
@@ -209,9 +203,9 @@ def test_the_dataset_pickles_without_threads_maps_or_tokens(open_loader, long_st
     assert [values(batch) for batch in islice(restored, 3)] == [values(batch) for batch in islice(batches, 3)]
 
 
-def test_leaving_a_pass_early_leaves_no_worker_behind(opened):
+def test_leaving_a_pass_early_leaves_no_worker_behind(open_small):
     before = set(multiprocessing.active_children())
-    batches = iter(through(opened(), 2))
+    batches = iter(through(open_small(), 2))
     next(batches)
     assert len(set(multiprocessing.active_children()) - before) == 2
     del batches
@@ -228,15 +222,17 @@ def two_ranks():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_opened_before_the_ranks_were_known_is_refused_and_stays_where_it_is(opened, two_ranks, num_workers):
-    loader = opened()
+def test_a_loader_opened_before_the_ranks_were_known_is_refused_and_stays_where_it_is(
+    open_small, two_ranks, num_workers
+):
+    loader = open_small()
     two_ranks()
     with refused(SpecError, parameter="rank", remedy="train_dataloader()"):
         next(iter(loader.torch().loader(num_workers=num_workers)))
     assert loader.position == 0
 
 
-def test_a_loader_that_was_told_to_read_everything_on_every_rank_does(opened, two_ranks):
-    loader = opened(rank=0, world_size=1)
+def test_a_loader_that_was_told_to_read_everything_on_every_rank_does(open_small, two_ranks):
+    loader = open_small(rank=0, world_size=1)
     two_ranks()
     assert len(next(iter(loader.torch().loader()))) == loader.batch_size

@@ -24,7 +24,7 @@ def inputs(draw) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(1, longest), max_size=120)), capacity
 
 
-def rows_of(packing: Packing) -> list[list[int]]:
+def packed_rows(packing: Packing) -> list[list[int]]:
     return [packing.row(number).tolist() for number in range(packing.num_rows)]
 
 
@@ -101,7 +101,7 @@ def test_every_item_is_in_exactly_one_row(method, given_inputs):
 @given(inputs())
 def test_no_row_holds_more_than_its_capacity(method, given_inputs):
     lengths, capacity = given_inputs
-    rows = rows_of(pack(np.array(lengths, np.int64), capacity, method))
+    rows = packed_rows(pack(np.array(lengths, np.int64), capacity, method))
     assert all(sum(lengths[item] for item in row) <= capacity for row in rows)
 
 
@@ -109,14 +109,14 @@ def test_no_row_holds_more_than_its_capacity(method, given_inputs):
 @given(inputs())
 def test_rows_are_those_of_the_plain_algorithm(method, given_inputs):
     lengths, capacity = given_inputs
-    assert rows_of(pack(np.array(lengths, np.int64), capacity, method)) == PLAIN[method](lengths, capacity)
+    assert packed_rows(pack(np.array(lengths, np.int64), capacity, method)) == PLAIN[method](lengths, capacity)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("most", "capacity"), [(1000, 1000), (300, 1000), (7, 50), (70_000, 140_000)])
 def test_many_rows_are_those_of_the_plain_algorithm(method, most, capacity):
     lengths = scattered(900, most)
-    assert rows_of(pack(lengths, capacity, method)) == PLAIN[method](lengths.tolist(), capacity)
+    assert packed_rows(pack(lengths, capacity, method)) == PLAIN[method](lengths.tolist(), capacity)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -155,7 +155,7 @@ def test_no_items_give_no_rows(method, lengths):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("capacity", [10, 2**31, 10**30])
 def test_a_capacity_for_all_gives_one_row(method, capacity):
-    assert rows_of(pack(np.array([4, 3, 2, 1]), capacity, method)) == [[0, 1, 2, 3]]
+    assert packed_rows(pack(np.array([4, 3, 2, 1]), capacity, method)) == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_capacity_for_all_gives_one_row(method, capacity):
 def test_rows_of_a_small_example_are_pinned(method, rows):
     # Positions that running jobs saved point into these rows: if they change, so must PACK_VERSION.
     assert PACK_VERSION == 1
-    assert rows_of(pack(np.array([7, 7, 2, 5, 1, 4]), 10, method)) == rows
+    assert packed_rows(pack(np.array([7, 7, 2, 5, 1, 4]), 10, method)) == rows
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import batchwright as bw
+import shared
 from batchwright.sources import units
 from batchwright.store.layout import current_version, version_folder
 
@@ -47,12 +48,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def quiet_bake() -> Callable[..., bw.Store]:
-    """`bw.bake` in this process, without progress."""
-
-    def bake(recipe: bw.DatasetRecipe, to: Path, **settings: object) -> bw.Store:
-        return bw.bake(recipe, to, **({"workers": 0, "show_progress": False} | settings))  # type: ignore[arg-type]
-
-    return bake
+    return shared.quiet_bake
 
 
 @pytest.fixture(scope="session")

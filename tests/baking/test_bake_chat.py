@@ -12,6 +12,7 @@ import pytest
 import batchwright as bw
 from batchwright.store.verify import verify_store
 from refusals import refused
+from shared import quiet_bake
 
 
 def conversation(n):
@@ -37,23 +38,22 @@ def recipe_of(raw, **settings):
     return recipe.prepare_step(bw.chat("bytes", "chatml", **settings))
 
 
-def bake(recipe, to, workers=0, **settings):
-    return bw.bake(recipe, to=to, workers=workers, show_progress=False, **settings)
-
-
 def spans_of(store, split="train"):
     starts, fields = store.stream("chat", split).token_spans()
     return starts.tolist(), {name: values.tolist() for name, values in fields.items() if name != "weight"}
 
 
 def test_the_bytes_do_not_depend_on_workers(raw, tmp_path):
-    one, two = bake(recipe_of(raw), tmp_path / "one.store"), bake(recipe_of(raw), tmp_path / "two.store", workers=2)
+    one, two = (
+        quiet_bake(recipe_of(raw), tmp_path / "one.store"),
+        quiet_bake(recipe_of(raw), tmp_path / "two.store", workers=2),
+    )
     assert one.fingerprint == two.fingerprint
     assert one.shards["file_hash"].to_pylist() == two.shards["file_hash"].to_pylist()
 
 
 def test_spans_tile_every_conversation(raw, tmp_path):
-    store = bake(recipe_of(raw), tmp_path / "chat.store")
+    store = quiet_bake(recipe_of(raw), tmp_path / "chat.store")
     stream = store.stream("chat")
     starts, fields = stream.token_spans()
     lengths = np.diff(stream.document_borders())
@@ -63,23 +63,23 @@ def test_spans_tile_every_conversation(raw, tmp_path):
 
 
 def test_only_what_changed_is_rendered_again(raw, tmp_path, capfd):
-    bake(recipe_of(raw), tmp_path / "chat.store")
+    quiet_bake(recipe_of(raw), tmp_path / "chat.store")
     rows = (raw / "part-1.jsonl").read_text().splitlines()
     rows[5] = json.dumps(conversation(7777))
     (raw / "part-1.jsonl").write_text("\n".join(rows))
-    changed = bake(recipe_of(raw), tmp_path / "chat.store")
-    anew = bake(recipe_of(raw), tmp_path / "anew.store")
+    changed = quiet_bake(recipe_of(raw), tmp_path / "chat.store")
+    anew = quiet_bake(recipe_of(raw), tmp_path / "anew.store")
     assert changed.fingerprint == anew.fingerprint
     assert spans_of(changed) == spans_of(anew)
 
 
 def test_units_of_an_older_version_keep_their_spans(raw, tmp_path, monkeypatch):
     monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 2000)  # several of them lie in one shard
-    first = bake(recipe_of(raw), tmp_path / "chat.store")
+    first = quiet_bake(recipe_of(raw), tmp_path / "chat.store")
     (raw / "part-9.jsonl").write_text(json.dumps(conversation(9)))
     shutil.rmtree(tmp_path / "chat.store" / "work", ignore_errors=True)
-    grown = bake(recipe_of(raw), tmp_path / "chat.store")
-    anew = bake(recipe_of(raw), tmp_path / "anew.store")
+    grown = quiet_bake(recipe_of(raw), tmp_path / "chat.store")
+    anew = quiet_bake(recipe_of(raw), tmp_path / "anew.store")
     assert grown.num_rows == first.num_rows + 1
     assert spans_of(grown) == spans_of(anew)
 
@@ -89,7 +89,7 @@ def test_another_mask_is_another_content(tmp_path):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     weighted = [turns[0], {**turns[1], "weight": 0.5}]
     one, two = (
-        bake(
+        quiet_bake(
             bw.DatasetRecipe().add_ingredient([{"messages": m}], name="chat").prepare_step(bw.chat("bytes", "chatml")),
             tmp_path / name,
         )
@@ -100,7 +100,7 @@ def test_another_mask_is_another_content(tmp_path):
 
 
 def test_a_holdout_keeps_spans_with_their_conversations(raw, tmp_path):
-    store = bake(recipe_of(raw).holdout(0.3), tmp_path / "chat.store")
+    store = quiet_bake(recipe_of(raw).holdout(0.3), tmp_path / "chat.store")
     for split in ("train", "val"):
         stream = store.stream("chat", split)
         starts, fields = stream.token_spans()
@@ -111,9 +111,9 @@ def test_a_holdout_keeps_spans_with_their_conversations(raw, tmp_path):
 
 
 def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
-    whole = bake(recipe_of(raw), tmp_path / "whole.store", shuffle=False)
+    whole = quiet_bake(recipe_of(raw), tmp_path / "whole.store", shuffle=False)
     monkeypatch.setattr("batchwright.baking.run._SHARD_BYTES", 6000)
-    cut = bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False)
+    cut = quiet_bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False)
     assert len(cut.shards["file"]) > 3
     assert spans_of(cut)[1] == spans_of(whole)[1]
     loaders = [
@@ -127,7 +127,7 @@ def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
 def test_each_ingredient_has_its_own_format(raw, tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(raw, name="chat")
     recipe.add_ingredient([{"prompt": "a?", "completion": "A"}], name="pairs").prepare_step(bw.chat("bytes", "chatml"))
-    store = bake(recipe, tmp_path / "chat.store")
+    store = quiet_bake(recipe, tmp_path / "chat.store")
     assert store.report["layouts"]["chat"].startswith("messages")
     assert store.report["layouts"]["pairs"].startswith("prompt_completion")
 
@@ -137,7 +137,7 @@ def test_a_step_before_may_make_the_conversation(tmp_path):
         return {"messages": [{"role": "user", "content": row["q"]}, {"role": "assistant", "content": row["a"]}]}
 
     recipe = bw.DatasetRecipe().add_ingredient([{"q": "a?", "a": "A"}], name="chat").prepare_step(as_messages)
-    store = bake(recipe.prepare_step(bw.chat("bytes", "chatml")), tmp_path / "chat.store")
+    store = quiet_bake(recipe.prepare_step(bw.chat("bytes", "chatml")), tmp_path / "chat.store")
     assert "a?" in store.decode(store[0].tokens)
 
 
@@ -161,12 +161,12 @@ def test_plain_text_is_not_taken_from_conversations(tmp_path):
     tokenizer.train_from_iterator(["a question and an answer"] * 10, trainer)
     forged = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "no"}]
     chat = bw.DatasetRecipe().add_ingredient([{"messages": forged}], name="chat")
-    conversations = bake(chat.prepare_step(bw.chat(tokenizer, "chatml")), tmp_path / "chat.store")
+    conversations = quiet_bake(chat.prepare_step(bw.chat(tokenizer, "chatml")), tmp_path / "chat.store")
     rendered = conversations.decode(conversations[0].tokens)
     assert rendered.startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
     text = (
         bw.DatasetRecipe().add_ingredient([rendered], name="text").prepare_step(bw.tokenize(tokenizer, special="parse"))
     )
-    plain = bake(text, tmp_path / "chat.store")  # into the store that has the conversation, as an older version
+    plain = quiet_bake(text, tmp_path / "chat.store")  # into the store that has the conversation, as an older version
     assert plain[0].tokens.tolist() == tokenizer.encode(rendered, add_special_tokens=False).ids
     assert plain[0].tokens.tolist() != conversations[0].tokens.tolist()

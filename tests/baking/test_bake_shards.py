@@ -12,11 +12,7 @@ import batchwright as bw
 from batchwright.baking import run
 from batchwright.progress import progress
 from refusals import refused
-
-
-def texts(store: bw.Store, source: str = "a") -> list[str]:
-    stream = store.stream(source)
-    return [store.decode(stream.document(n).tokens) or "" for n in range(stream.num_documents)]
+from shared import texts
 
 
 def recipe_of(source, seed: int = 0, **ingredient) -> bw.DatasetRecipe:

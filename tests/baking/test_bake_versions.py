@@ -15,6 +15,7 @@ import batchwright as bw
 from batchwright.store import collect_garbage
 from batchwright.store.versions import list_versions
 from refusals import refused
+from shared import sorted_texts
 
 
 def recipe_of(source: Path, **ingredient: object) -> bw.DatasetRecipe:
@@ -34,10 +35,6 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def to(tmp_path: Path) -> Path:
     return tmp_path / "a.store"
-
-
-def texts(store: bw.Store) -> list[str]:
-    return sorted(store.decode(row.tokens) or "" for row in store.rows())
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -117,10 +114,10 @@ def test_a_change_makes_a_new_version_beside_the_old(source, to, quiet_bake, cha
     old = quiet_bake(recipe_of(source), to)
     new = quiet_bake(change(source), to)
     assert new.version != old.version
-    assert texts(new) == left
-    assert texts(bw.open_store(to)) == left
-    assert texts(old) == ["one", "three", "two"]  # who reads the old version keeps it
-    assert texts(bw.open_store(to, version=old.version)) == ["one", "three", "two"]
+    assert sorted_texts(new) == left
+    assert sorted_texts(bw.open_store(to)) == left
+    assert sorted_texts(old) == ["one", "three", "two"]  # who reads the old version keeps it
+    assert sorted_texts(bw.open_store(to, version=old.version)) == ["one", "three", "two"]
 
 
 def test_a_changed_function_is_noticed_and_an_equal_one_is_not(source, to, quiet_bake):
@@ -137,12 +134,12 @@ def test_a_changed_format_is_noticed(source, to, quiet_bake):
         return quiet_bake(recipe_of(source / "x.shout"), to)
 
     first = bake_with(lambda line: {"text": line.decode().upper()})
-    assert texts(first) == ["HELLO"]
+    assert sorted_texts(first) == ["HELLO"]
     assert bake_with(lambda line: {"text": line.decode().upper()}).version == first.version
-    assert texts(bake_with(lambda line: {"text": line.decode().title()})) == ["Hello"]
+    assert sorted_texts(bake_with(lambda line: {"text": line.decode().title()})) == ["Hello"]
     named = bake_with(lambda line: {"text": "1"}, version="1")
     assert bake_with(lambda line: {"text": "2"}, version="1").version == named.version
-    assert texts(bake_with(lambda line: {"text": "2"}, version="2")) == ["2"]
+    assert sorted_texts(bake_with(lambda line: {"text": "2"}, version="2")) == ["2"]
 
 
 def test_going_back_to_a_recipe_uses_the_version_that_is_still_there(source, to, quiet_bake):
@@ -152,7 +149,7 @@ def test_going_back_to_a_recipe_uses_the_version_that_is_still_there(source, to,
     again = quiet_bake(recipe_of(source), to)
     assert (again.version, bw.open_store(to).version) == (one.version, one.version)
     assert stamps(to / "versions") == before  # a running job may read it: it is not written again
-    assert texts(two) == texts(bw.open_store(to, version=two.version))
+    assert sorted_texts(two) == sorted_texts(bw.open_store(to, version=two.version))
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no manifest", "bad manifest"])
@@ -168,7 +165,7 @@ def test_a_damaged_version_is_not_up_to_date_and_baking_mends_it(source, to, qui
     else:
         manifest.write_bytes(b"{")
     mended = quiet_bake(recipe_of(source), to)
-    assert texts(bw.open_store(to, verify=True)) == ["one", "three", "two"]
+    assert sorted_texts(bw.open_store(to, verify=True)) == ["one", "three", "two"]
     assert mended.fingerprint == store.fingerprint
 
 
@@ -195,7 +192,7 @@ def test_garbage_collection_removes_old_versions_that_nobody_reads(source, to, q
     new = quiet_bake(recipe_of(source, quantity=1), to)
     removals = collect_garbage(to)
     assert [(removal.folder.name, removal.in_use) for removal in removals] == [(old.version, True)]
-    assert texts(old) == ["one", "three", "two"]  # this process has it open, so it stays
+    assert sorted_texts(old) == ["one", "three", "two"]  # this process has it open, so it stays
     version = old.version
     del old
     gc.collect()

@@ -19,7 +19,7 @@ def is_long(row):
     return len(row["text"]) > 2
 
 
-def texts(recipe, **settings):
+def texts_of_recipe(recipe, **settings):
     """The texts of a recipe's rows, in order."""
     return bw.bake(recipe, workers=0, show_progress=False, **settings).to_pydict()["text"]
 
@@ -100,7 +100,7 @@ def test_what_is_not_an_instruction_is_refused_by_its_number(instructions, named
 
 def test_a_step_is_for_the_ingredients_before_it_and_not_for_those_after():
     recipe = bw.DatasetRecipe().add_ingredient(["a"], name="one").prepare_step(upper).add_ingredient(["b"], name="two")
-    assert texts(recipe) == ["A", "b"]
+    assert texts_of_recipe(recipe) == ["A", "b"]
 
 
 def test_a_store_has_the_same_order_of_steps(tmp_path, quiet_bake):
@@ -163,7 +163,7 @@ def test_a_step_sees_the_rows_that_it_selects_and_others_pass_by(select, found):
         return upper(row)
 
     recipe = bw.DatasetRecipe().add_ingredient(["a", "bbb"], name="one").add_ingredient(["c", "ddd"], name="two")
-    assert texts(recipe.prepare_step(shout, select=select, version="1")) == found
+    assert texts_of_recipe(recipe.prepare_step(shout, select=select, version="1")) == found
     assert [text.upper() for text in seen] == [text for text in found if text.isupper()]
 
 
@@ -223,7 +223,7 @@ def test_a_select_that_fails_says_at_which_row(tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(tmp_path / "a.jsonl")
     recipe.prepare_step(upper, select=lambda row: row["n"] > 0)
     with refused(bw.WorkerError, "select= of step 'upper'", "KeyError: 'n'", file=tmp_path / "a.jsonl", line=2):
-        texts(recipe)
+        texts_of_recipe(recipe)
 
 
 # What rows from memory may hold

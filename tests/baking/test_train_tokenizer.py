@@ -91,7 +91,7 @@ def test_text_and_format_are_as_in_a_recipe(tmp_path):
 # A sample
 
 
-def rows_of(source, **settings) -> list[str]:
+def learned_texts(source, **settings) -> list[str]:
     """The texts that a tokenizer learns from."""
     seen: list[str] = []
     texts = _Reader.texts
@@ -102,7 +102,7 @@ def rows_of(source, **settings) -> list[str]:
 
 
 def test_a_sample_is_from_all_over_the_source_and_within_its_limit(corpus):
-    seen = rows_of(corpus, max_bytes=4000, min_frequency=1)
+    seen = learned_texts(corpus, max_bytes=4000, min_frequency=1)
     size = sum(map(len, seen))
     assert 3500 < size <= 4000 < sum(map(len, SENTENCES))
     numbers = [SENTENCES.index(text) for text in seen]
@@ -114,10 +114,10 @@ def test_a_sample_is_from_all_over_the_source_and_within_its_limit(corpus):
 
 def test_a_sample_depends_on_seed_file_and_row_alone(corpus, monkeypatch):
     settings = {"max_bytes": 4000, "min_frequency": 1}
-    whole = rows_of(corpus, **settings)
-    assert rows_of(corpus, **settings, seed=1) != whole
+    whole = learned_texts(corpus, **settings)
+    assert learned_texts(corpus, **settings, seed=1) != whole
     monkeypatch.setattr(units, "UNIT_BYTES", 700)  # cut into many parts, it has the same rows
-    assert rows_of(corpus, **settings) == whole
+    assert learned_texts(corpus, **settings) == whole
 
 
 def test_a_limit_above_all_of_the_text_takes_all_of_it(corpus):

@@ -22,7 +22,7 @@ from refusals import refused
 torch = pytest.importorskip("torch")
 
 
-def texts(buffer: Any) -> list[str]:
+def texts_in(buffer: Any) -> list[str]:
     return buffer.to_pydict()["text"]
 
 
@@ -214,10 +214,10 @@ def test_select_and_filter_are_buffers_that_share_memory_until_one_of_them_chang
     eight.set([3], loss=[60.0])
     assert picked.to_pydict()["loss"] == [1.0, 50.0, 3.0, 4.0, 5.0, 6.0]
     assert eight.to_pydict()["loss"][2:4] == [2.0, 60.0]
-    assert texts(high) == ["example 6", "example 7"]
-    assert texts(eight.filter(pc.field("loss") < 1)) == ["example 0"]
-    assert texts(eight.filter(np.arange(8) == 4)) == ["example 4"]
-    assert texts(eight.select([5, 1])) == ["example 5", "example 1"]
+    assert texts_in(high) == ["example 6", "example 7"]
+    assert texts_in(eight.filter(pc.field("loss") < 1)) == ["example 0"]
+    assert texts_in(eight.filter(np.arange(8) == 4)) == ["example 4"]
+    assert texts_in(eight.select([5, 1])) == ["example 5", "example 1"]
 
 
 def test_to_numpy_is_a_view_that_cannot_be_written_to_and_does_not_change(eight):
@@ -309,9 +309,9 @@ def test_set_adds_a_column_that_is_null_in_other_rows(eight):
 
 def test_retention_comes_before_the_append_and_keeps_the_order(eight):
     eight.append({"text": "new", "loss": 3.5}, retain_prior=0.5, retain_prior_by="-loss")
-    assert texts(eight) == ["example 4", "example 5", "example 6", "example 7", "new"]
+    assert texts_in(eight) == ["example 4", "example 5", "example 6", "example 7", "new"]
     eight.append([], retain_prior=0.4, retain_prior_by="loss")
-    assert texts(eight) == ["example 4", "new"]
+    assert texts_in(eight) == ["example 4", "new"]
 
 
 @pytest.mark.parametrize(("by", "left"), [("oldest", [3, 4, 5]), ("loss", [3, 4, 5]), ("-loss", [0, 1, 2])])
@@ -346,7 +346,7 @@ def test_versions_are_listed_read_compared_and_gone_back_to(eight):
     assert str(changes) == "1 row added, 4 removed, 1 changed (loss in 1)"
     assert eight.at(first)[7]["loss"] == eight.at(first.number)[7]["loss"] == 7.0
     eight.rollback("epoch 1")
-    assert texts(eight)[0] == "example 0"
+    assert texts_in(eight)[0] == "example 0"
     assert [v.name for v in eight.versions()] == ["epoch 1", "epoch 2"]
     assert not eight.diff("epoch 1")
 
@@ -456,7 +456,7 @@ def test_rows_that_are_read_by_threads_while_others_come_are_whole():
     for reader in readers:
         reader.join()
     assert not faults
-    assert texts(buffer) == [str(n) for n in range(800)]
+    assert texts_in(buffer) == [str(n) for n in range(800)]
 
 
 def test_a_rollback_to_before_the_first_row_lets_another_kind_of_sample_in(tmp_path):

@@ -359,7 +359,7 @@ class BufferAndList(RuleBasedStateMachine):
         count = len(model.rows)
         index = data.draw(st.lists(st.integers(-count, count - 1), max_size=9)) if count else []
         expected = [plain(model.rows[n][1]) for n in index]
-        assert rows_of(buffer.get_batch(index)) == expected
+        assert rows_of_table(buffer.get_batch(index)) == expected
         assert [plain(row) for row in buffer.__getitems__(index)] == expected
 
     @rule(data=st.data(), step=st.integers(0, 5), by=st.sampled_from(["uniform", "recent"]))
@@ -428,7 +428,7 @@ class BufferAndList(RuleBasedStateMachine):
                 assert not expected
                 self.iterators.pop(0)
                 return
-            assert rows_of(found) == [expected.pop(0)]
+            assert rows_of_table(found) == [expected.pop(0)]
 
     # On disk
 
@@ -473,7 +473,7 @@ class BufferAndList(RuleBasedStateMachine):
             assert arrays["obs"].tolist() == [row["obs"][1] for row in rows]
 
 
-def rows_of(table: pa.Table) -> list[Row]:
+def rows_of_table(table: pa.Table) -> list[Row]:
     columns = {}
     for name in table.column_names:
         column = table.column(name)
@@ -499,7 +499,7 @@ def same(buffer: Any, model: Model) -> None:
     if expected:
         assert plain(buffer[0]) == expected[0]
         assert plain(buffer[-1]) == expected[-1]
-        assert rows_of(buffer.to_table()) == expected
+        assert rows_of_table(buffer.to_table()) == expected
 
 
 BufferAndList.TestCase.settings = settings(max_examples=20, stateful_step_count=30)

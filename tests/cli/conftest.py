@@ -18,6 +18,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.cli.main import main
+from shared import bake_source
 
 Run = Callable[..., Any]
 
@@ -130,20 +131,15 @@ def plan(store: Path) -> str:
     return file.stem
 
 
-def _baked(path: Path, texts: list[str], *, shuffle: bool = True) -> None:
-    recipe = bw.DatasetRecipe(seed=3).add_ingredient(texts, name="text").prepare_step(bw.tokenize("bytes"))
-    bw.bake(recipe, to=path, workers=0, shuffle=shuffle, show_progress=False)
-
-
 @pytest.fixture(scope="session")
 def _mixed_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixed")
-    _baked(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(90)])
-    _baked(folder / "code.store", [f"def f{n}(): return {n}\n" * (1 + n % 5) for n in range(30)])
-    _baked(folder / "math.store", [f"{n} + {n} = {2 * n}. " * 3 for n in range(40)])
+    bake_source(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(90)])
+    bake_source(folder / "code.store", [f"def f{n}(): return {n}\n" * (1 + n % 5) for n in range(30)])
+    bake_source(folder / "math.store", [f"{n} + {n} = {2 * n}. " * 3 for n in range(40)])
     notes = [f"note {n}." + " More." * (n % 5) for n in range(70)]
-    _baked(folder / "notes.store", notes[:40], shuffle=False)
-    _baked(folder / "more.store", notes, shuffle=False)
+    bake_source(folder / "notes.store", notes[:40], shuffle=False)
+    bake_source(folder / "more.store", notes, shuffle=False)
     return folder
 
 

@@ -32,7 +32,7 @@ def kept_in(stores):
     return sorted(str(path) for path in stores.glob("*/plans/*.json"))
 
 
-def rows_of(batch):
+def positions_and_tokens(batch):
     return list(zip(batch.metadata["position"].tolist(), batch.input_ids.tolist(), strict=True))
 
 
@@ -144,8 +144,8 @@ def test_the_printed_lines_take_a_state_of_the_old_plan_on_into_the_new_one(load
     exec("\n".join(line.strip() for line in lines[first : first + 2]), names)
     again = [names["loader"].get_batch() for _ in range(6)]
     for one, two in zip(batches[5:10], again[:5], strict=True):
-        assert rows_of(one) == rows_of(two)
-    assert [position for position, _ in rows_of(again[5])] == [80, 81, 84, 85, 86, 87, 88, 89]
+        assert positions_and_tokens(one) == positions_and_tokens(two)
+    assert [position for position, _ in positions_and_tokens(again[5])] == [80, 81, 84, 85, 86, 87, 88, 89]
 
 
 def test_the_printed_lines_of_one_store_open_a_pretrain_loader(own_store, succeeds):

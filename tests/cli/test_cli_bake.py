@@ -7,6 +7,7 @@ import json
 import pytest
 
 import batchwright as bw
+from shared import sorted_texts
 
 
 @pytest.fixture
@@ -20,15 +21,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def texts(path):
-    store = bw.open_store(path)
-    return sorted(store.decode(document.tokens) for document in store.rows())
-
-
 def test_a_folder_becomes_a_store(folder, process_succeeds):
     done = process_succeeds("bake web --text content --tokenizer bytes --workers 0 --to a.store", cwd=folder)
     assert "5 documents, 30 tokens" in done.out
-    assert texts(folder / "a.store") == [f"page {n}" for n in range(5)]
+    assert sorted_texts(bw.open_store(folder / "a.store")) == [f"page {n}" for n in range(5)]
 
 
 def test_json_says_what_was_made_and_progress_stays_on_stderr(folder, process_succeeds):
@@ -50,7 +46,11 @@ def test_named_sources_have_formats_and_columns_of_their_own(folder, succeeds):
     command = "bake pages=web 'code=src/*.py' --format code=text --text pages=content"
     succeeds(command, "--tokenizer", "bytes", "--workers", "0", "--to", "a.store", cwd=folder)
     assert bw.open_store(folder / "a.store").names == ["pages", "code"]
-    assert texts(folder / "a.store") == [*(f"page {n}" for n in range(5)), "print(1)\n", "print(2)\n"]
+    assert sorted_texts(bw.open_store(folder / "a.store")) == [
+        *(f"page {n}" for n in range(5)),
+        "print(1)\n",
+        "print(2)\n",
+    ]
 
 
 def test_text_is_a_path_or_a_template_and_options_reach_the_format(folder, succeeds):
@@ -58,13 +58,13 @@ def test_text_is_a_path_or_a_template_and_options_reach_the_format(folder, succe
     (folder / "table.csv").write_text("id;body\n1;one, two\n")
     bake = ("--tokenizer", "bytes", "--workers", "0", "--quiet")
     succeeds("bake", folder / "chat.jsonl", "--text", "message.content", *bake, "--to", folder / "path.store")
-    assert texts(folder / "path.store") == ["hello"]
+    assert sorted_texts(bw.open_store(folder / "path.store")) == ["hello"]
     template = r"{title} = {message.content}\n."
     succeeds("bake", folder / "chat.jsonl", "--text", template, *bake, "--to", folder / "template.store")
-    assert texts(folder / "template.store") == ["A=B = hello\n."]
+    assert sorted_texts(bw.open_store(folder / "template.store")) == ["A=B = hello\n."]
     sources = (f"a={folder / 'table.csv'}", f"b={folder / 'chat.jsonl'}", "--text", "a=body", "--text", "b=title")
     succeeds("bake", *sources, "--option", "a.delimiter=;", *bake, "--to", folder / "option.store")
-    assert texts(folder / "option.store") == ["A=B", "one, two"]
+    assert sorted_texts(bw.open_store(folder / "option.store")) == ["A=B", "one, two"]
 
 
 def test_files_that_the_shell_lists_are_one_source_named_after_their_folder(folder, succeeds):
@@ -79,7 +79,7 @@ def test_a_glob_among_several_paths_is_files_and_not_text(folder, succeeds):
         (folder / name / "a.txt").write_text(name)
     command = "bake 'my notes' 'your n*/*' --tokenizer bytes --workers 0"
     succeeds(command, "--to", "a.store", cwd=folder)
-    assert texts(folder / "a.store") == ["my notes", "your notes"]
+    assert sorted_texts(bw.open_store(folder / "a.store")) == ["my notes", "your notes"]
 
 
 def test_eos_holdout_seed_and_quantity_reach_the_recipe(folder, succeeds):
@@ -140,7 +140,7 @@ def test_a_recipe_file_is_run_and_its_functions_work_in_workers(folder, process_
     (folder / "recipe.py").write_text(RECIPE)
     (folder / "beside.py").write_text("SHOUT = '!'")
     process_succeeds("bake recipe.py --to a.store --workers 2", cwd=folder)
-    assert texts(folder / "a.store") == ["PAGE 3!", "PAGE 4!", "ROW 100001!"]
+    assert sorted_texts(bw.open_store(folder / "a.store")) == ["PAGE 3!", "PAGE 4!", "ROW 100001!"]
     assert "up to date" in process_succeeds("bake recipe.py --workers 0 --to a.store", cwd=folder).err
 
 
@@ -205,7 +205,7 @@ def test_chat_makes_a_store_of_conversations_and_says_how(tmp_path, succeeds):
     done = succeeds(*command, "--to", "a.store", "--workers", "0", cwd=tmp_path)
     assert "template: chatml" in done.err
     assert "talk: sharegpt" in done.err
-    assert sorted(texts(tmp_path / "a.store")) == [
+    assert sorted(sorted_texts(bw.open_store(tmp_path / "a.store"))) == [
         f"<|im_start|>user\nquestion {n}<|im_end|>\n<|im_start|>assistant\nanswer {n}<|im_end|>\n" for n in range(3)
     ]
     assert bw.open_store(tmp_path / "a.store").stream("talk").has_spans

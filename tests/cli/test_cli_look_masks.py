@@ -5,27 +5,34 @@ from __future__ import annotations
 import pytest
 
 import batchwright as bw
+from shared import bake_source
 
 SHORT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 LONG = [{"role": "user", "content": "Hi <script>"}, {"role": "assistant", "content": "Hello\nyou"}]
 SETTINGS = ("--max-length", "160", "--batch-size", "1", "--no-shuffle")
 
 
-def _bake(path, rows):
-    recipe = bw.DatasetRecipe().add_ingredient(rows, name="chats").prepare_step(bw.chat("bytes", "chatml"))
-    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
-    return path
-
-
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    return _bake(tmp_path_factory.mktemp("chats") / "chats.store", [{"messages": SHORT}, {"messages": LONG}])
+    return bake_source(
+        tmp_path_factory.mktemp("chats") / "chats.store",
+        [{"messages": SHORT}, {"messages": LONG}],
+        bw.chat("bytes", "chatml"),
+        name="chats",
+        shuffle=False,
+    ).path
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     bad = [SHORT[0], {"role": "assistant", "content": "five"}]
-    return _bake(tmp_path_factory.mktemp("pairs") / "pairs.store", [{"chosen": SHORT, "rejected": bad}])
+    return bake_source(
+        tmp_path_factory.mktemp("pairs") / "pairs.store",
+        [{"chosen": SHORT, "rejected": bad}],
+        bw.chat("bytes", "chatml"),
+        name="chats",
+        shuffle=False,
+    ).path
 
 
 def test_conversations_are_shown_with_what_is_trained(chats, succeeds):

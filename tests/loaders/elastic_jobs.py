@@ -20,23 +20,22 @@ import xxhash
 import batchwright as bw
 from batchwright.files import write_whole
 from harness import Processes, say, stand_still
+from shared import bake_source
 
 _FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask", "segment_ids", "position_ids")
 
 
-def bake_texts(path: Path, texts: Any) -> str:
+def bake_in_order(path: Path, rows: Any, step: Any = None, name: str = "text") -> str:
     """A store of one source that keeps the order of its documents, so that more of them make it grow."""
-    recipe = bw.DatasetRecipe(seed=3).add_ingredient(texts, name="text")
-    bw.bake(recipe.prepare_step(bw.tokenize("bytes")), to=path, workers=0, shuffle=False, show_progress=False)
-    return str(path)
+    return str(bake_source(path, rows, step, name=name, shuffle=False).path)
 
 
 def bake_sources(raw: Path, folder: Path) -> dict[str, str]:
     """web (474 rows of 16 tokens), code (149) and notes (61)."""
     return {
-        "web": bake_texts(folder / "web.store", raw / "web" / "*.jsonl"),
-        "code": bake_texts(folder / "code.store", raw / "code" / "*.txt"),
-        "notes": bake_texts(folder / "notes.store", notes(range(50))),
+        "web": bake_in_order(folder / "web.store", raw / "web" / "*.jsonl"),
+        "code": bake_in_order(folder / "code.store", raw / "code" / "*.txt"),
+        "notes": bake_in_order(folder / "notes.store", notes(range(50))),
     }
 
 

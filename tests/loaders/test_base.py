@@ -14,14 +14,14 @@ from harness import no_thread_left
 from refusals import refused
 
 
-def rows_of(batch):
+def row_numbers(batch):
     """Which rows a batch holds: row i begins with the token 10 i."""
     return (batch.input_ids[:, 0] // 10).tolist()
 
 
 def take(loader, count):
     iterator = loader.get_iterator()
-    return [rows_of(next(iterator)) for _ in range(count)]
+    return [row_numbers(next(iterator)) for _ in range(count)]
 
 
 # Epochs and their ends
@@ -29,24 +29,24 @@ def take(loader, count):
 
 def test_an_iterator_runs_to_the_end_of_the_epoch_and_the_next_one_starts_the_next(open_numbers):
     loader = open_numbers(8, epochs=2)
-    assert [rows_of(batch) for batch in loader.get_iterator()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [row_numbers(batch) for batch in loader.get_iterator()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert (loader.epoch, loader.step, loader.position) == (1, 2, 8)
-    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [row_numbers(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert (loader.epoch, loader.step, loader.position) == (2, 4, 16)
 
 
 def test_drop_leaves_out_the_last_partial_batch(open_numbers):
     loader = open_numbers(10, epochs=2)
-    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [row_numbers(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert loader.position == 10  # the next multiple of an epoch
-    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [row_numbers(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_pad_fills_the_last_batch_with_rows_of_weight_0(open_numbers):
     loader = open_numbers(10, epochs=2, epoch_end="pad")
     for _ in range(2):
         first, second, last = loader.get_iterator()
-        assert [rows_of(first), rows_of(second), rows_of(last)[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [row_numbers(first), row_numbers(second), row_numbers(last)[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert last.metadata["weight"].tolist() == [1, 1, 0, 0]
         assert last.loss_mask.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
         assert last.labels[2:].tolist() == [[-100] * 3] * 2
@@ -56,14 +56,14 @@ def test_pad_fills_the_last_batch_with_rows_of_weight_0(open_numbers):
 
 def test_wrap_lets_a_batch_cross_into_the_next_epoch(open_numbers):
     loader = open_numbers(10, epochs=2, epoch_end="wrap")
-    assert [rows_of(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-    assert [rows_of(batch) for batch in loader] == [[2, 3, 4, 5], [6, 7, 8, 9]]
+    assert [row_numbers(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    assert [row_numbers(batch) for batch in loader] == [[2, 3, 4, 5], [6, 7, 8, 9]]
     assert loader.position == 20
 
 
 def test_get_batch_goes_on_into_the_next_epoch(open_numbers):
     loader = open_numbers(8, epochs=2)
-    assert [rows_of(loader.get_batch())[0] for _ in range(4)] == [0, 4, 0, 4]
+    assert [row_numbers(loader.get_batch())[0] for _ in range(4)] == [0, 4, 0, 4]
 
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
@@ -134,10 +134,10 @@ def test_a_second_iterator_ends_the_first_with_an_error(open_numbers):
     first = loader.get_iterator()
     next(first)
     second = loader.get_iterator()
-    assert rows_of(next(second)) == [4, 5, 6, 7]  # one cursor: it goes on from there
+    assert row_numbers(next(second)) == [4, 5, 6, 7]  # one cursor: it goes on from there
     with refused(PlanError, "get_batch", remedy="second loader"):
         next(first)
-    assert rows_of(next(second)) == [8, 9, 10, 11]
+    assert row_numbers(next(second)) == [8, 9, 10, 11]
 
 
 def test_a_second_iterator_that_finished_the_epoch_still_ends_the_first_with_an_error(open_numbers):
@@ -153,7 +153,7 @@ def test_get_batch_ends_an_iterator_with_an_error(open_numbers):
     loader = open_numbers(40)
     iterator = loader.get_iterator()
     next(iterator)
-    assert rows_of(loader.get_batch()) == [4, 5, 6, 7]
+    assert row_numbers(loader.get_batch()) == [4, 5, 6, 7]
     with refused(PlanError, "get_batch"):
         next(iterator)
 
@@ -177,7 +177,7 @@ def test_reset_goes_back_to_the_first_row(open_numbers):
     list(loader)
     loader.reset()
     assert (loader.position, loader.step, loader.epoch) == (0, 0, 0)
-    assert rows_of(loader.get_batch()) == [0, 1, 2, 3]
+    assert row_numbers(loader.get_batch()) == [0, 1, 2, 3]
 
 
 def test_seek_goes_to_any_step_at_once(open_numbers):
@@ -185,14 +185,14 @@ def test_seek_goes_to_any_step_at_once(open_numbers):
     for step, first_row in ((5, 4), (0, 0), (3, 4), (4, 0)):
         loader.seek(step=step)
         assert loader.step == step
-        assert rows_of(loader.get_batch())[0] == first_row
+        assert row_numbers(loader.get_batch())[0] == first_row
         assert loader.step == step + 1
 
 
 def test_seek_goes_to_any_position_at_once(open_numbers):
     loader = open_numbers(40)
     loader.seek(position=5)
-    assert rows_of(loader.get_batch()) == [5, 6, 7, 8]
+    assert row_numbers(loader.get_batch()) == [5, 6, 7, 8]
     assert loader.state_dict()["steps"] == [[0, 0, 4], [2, 5, 4]]  # what was passed over of step 1 counts as a step
     loader.seek(position=0)
     assert loader.state_dict()["steps"] == [[0, 0, 4]]
@@ -217,7 +217,7 @@ def test_seek_takes_a_step_or_a_position(open_numbers):
 def test_get_batch_of_another_size_moves_the_cursor_by_that_many_rows(open_numbers):
     loader = open_numbers(40)
     batches = [loader.get_batch(), loader.get_batch(batch_size=2), loader.get_batch(batch_size=2), loader.get_batch()]
-    assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
+    assert [row_numbers(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
     assert loader.state_dict() == {
         "position": 12,
         "plan": loader.plan.fingerprint,
@@ -243,7 +243,7 @@ def test_a_read_that_failed_can_be_tried_again_and_loses_nothing(open_numbers, p
     with pytest.raises(OSError, match="still away"):
         list(loader.get_iterator())
     assert loader.position == 0
-    assert [rows_of(batch)[0] for batch in loader] == list(range(0, 40, 4))
+    assert [row_numbers(batch)[0] for batch in loader] == list(range(0, 40, 4))
 
 
 # State
@@ -285,10 +285,10 @@ def test_a_restored_loader_yields_what_the_lost_one_would_have(open_numbers, sto
     assert restored.step == stopped_after
     while True:
         try:
-            expected = rows_of(lost.get_batch())
+            expected = row_numbers(lost.get_batch())
         except EndOfRun:
             break
-        assert rows_of(restored.get_batch()) == expected
+        assert row_numbers(restored.get_batch()) == expected
     with pytest.raises(EndOfRun):
         restored.get_batch()
 
@@ -322,7 +322,7 @@ def test_steps_of_earlier_batch_sizes_can_be_sought(open_numbers):
     take(loader, 3)
     loader.get_batch(batch_size=8)
     loader.seek(step=1)
-    assert rows_of(loader.get_batch()) == [4, 5, 6, 7]
+    assert row_numbers(loader.get_batch()) == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,8 @@ def test_ranks_get_contiguous_shares_of_each_batch(open_numbers, world_size):
         open_numbers(100, batch_size=12, shuffle="global", rank=r, world_size=world_size) for r in range(world_size)
     ]
     for _ in range(8):
-        expected = rows_of(whole.get_batch())
-        shares = [rows_of(part.get_batch()) for part in parts]
+        expected = row_numbers(whole.get_batch())
+        shares = [row_numbers(part.get_batch()) for part in parts]
         assert [row for share in shares for row in share] == expected
         assert {len(share) for share in shares} == {12 // world_size}
 
@@ -394,7 +394,7 @@ def test_uneven_ranks_partition_each_batch(open_numbers, world_size):
     for step in range(4):
         batches = [part.get_batch() for part in parts]
         counts = [10 * (r + 1) // world_size - 10 * r // world_size for r in range(world_size)]
-        real = [rows_of(batch)[:count] for batch, count in zip(batches, counts, strict=True)]
+        real = [row_numbers(batch)[:count] for batch, count in zip(batches, counts, strict=True)]
         assert [row for rows in real for row in rows] == list(range(10 * step, 10 * step + 10))
         assert [len(batch.input_ids) for batch in batches] == [max(count, 1) for count in counts]
         assert {batch.metadata["global_rows"] for batch in batches} == {10}

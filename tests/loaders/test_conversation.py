@@ -22,7 +22,7 @@ TEMPLATE = (
 )
 
 
-def rows_of(conversations):
+def as_messages(conversations):
     return [{"messages": [{"role": r, "content": c} for r, c in turns]} for turns in conversations]
 
 
@@ -61,7 +61,7 @@ def by_text(loader):
     ],
 )
 def test_which_tokens_are_trained(loss, learned):
-    ((rendered, mask),) = by_text(open_loader(rows_of(THREE[:1]), loss=loss)).items()
+    ((rendered, mask),) = by_text(open_loader(as_messages(THREE[:1]), loss=loss)).items()
     assert rendered == "s:S</s>u:a?</s>a:A!</s>u:b?</s>a:B!</s>"
     assert mask.replace(".", " ").split() == learned
     for piece in learned:  # and each where it stands: a label is the token that comes next
@@ -69,17 +69,17 @@ def test_which_tokens_are_trained(loss, learned):
 
 
 def test_all_trains_every_token_but_the_first():
-    ((rendered, mask),) = by_text(open_loader(rows_of(THREE[1:2]), loss="all")).items()
+    ((rendered, mask),) = by_text(open_loader(as_messages(THREE[1:2]), loss="all")).items()
     assert mask == rendered[1:] + "."
 
 
 def test_the_end_of_a_turn_can_be_left_out():
-    ((_, mask),) = by_text(open_loader(rows_of(THREE[1:2]), end_of_turn=False)).items()
+    ((_, mask),) = by_text(open_loader(as_messages(THREE[1:2]), end_of_turn=False)).items()
     assert mask.replace(".", "") == "C!"
 
 
 def test_an_empty_answer_still_teaches_to_stop():
-    ((_, mask),) = by_text(open_loader(rows_of(THREE[2:3]))).items()
+    ((_, mask),) = by_text(open_loader(as_messages(THREE[2:3]))).items()
     assert mask.replace(".", " ").split() == ["</s>", "E!</s>"]
 
 
@@ -97,7 +97,7 @@ def test_messages_say_themselves_what_is_learned():
 
 
 def test_roles_and_turns_are_those_of_the_labels():
-    batch = open_loader(rows_of(THREE[1:2]), show_roles=True).get_batch()
+    batch = open_loader(as_messages(THREE[1:2]), show_roles=True).get_batch()
     said = [chr(c) if c < 256 else "" for c in [*batch.input_ids[0][1:], 256]]
     roles, turns = batch.metadata["role"][0], batch.metadata["turn"][0]
     from batchwright.prepare.chat.spans import ROLES
@@ -109,7 +109,7 @@ def test_roles_and_turns_are_those_of_the_labels():
 
 def test_what_is_too_long_is_dropped_and_said(caplog):
     with caplog.at_level(logging.WARNING, "batchwright"):
-        loader = open_loader(rows_of(THREE), max_length=29)
+        loader = open_loader(as_messages(THREE), max_length=29)
     assert "2 of 3 rows, 66.7 %, over max_length=29" in caplog.text
     assert list(by_text(loader)) == ["u:c?</s>a:C!</s>"]
 
@@ -123,21 +123,21 @@ def test_what_is_too_long_is_dropped_and_said(caplog):
     ],
 )
 def test_other_ways_with_what_is_too_long(truncation, rendered):
-    loader = open_loader(rows_of(THREE[:1]), max_length=30, truncation=truncation)
+    loader = open_loader(as_messages(THREE[:1]), max_length=30, truncation=truncation)
     assert list(by_text(loader)) == [rendered]
 
 
 def test_an_answer_that_was_cut_off_with_nothing_left_to_learn_is_in_no_row(caplog):
     long_question = [("user", "x" * 50), ("assistant", "A!")]
     with caplog.at_level(logging.WARNING, "batchwright"):
-        loader = open_loader(rows_of([long_question, THREE[1]]), max_length=30, truncation="keep_start")
+        loader = open_loader(as_messages([long_question, THREE[1]]), max_length=30, truncation="keep_start")
     assert "1 of 2 rows, 50.0 %" in caplog.text
     assert loader.plan.epoch_rows == 1
 
 
 def test_raise_says_how_many_and_which():
     with refused(bw.SpecError, "2 of 3 samples", file="<memory>", parameter="max_length") as caught:
-        open_loader(rows_of(THREE), max_length=29, truncation="raise")
+        open_loader(as_messages(THREE), max_length=29, truncation="raise")
     assert caught.value.where["row"] in (0, 2)
 
 
@@ -145,11 +145,11 @@ def test_raise_says_how_many_and_which():
 
 
 def test_a_length_that_no_row_has_takes_no_memory():
-    assert open_loader(rows_of(THREE), max_length=2**40, batch_size=3).get_batch().input_ids.shape == (3, 39)
+    assert open_loader(as_messages(THREE), max_length=2**40, batch_size=3).get_batch().input_ids.shape == (3, 39)
 
 
 def test_a_batch_is_as_wide_as_its_longest_row():
-    loader = open_loader(rows_of(THREE), batch_size=3)
+    loader = open_loader(as_messages(THREE), batch_size=3)
     batch = loader.get_batch()
     assert batch.input_ids.shape == (3, 39)
     assert sorted(batch.attention_mask.sum(1).tolist()) == [16, 30, 39]
@@ -157,12 +157,12 @@ def test_a_batch_is_as_wide_as_its_longest_row():
 
 @pytest.mark.parametrize(("pad_to", "widths"), [(16, [16, 32, 48]), ([20, 40], [20, 40, 40]), ("max_length", [60] * 3)])
 def test_widths_in_steps(pad_to, widths):
-    loader = open_loader(rows_of(THREE), pad_to=pad_to)
+    loader = open_loader(as_messages(THREE), pad_to=pad_to)
     assert sorted(batch.input_ids.shape[1] for batch in loader) == widths
 
 
 def test_left_padding_ends_every_row_at_the_same_place():
-    batch = open_loader(rows_of(THREE), batch_size=3, padding_side="left").get_batch()
+    batch = open_loader(as_messages(THREE), batch_size=3, padding_side="left").get_batch()
     assert batch.attention_mask[:, -1].tolist() == [1, 1, 1]
     assert {text(row[mask == 1])[-4:] for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)} == {
         "</s>"
@@ -172,22 +172,22 @@ def test_left_padding_ends_every_row_at_the_same_place():
 def test_all_ranks_get_the_width_of_the_global_batch():
     shapes, rows = set(), []
     for rank in range(3):
-        batch = open_loader(rows_of(THREE), batch_size=3, rank=rank, world_size=3).get_batch()
+        batch = open_loader(as_messages(THREE), batch_size=3, rank=rank, world_size=3).get_batch()
         shapes.add(batch.input_ids.shape)
         rows.append(batch.labels[0].tolist())
     assert shapes == {(1, 39)}
-    assert rows == open_loader(rows_of(THREE), batch_size=3).get_batch().labels.tolist()
+    assert rows == open_loader(as_messages(THREE), batch_size=3).get_batch().labels.tolist()
 
 
 # Packing
 
 
 def test_packed_conversations_do_not_see_each_other():
-    loader = open_loader(rows_of(THREE), packing="best_fit", max_length=60)
+    loader = open_loader(as_messages(THREE), packing="best_fit", max_length=60)
     batch = loader.get_batch()
     segments = batch.segment_ids[0]
     texts = [text(batch.input_ids[0][segments == s]) for s in range(1, segments.max() + 1)]
-    alone = by_text(open_loader(rows_of(THREE)))
+    alone = by_text(open_loader(as_messages(THREE)))
     assert len(texts) == 2
     for number, rendered in enumerate(texts, 1):
         mine = segments == number
@@ -231,7 +231,7 @@ def test_both_of_a_pair_lose_the_same_oldest_turns():
 
 
 def test_one_store_serves_other_lengths_and_masks(tmp_path):
-    recipe = bw.DatasetRecipe().add_ingredient(rows_of(THREE), name="chat").prepare_step(bw.chat("bytes", TEMPLATE))
+    recipe = bw.DatasetRecipe().add_ingredient(as_messages(THREE), name="chat").prepare_step(bw.chat("bytes", TEMPLATE))
     bw.bake(recipe, to=tmp_path / "sft.store", workers=0, show_progress=False)
     for settings in ({}, {"loss": "last"}, {"packing": "greedy"}):
         loader = bw.ConversationDataLoader(
@@ -241,7 +241,7 @@ def test_one_store_serves_other_lengths_and_masks(tmp_path):
 
 
 def test_a_plan_opens_the_same_rows_again():
-    first = open_loader(rows_of(THREE * 9), batch_size=2, shuffle=True, packing="best_fit", seed=5)
+    first = open_loader(as_messages(THREE * 9), batch_size=2, shuffle=True, packing="best_fit", seed=5)
     first.get_batch()
     state = json.loads(json.dumps(first.state_dict()))
     again = bw.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
@@ -253,7 +253,7 @@ def test_a_plan_opens_the_same_rows_again():
     "settings", [{"loss": "last"}, {"end_of_turn": False}, {"packing": "greedy"}, {"max_length": 50}, {"pad": 5}]
 )
 def test_a_plan_with_other_settings_is_refused(settings):
-    first = open_loader(rows_of(THREE))
+    first = open_loader(as_messages(THREE))
     with refused(bw.SpecError, parameter=next(iter(settings))):
         bw.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
 
@@ -262,9 +262,9 @@ def test_a_plan_with_other_settings_is_refused(settings):
     "settings", [{"loss": "last"}, {"packing": "greedy"}, {"max_length": 50}, {"truncation": "keep_end"}]
 )
 def test_a_state_of_other_rows_is_refused(settings):
-    state = open_loader(rows_of(THREE)).state_dict()
+    state = open_loader(as_messages(THREE)).state_dict()
     with refused(bw.PlanError, next(iter(settings))):
-        open_loader(rows_of(THREE), **settings).load_state_dict(state)
+        open_loader(as_messages(THREE), **settings).load_state_dict(state)
 
 
 def test_conversations_mix_with_text(tmp_path):
@@ -272,12 +272,12 @@ def test_conversations_mix_with_text(tmp_path):
     store = bw.bake(
         recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
     )
-    chat = open_loader(rows_of(THREE * 5))
+    chat = open_loader(as_messages(THREE * 5))
     mixed = bw.MixedDataLoader(
         {"web": store, "chat": chat}, {"web": 0.5, "chat": 0.5}, chunk_size=40, batch_size=8, framework="numpy", seed=3
     )
     assert mixed.plan.row_tokens == 60
-    masks = {**by_text(open_loader(rows_of(THREE)))}
+    masks = {**by_text(open_loader(as_messages(THREE)))}
     batch = mixed.get_batch()
     assert batch.input_ids.shape == (8, 60)
     assert sorted(batch.metadata["source"]) == ["chat"] * 4 + ["web"] * 4
@@ -294,18 +294,18 @@ def test_conversations_mix_with_text(tmp_path):
 def test_pairs_mix_with_nothing_else():
     pairs = open_loader([{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 4)
     with refused(bw.SpecError, source="chat", parameter="sources"):
-        bw.MixedDataLoader({"chat": open_loader(rows_of(THREE)), "dpo": pairs}, framework="numpy")
+        bw.MixedDataLoader({"chat": open_loader(as_messages(THREE)), "dpo": pairs}, framework="numpy")
 
 
 def test_a_source_of_conversations_does_not_grow():
-    mixed = bw.MixedDataLoader({"chat": open_loader(rows_of(THREE))}, framework="numpy", batch_size=1, epochs=None)
+    mixed = bw.MixedDataLoader({"chat": open_loader(as_messages(THREE))}, framework="numpy", batch_size=1, epochs=None)
     with refused(bw.SpecError, source="chat", parameter="add"):
-        mixed.amend(add={"chat": open_loader(rows_of(THREE * 2))})
+        mixed.amend(add={"chat": open_loader(as_messages(THREE * 2))})
 
 
 def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
     path = tmp_path / "sft.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows_of(THREE)))
+    path.write_text("\n".join(json.dumps(row) for row in as_messages(THREE)))
     loader = open_loader(path, packing="best_fit", max_length=60)
     loader.get_batch()
     records = list(bw.trace(loader.store, loader, step=0))
@@ -317,7 +317,7 @@ def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
 
 
 def test_a_holdout_of_raw_conversations_is_the_validation_split():
-    rows = rows_of([[("user", f"q{n}"), ("assistant", "A!")] for n in range(60)])
+    rows = as_messages([[("user", f"q{n}"), ("assistant", "A!")] for n in range(60)])
     train, val = (open_loader(rows, holdout=0.2, split=split) for split in ("train", "val"))
     assert train.plan.epoch_rows + val.plan.epoch_rows == 60
     assert not by_text(train).keys() & by_text(val).keys()
@@ -326,12 +326,12 @@ def test_a_holdout_of_raw_conversations_is_the_validation_split():
 
 
 def test_dropping_much_must_be_said():
-    rows = rows_of(THREE)
+    rows = as_messages(THREE)
     with refused(bw.SpecError, "truncation='drop'"):
         open_loader(rows, max_length=29, check=True)
     assert open_loader(rows, max_length=29, check=True, truncation="drop", loss="last").plan.epoch_rows == 1
 
 
 def test_repr_says_that_widths_differ():
-    assert "1 x up to 60 (numpy)" in repr(open_loader(rows_of(THREE)))
-    assert "1 x 60 (numpy)" in repr(open_loader(rows_of(THREE), pad_to="max_length"))
+    assert "1 x up to 60 (numpy)" in repr(open_loader(as_messages(THREE)))
+    assert "1 x 60 (numpy)" in repr(open_loader(as_messages(THREE), pad_to="max_length"))

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from elastic_jobs import amend_if_due, bake_sources, bake_texts, handed, live, notes
+from elastic_jobs import amend_if_due, bake_in_order, bake_sources, handed, live, notes
 
 import batchwright as bw
 
@@ -118,8 +118,8 @@ def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsew
 
 def test_a_killed_job_goes_on_through_epochs_that_grow(sources, elsewhere, tmp_path, processes):
     settings = {"chunk_size": 16, "seed": 7}
-    grown = bake_texts(tmp_path / "grown.store", notes(range(80)))
-    other = bake_texts(tmp_path / "other.store", [f"other {n}" for n in range(60)])
+    grown = bake_in_order(tmp_path / "grown.store", notes(range(80)))
+    other = bake_in_order(tmp_path / "other.store", [f"other {n}" for n in range(60)])
     amendments = [
         (5, {"add": {"notes": grown}}),
         (12, {"skip": [[660, 700]]}),  # over the end of the first epoch, which has 684 rows

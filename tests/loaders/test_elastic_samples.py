@@ -9,19 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from elastic_jobs import amend_if_due, handed, live, open_source
+from elastic_jobs import amend_if_due, bake_in_order, handed, live, open_source
 
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
 from refusals import refused
 
 FIELDS = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids")
-
-
-def bake(path, rows, step):
-    recipe = bw.DatasetRecipe(seed=3).add_ingredient(rows, name="text").prepare_step(step)
-    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
-    return str(path)
 
 
 def talk(n):
@@ -36,16 +30,16 @@ def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
     text = bw.tokenize("bytes")
     return {
-        "web": bake(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(200)], text),
-        "notes": bake(folder / "notes.store", [f"note {n}." + " More." * (n % 5) for n in range(90)], text),
-        "talks": bake(folder / "talks.store", [talk(n) for n in range(80)], bw.chat("bytes", "chatml")),
+        "web": bake_in_order(folder / "web.store", [f"web {n}: " + "word " * (n % 23) for n in range(200)], text),
+        "notes": bake_in_order(folder / "notes.store", [f"note {n}." + " More." * (n % 5) for n in range(90)], text),
+        "talks": bake_in_order(folder / "talks.store", [talk(n) for n in range(80)], bw.chat("bytes", "chatml")),
     }
 
 
 @pytest.fixture(scope="module")
 def pair_store(tmp_path_factory):
     pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": "no" * (n % 9 + 1)} for n in range(22)]
-    return bake(tmp_path_factory.mktemp("pairs") / "pairs.store", pairs, bw.chat("bytes", "chatml"))
+    return bake_in_order(tmp_path_factory.mktemp("pairs") / "pairs.store", pairs, bw.chat("bytes", "chatml"))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,9 @@ from hypothesis import strategies as st
 
 import batchwright as bw
 from refusals import refused
+from shared import bake_source
 
 WEB, CODE, MATH = 300, 60, 40
-
-
-def baked(path: Path, texts, name="text", *, tokenizer="bytes", shuffle=True):
-    recipe = bw.DatasetRecipe(seed=1).add_ingredient(texts, name=name).prepare_step(bw.tokenize(tokenizer))
-    bw.bake(recipe, to=path, workers=0, show_progress=False, shuffle=shuffle)
-    return path
 
 
 def documents(word, count):
@@ -34,7 +28,7 @@ def stores(tmp_path_factory):
     """Three stores, each of one source; in the store it is called "text"."""
     folder = tmp_path_factory.mktemp("mixed")
     sizes = {"web": WEB, "code": CODE, "math": MATH}
-    return {name: baked(folder / f"{name}.store", documents(name, count)) for name, count in sizes.items()}
+    return {name: bake_source(folder / f"{name}.store", documents(name, count)).path for name, count in sizes.items()}
 
 
 @pytest.fixture
@@ -48,7 +42,7 @@ def mixed(stores):
     return opened
 
 
-def rows_of(loader, steps=None):
+def rows_with_sources(loader, steps=None):
     """(position, source, tokens) of every row that comes."""
     found = []
     for number, batch in enumerate(loader):
@@ -63,13 +57,13 @@ def rows_of(loader, steps=None):
 
 
 def test_every_prefix_has_the_shares_that_were_asked_for(mixed):
-    rows = rows_of(mixed({"web": 3, "code": 1}, num_rows=1200))
+    rows = rows_with_sources(mixed({"web": 3, "code": 1}, num_rows=1200))
     for length in (40, 400, 1200):
         assert abs(sum(source == "code" for _, source, _ in rows[:length]) - length / 4) < 1
 
 
 def test_rows_are_those_of_the_store_under_the_name_that_the_mixture_gives(mixed):
-    for _, source, tokens in rows_of(mixed({"web": 1, "code": 1}, num_rows=200)):
+    for _, source, tokens in rows_with_sources(mixed({"web": 1, "code": 1}, num_rows=200)):
         text = bytes(t for t in tokens if t < 256).decode(errors="replace")
         other = "code" if source == "web" else "web"
         assert other not in text
@@ -77,7 +71,7 @@ def test_rows_are_those_of_the_store_under_the_name_that_the_mixture_gives(mixed
 
 def test_without_weights_an_epoch_is_every_row_of_every_source_once(mixed, stores):
     loader = mixed(epoch_end="pad", batch_size=5)
-    counts = Counter(source for _, source, _ in set(rows_of(loader)))
+    counts = Counter(source for _, source, _ in set(rows_with_sources(loader)))
     assert counts == {n: (bw.open_store(stores[n]).stream("text").num_tokens - 1) // 16 for n in ("web", "code")}
 
 
@@ -165,7 +159,7 @@ def test_padded_rows_are_those_of_the_short_source(stores):
 def test_a_capped_source_is_read_as_often_as_it_may_and_the_plan_says_where_that_ends(mixed):
     loader = mixed({"web": 1, "code": 1}, max_epochs={"code": 2}, num_rows=1600)
     (binding,) = loader.plan.order.bindings
-    rows = rows_of(loader)
+    rows = rows_with_sources(loader)
     last = max(position for position, source, _ in rows if source == "code")
     assert last + 1 == binding.position
     assert f"step {binding.position // 8:,} (position {binding.position:,})" in repr(loader)
@@ -173,7 +167,7 @@ def test_a_capped_source_is_read_as_often_as_it_may_and_the_plan_says_where_that
 
 def test_the_stream_ends_where_the_first_source_has_given_its_rows(mixed):
     loader = mixed({"web": 1, "code": 1}, exhausted="stop", batch_size=4, epoch_end="pad")
-    rows = rows_of(loader)
+    rows = rows_with_sources(loader)
     code = loader.plan.sources[1].num_rows
     assert loader.plan.order.epochs.limit in (2 * code - 1, 2 * code)
     assert len({position for position, _, _ in rows}) == loader.plan.order.epochs.limit
@@ -183,7 +177,7 @@ def test_every_row_comes_once_when_each_source_leaves_after_its_epoch(mixed):
     loader = mixed({"web": 1, "code": 1}, exhausted="renormalise", batch_size=1)
     total = sum(source.num_rows for source in loader.plan.sources)
     assert loader.get_num_batches() == total
-    assert len(set(rows_of(loader))) == total
+    assert len(set(rows_with_sources(loader))) == total
 
 
 def test_a_plan_marks_what_is_read_more_than_four_times(mixed):
@@ -196,14 +190,16 @@ def test_a_plan_marks_what_is_read_more_than_four_times(mixed):
 
 
 def test_steps_change_the_shares_from_their_position_on(mixed):
-    rows = rows_of(mixed([(0, {"web": 1}), (160, {"web": 1, "code": 3})], num_rows=320))
+    rows = rows_with_sources(mixed([(0, {"web": 1}), (160, {"web": 1, "code": 3})], num_rows=320))
     assert {source for _, source, _ in rows[:160]} == {"web"}
     assert sum(source == "code" for _, source, _ in rows[160:]) == 120
 
 
 def test_a_ramp_goes_from_one_mixture_to_another(mixed):
     loader = mixed(bw.ramp({"web": 1.0}, {"code": 1.0}, first=0, last=640), num_rows=1000)
-    shares = [np.mean([s == "code" for _, s, _ in rows]) for rows in np.split(np.array(rows_of(loader), object), 10)]
+    shares = [
+        np.mean([s == "code" for _, s, _ in rows]) for rows in np.split(np.array(rows_with_sources(loader), object), 10)
+    ]
     assert shares == sorted(shares)
     assert shares[0] < 0.1
     assert shares[-1] == 1.0
@@ -213,11 +209,11 @@ def test_a_ramp_goes_from_one_mixture_to_another(mixed):
 
 
 def test_nothing_before_an_amendment_changes_and_nothing_is_lost_after_it(mixed):
-    plain = rows_of(mixed({"web": 2, "code": 1}, num_rows=800))
+    plain = rows_with_sources(mixed({"web": 2, "code": 1}, num_rows=800))
     loader = mixed({"web": 2, "code": 1}, num_rows=800)
-    rows = rows_of(loader, steps=20)
+    rows = rows_with_sources(loader, steps=20)
     loader.amend(weights={"web": 1, "code": 3})
-    rows += rows_of(loader)
+    rows += rows_with_sources(loader)
     assert rows[:160] == plain[:160]
     for source in ("web", "code"):
         mine = [row[2] for row in rows if row[1] == source]
@@ -238,14 +234,14 @@ def test_an_iteration_that_is_under_way_goes_on_with_the_amended_plan(mixed):
 
 def test_amended_plans_are_kept_and_open_again_from_any_of_the_stores(mixed, stores):
     loader = mixed({"web": 2, "code": 1}, num_rows=800)
-    rows_of(loader, steps=10)
+    rows_with_sources(loader, steps=10)
     early = loader.state_dict()
-    rows_of(loader, steps=10)
+    rows_with_sources(loader, steps=10)
     loader.amend(add={"math": stores["math"]}, weights={"web": 1, "code": 1, "math": 1}, skip=(200, 210))
-    expected = rows_of(loader)
+    expected = rows_with_sources(loader)
     again = bw.MixedDataLoader({"web": stores["web"]}, plan=loader.plan.fingerprint, framework="numpy")
     again.load_state_dict(early)  # saved before the amendment
-    rows = rows_of(again)
+    rows = rows_with_sources(again)
     assert rows[80:] == expected
     assert again.plan == loader.plan
     assert not {row[0] for row in rows} & set(range(200, 211))
@@ -254,7 +250,7 @@ def test_amended_plans_are_kept_and_open_again_from_any_of_the_stores(mixed, sto
 def test_a_state_from_after_an_amendment_began_is_refused_by_the_plan_that_has_it(mixed):
     loader = mixed({"web": 2, "code": 1}, num_rows=800)
     other = mixed({"web": 2, "code": 1}, num_rows=800)
-    rows_of(loader, steps=10)
+    rows_with_sources(loader, steps=10)
     state = loader.state_dict()
     other.amend(at=40, weights={"web": 1})
     before = other.state_dict()
@@ -275,7 +271,7 @@ def test_a_state_from_a_sibling_amendment_is_refused_with_the_first_difference(m
 
 def test_another_chunk_size_cannot_go_on_and_says_what_was_read(mixed):
     loader = mixed({"web": 1, "code": 1}, num_rows=80)
-    rows_of(loader, steps=5)
+    rows_with_sources(loader, steps=5)
     with refused(bw.PlanError, differs="chunk_size: 8 here, 16 there") as caught:
         mixed({"web": 1, "code": 1}, num_rows=80, chunk_size=8).load_state_dict(loader.state_dict())
     code = loader.plan.sources[1]
@@ -284,10 +280,10 @@ def test_another_chunk_size_cannot_go_on_and_says_what_was_read(mixed):
 
 def test_another_batch_size_goes_on_at_the_same_row(mixed):
     loader = mixed({"web": 1, "code": 1}, num_rows=96)
-    rows = rows_of(loader, steps=3)
+    rows = rows_with_sources(loader, steps=3)
     other = mixed({"web": 1, "code": 1}, num_rows=96, batch_size=12)
     other.load_state_dict(loader.state_dict())
-    assert rows + rows_of(other) == rows_of(mixed({"web": 1, "code": 1}, num_rows=96))
+    assert rows + rows_with_sources(other) == rows_with_sources(mixed({"web": 1, "code": 1}, num_rows=96))
     assert other.step == 3 + 6
 
 
@@ -321,12 +317,12 @@ def test_a_document_is_found_in_every_step_of_a_mixture(mixed, stores):
 
 def test_a_natural_mixture_takes_a_new_source_at_its_next_epoch(mixed, stores):
     loader = mixed(epochs=2, epoch_end="pad")
-    rows = rows_of(loader, steps=3)
+    rows = rows_with_sources(loader, steps=3)
     loader.amend(add={"math": stores["math"]})
-    rows += rows_of(loader)
+    rows += rows_with_sources(loader)
     assert {source for _, source, _ in rows} == {"web", "code"}
     assert len(set(rows)) == sum(source.num_rows for source in loader.plan.sources)
-    rows = rows_of(loader)
+    rows = rows_with_sources(loader)
     assert {s for p, s, _ in rows} == {"web", "code", "math"}
     assert len({p for p, _, _ in rows}) == sum(source.num_rows for source in loader.plan.all_sources)
 
@@ -342,7 +338,7 @@ def growing(tmp_path):
 
     def bake_with(name, lines):
         (folder / name).write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-        return baked(tmp_path / f"{name}.store", folder / "*.jsonl", shuffle=False)
+        return bake_source(tmp_path / f"{name}.store", folder / "*.jsonl", shuffle=False).path
 
     return (
         bake_with("a.jsonl", documents("early", 60)),
@@ -356,13 +352,13 @@ def test_a_source_that_grew_ends_its_epoch_and_then_gives_everything(growing, st
     loader = bw.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
     plain = bw.MixedDataLoader({"web": small, "code": stores["code"]}, {"web": 1, "code": 1}, **settings_of)
     had = loader.plan.sources[0].num_rows
-    rows = rows_of(loader, steps=10)
+    rows = rows_with_sources(loader, steps=10)
     loader.amend(add={"web": large})
     has = loader.plan.all_sources[0].num_rows
     assert has > had
-    rows += rows_of(loader, steps=(4 * has) // 4)
+    rows += rows_with_sources(loader, steps=(4 * has) // 4)
     mine = [row[2] for row in rows if row[1] == "web"]
-    assert mine[:had] == [row[2] for row in rows_of(plain, steps=had) if row[1] == "web"][:had]
+    assert mine[:had] == [row[2] for row in rows_with_sources(plain, steps=had) if row[1] == "web"][:had]
     text = ["".join(chr(t) for t in row if t < 256) for row in mine]
     assert not any("later" in row for row in text[:had])
     second = text[had : had + has]
@@ -375,11 +371,11 @@ def test_rows_of_epochs_before_it_grew_stay_what_they_were(growing):
     small, large = growing
     before = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     had = before.plan.sources[0].num_rows
-    expected = [row for _ in range(2) for row in rows_of(before)]
+    expected = [row for _ in range(2) for row in rows_with_sources(before)]
     after = bw.PretrainDataLoader(small, chunk_size=16, batch_size=1, epochs=3, framework="numpy")
     after.amend(at=had + 3, add={"text": large})  # in the second epoch, which was cut at another place
-    assert [row for _ in range(2) for row in rows_of(after)] == expected
-    third = rows_of(after)
+    assert [row for _ in range(2) for row in rows_with_sources(after)] == expected
+    third = rows_with_sources(after)
     assert len(third) == after.plan.all_sources[0].num_rows > had
 
 

@@ -45,7 +45,7 @@ def opened(num_rows=10, **settings):
     return RowDataLoader(Ten(num_rows) if version is None else version, **settings)
 
 
-def rows_of(batches):
+def numbers_in(batches):
     return [batch["n"].tolist() for batch in batches]
 
 
@@ -58,7 +58,7 @@ def joined(parts):
 
 def test_an_epoch_has_every_row_once_in_an_order_of_its_own():
     loader = opened(batch_size=5, epochs=2)
-    first, second = (joined(rows_of(loader.get_iterator())) for _ in range(2))
+    first, second = (joined(numbers_in(loader.get_iterator())) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
     assert first != list(range(10))
@@ -66,15 +66,15 @@ def test_an_epoch_has_every_row_once_in_an_order_of_its_own():
 
 def test_the_order_is_pinned():
     # States saved by running jobs are positions in this order: if it changes, they point at other rows.
-    assert rows_of(opened(batch_size=10)) == [[5, 7, 6, 4, 9, 3, 8, 1, 0, 2]]
+    assert numbers_in(opened(batch_size=10)) == [[5, 7, 6, 4, 9, 3, 8, 1, 0, 2]]
 
 
 def test_the_seed_is_the_order():
-    assert rows_of(opened(seed=7)) == rows_of(opened(seed=7)) != rows_of(opened(seed=8))
+    assert numbers_in(opened(seed=7)) == numbers_in(opened(seed=7)) != numbers_in(opened(seed=8))
 
 
 def test_rows_come_in_order_where_nothing_is_shuffled():
-    assert rows_of(opened(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert numbers_in(opened(shuffle=False)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_rows_come_in_order_where_nothing_is_shuffled():
 def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
     loader = opened(shuffle=False, epoch_end=epoch_end, epochs=2)
     found = list(loader.get_iterator())
-    assert rows_of(found) == batches
+    assert numbers_in(found) == batches
     assert loader.epoch == 1
     weight = found[-1].metadata["weight"].tolist()
     assert weight == ([1, 1, 0, 0] if epoch_end == "pad" else [1] * len(batches[-1]))
@@ -97,9 +97,9 @@ def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
 
 
 def test_an_order_computed_for_some_rows_at_a_time_is_the_same(monkeypatch):
-    expected = rows_of(opened(100, batch_size=8))
+    expected = numbers_in(opened(100, batch_size=8))
     monkeypatch.setattr("batchwright.loaders.rows._LOCATED_ROWS", 24)
-    assert rows_of(opened(100, batch_size=8)) == expected
+    assert numbers_in(opened(100, batch_size=8)) == expected
 
 
 # The cursor
@@ -126,7 +126,7 @@ def test_the_cursor_moves_when_a_batch_is_handed_over():
 
 def test_reset_and_seek_go_anywhere():
     loader = opened(epochs=None)
-    batches = rows_of(loader.get_batch() for _ in range(6))
+    batches = numbers_in(loader.get_batch() for _ in range(6))
     loader.reset()
     assert loader.get_batch()["n"].tolist() == batches[0]
     loader.seek(step=4)
@@ -153,7 +153,7 @@ def test_after_the_last_epoch_the_run_is_over():
 
 def test_get_batch_takes_another_size_for_once():
     loader = opened(shuffle=False)
-    assert rows_of([loader.get_batch(), loader.get_batch(2), loader.get_batch()]) == [
+    assert numbers_in([loader.get_batch(), loader.get_batch(2), loader.get_batch()]) == [
         [0, 1, 2, 3],
         [4, 5],
         [6, 7, 8, 9],
@@ -173,7 +173,7 @@ def test_a_restored_loader_gives_what_the_lost_one_would_have(stopped_after):
     restored = opened(epochs=None)
     restored.load_state_dict(state)
     assert (restored.step, restored.position) == (stopped_after, lost.position)
-    assert rows_of(restored.get_batch() for _ in range(5)) == rows_of(lost.get_batch() for _ in range(5))
+    assert numbers_in(restored.get_batch() for _ in range(5)) == numbers_in(lost.get_batch() for _ in range(5))
 
 
 def test_the_state_in_a_batch_is_the_one_after_it():
@@ -185,11 +185,11 @@ def test_the_state_in_a_batch_is_the_one_after_it():
 
 def test_a_state_goes_on_with_another_batch_size():
     lost = opened(20, batch_size=4)
-    rows = joined(rows_of(lost.get_batch() for _ in range(2)))
+    rows = joined(numbers_in(lost.get_batch() for _ in range(2)))
     restored = opened(20, batch_size=6)
     restored.load_state_dict(lost.state_dict())
     assert restored.step == 2
-    assert rows + joined(rows_of(restored)) == joined(rows_of(opened(20, batch_size=20)))
+    assert rows + joined(numbers_in(restored)) == joined(numbers_in(opened(20, batch_size=20)))
 
 
 def test_rows_that_lie_in_another_version_are_the_same_rows():
@@ -197,7 +197,7 @@ def test_rows_that_lie_in_another_version_are_the_same_rows():
     lost.get_batch()
     again = opened(version=Ten(number=8))
     again.load_state_dict(lost.state_dict())
-    assert rows_of([again.get_batch()]) == rows_of([lost.get_batch()])
+    assert numbers_in([again.get_batch()]) == numbers_in([lost.get_batch()])
 
 
 def test_a_loader_is_pickled_with_its_cursor():
@@ -205,7 +205,7 @@ def test_a_loader_is_pickled_with_its_cursor():
     loader.get_batch()
     there = pickle.loads(pickle.dumps(loader))
     assert there.state_dict() == loader.state_dict()
-    assert rows_of([there.get_batch()]) == rows_of([loader.get_batch()])
+    assert numbers_in([there.get_batch()]) == numbers_in([loader.get_batch()])
 
 
 # Ranks
@@ -223,18 +223,18 @@ def test_ranks_get_contiguous_shares_of_the_same_global_batches(world_size, epoc
         assert [len(part) for part in parts] == [
             len(share(len(whole), rank=r, world=world_size)) for r in range(world_size)
         ]
-        assert joined(rows_of(parts)) == whole["n"].tolist()
+        assert joined(numbers_in(parts)) == whole["n"].tolist()
         assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
 def test_uneven_shares_are_allowed_when_asked_for():
     parts = [opened(shuffle=False, rank=rank, world_size=3, uneven=True).get_batch() for rank in range(3)]
-    assert rows_of(parts) == [[0], [1], [2, 3]]
+    assert numbers_in(parts) == [[0], [1], [2, 3]]
 
 
 def test_a_rank_without_a_row_of_a_small_batch_gets_one_of_weight_0():
     parts = [opened(batch_size=1, shuffle=False, rank=rank, world_size=2, uneven=True).get_batch() for rank in range(2)]
-    assert rows_of(parts) == [[0], [0]]
+    assert numbers_in(parts) == [[0], [0]]
     assert [part.metadata["weight"].tolist() for part in parts] == [[0], [1]]
 
 
@@ -290,12 +290,12 @@ def buffer():
 
 
 def test_a_loader_reads_the_version_at_which_it_was_opened(buffer):
-    expected = rows_of(buffer.loader(batch_size=2, seed=7))
+    expected = numbers_in(buffer.loader(batch_size=2, seed=7))
     loader = buffer.loader(batch_size=2, seed=7)
-    found = rows_of([loader.get_batch()])
+    found = numbers_in([loader.get_batch()])
     buffer.set(buffer.ids, n=np.full(10, -1))
     buffer.append({"n": 10}, retain_prior=0.5, retain_prior_by="oldest")
-    assert found + rows_of(loader) == expected
+    assert found + numbers_in(loader) == expected
 
 
 def test_a_state_goes_on_over_the_version_that_it_belongs_to(buffer):
@@ -306,7 +306,7 @@ def test_a_state_goes_on_over_the_version_that_it_belongs_to(buffer):
         buffer.loader(batch_size=2, seed=7).load_state_dict(lost.state_dict())
     again = buffer.at(lost.version).loader(batch_size=2, seed=7)
     again.load_state_dict(lost.state_dict())
-    assert rows_of(again) == rows_of(lost)
+    assert numbers_in(again) == numbers_in(lost)
 
 
 def test_a_loader_over_a_buffer_is_pickled_with_its_rows(buffer):
@@ -315,7 +315,7 @@ def test_a_loader_over_a_buffer_is_pickled_with_its_rows(buffer):
     there = pickle.loads(pickle.dumps(loader))
     buffer.append({"n": 10}, retain_prior=0)
     assert there.state_dict() == loader.state_dict()
-    assert rows_of(there) == rows_of(loader)
+    assert numbers_in(there) == numbers_in(loader)
 
 
 def test_rows_that_were_rolled_back_to_are_the_same_rows(buffer):
@@ -325,7 +325,7 @@ def test_rows_that_were_rolled_back_to_are_the_same_rows(buffer):
     buffer.rollback("ten")
     again = buffer.loader(batch_size=2, seed=7)
     again.load_state_dict(lost.state_dict())
-    assert rows_of(again) == rows_of(lost)
+    assert numbers_in(again) == numbers_in(lost)
 
 
 # Bad input

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from elastic_jobs import handed, live
+from elastic_jobs import bake_in_order, handed, live
 
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
@@ -24,16 +24,15 @@ def talk(n):
     return {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": said}]}
 
 
-def bake(path, rows):
-    recipe = bw.DatasetRecipe(seed=3).add_ingredient(rows, name="talks").prepare_step(bw.chat("bytes", "chatml"))
-    bw.bake(recipe, to=path, workers=0, shuffle=False, show_progress=False)
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     """300 conversations of about 60 to 180 tokens."""
-    return bake(tmp_path_factory.mktemp("budget") / "talks.store", [talk(n) for n in range(ROWS)])
+    return bake_in_order(
+        tmp_path_factory.mktemp("budget") / "talks.store",
+        [talk(n) for n in range(ROWS)],
+        bw.chat("bytes", "chatml"),
+        "talks",
+    )
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def values(batch):
     return json.dumps({name: batch[name].tolist() for name in FIELDS} | about, sort_keys=True)
 
 
-def rows_of(batch):
+def weighted_rows(batch):
     """(position, weight, tokens) of each row: what all ranks together have, in any order."""
     about = batch.metadata
     rows = zip(about["position"].tolist(), about["weight"].tolist(), batch.input_ids.tolist(), strict=True)
@@ -110,7 +109,7 @@ def test_numbers_of_batches_are_known_before(open_loader):
 
 def test_pairs_count_as_two_rows(tmp_path):
     pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": "no" * (n % 9 + 1)} for n in range(22)]
-    path = bake(tmp_path / "pairs.store", pairs)
+    path = bake_in_order(tmp_path / "pairs.store", pairs, bw.chat("bytes", "chatml"), "talks")
     loader = bw.ConversationDataLoader(path, max_length=120, batch_tokens=600, check=False, framework="numpy")
     batches = list(loader)
     assert all(batch.input_ids.size <= 600 for batch in batches)
@@ -138,12 +137,12 @@ def test_ranks_together_have_the_global_batches_of_one(open_loader, world_size, 
         for rank in range(world_size)
     ]
     for whole, *parts in zip(alone, *ranks, strict=True):
-        together = [row for part in parts for row in rows_of(part)]
-        assert sorted(together) == sorted(rows_of(whole))
+        together = [row for part in parts for row in weighted_rows(part)]
+        assert sorted(together) == sorted(weighted_rows(whole))
         assert len({part.input_ids.shape for part in parts}) == 1
         assert {json.dumps(part.metadata["state"]) for part in parts} == {json.dumps(whole.metadata["state"])}
         if balance is None:
-            assert together == rows_of(whole)
+            assert together == weighted_rows(whole)
 
 
 def test_a_balanced_step_says_how_even_it_is_and_is_more_even_than_one_that_is_not(open_loader):
@@ -194,7 +193,7 @@ def test_a_sharding_of_ones_own_shares_batches_by_tokens(open_loader, sharding):
     ranks = [to_the_end(open_loader(rank=r, world_size=2, sharding=sharding)) for r in range(2)]
     for whole, *parts in zip(alone, *ranks, strict=True):
         for rank, part in enumerate(parts):
-            assert rows_of(part) == rows_of(whole)[rank::2]
+            assert weighted_rows(part) == weighted_rows(whole)[rank::2]
 
 
 @pytest.mark.parametrize("packing", [None, "best_fit"])
@@ -217,7 +216,7 @@ def test_global_tokens_are_the_sum_of_weights_where_messages_have_their_own(tmp_
     rows = [talk(n) for n in range(20)]
     for n, row in enumerate(rows):
         row["messages"][1]["weight"] = 0.5 if n % 2 else 1
-    path = bake(tmp_path / "weighted.store", rows)
+    path = bake_in_order(tmp_path / "weighted.store", rows, bw.chat("bytes", "chatml"), "talks")
     batches = list(bw.ConversationDataLoader(path, max_length=200, batch_size=4, check=False, framework="numpy"))
     assert [batch.metadata["global_tokens"] for batch in batches] == [batch.loss_mask.sum() for batch in batches]
     assert any(0.5 in batch.loss_mask for batch in batches)

@@ -256,7 +256,7 @@ def test_two_messages_of_one_role_are_left_to_the_template(role):
 # Tables
 
 
-def rows_of(path: Any) -> list[Any]:
+def read_rows(path: Any) -> list[Any]:
     kind = format_for(str(path))
     unit = Unit((Span(0, str(path), kind.name),), 0)
     return [row for _, _, row in read_unit(unit, {kind.name: kind}) if isinstance(row, dict)]
@@ -283,7 +283,7 @@ def test_rows_of_a_table_give_what_lines_of_json_give(tmp_path, kind):
     else:
         with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:
             writer.write_table(table)
-    from_table, from_lines = rows_of(tmp_path / f"rows.{kind}"), rows_of(tmp_path / "rows.jsonl")
+    from_table, from_lines = read_rows(tmp_path / f"rows.{kind}"), read_rows(tmp_path / "rows.jsonl")
     assert from_table[0]["messages"][0]["tool_calls"] is None  # a table has every field in every row
     assert [read(row) for row in from_table] == [read(row) for row in from_lines]
 

@@ -6,6 +6,7 @@ import pytest
 
 import batchwright as bw
 from refusals import refused
+from shared import sorted_texts
 
 
 @pytest.fixture
@@ -20,13 +21,9 @@ def bake(tmp_path):
     return run
 
 
-def texts(store) -> list[str]:
-    return sorted(store.decode(row.tokens) for row in store.rows())
-
-
 def test_steps_run_in_their_order(bake):
     store = bake(lambda row: {"text": row["text"] + "!"}, lambda row: {"text": row["text"].upper()})
-    assert texts(store) == ["ONE!", "THREE!", "TWO!"]
+    assert sorted_texts(store) == ["ONE!", "THREE!", "TWO!"]
 
 
 def test_none_drops_a_row_and_the_report_counts_it_under_the_step(bake):
@@ -34,7 +31,7 @@ def test_none_drops_a_row_and_the_report_counts_it_under_the_step(bake):
         return row if len(row["text"]) < 4 else None
 
     store = bake(short)
-    assert texts(store) == ["one", "two"]
+    assert sorted_texts(store) == ["one", "two"]
     assert store.report["ingredients"]["a"]["dropped"] == {"dropped by step 'short'": 1}
 
 

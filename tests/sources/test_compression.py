@@ -19,6 +19,7 @@ import batchwright as bw
 from batchwright.sources import compression, cut_files
 from batchwright.sources.compression import compression_of, compression_of_bytes, open_raw, uncompressed_name
 from refusals import refused
+from shared import bake_source
 
 TEXT = "".join(json.dumps({"text": f"row {n} " + str(n * 7919)}) + "\n" for n in range(20_000)).encode()
 KINDS = ["gz", "zst", "lz4", "bz2", "xz"]
@@ -201,16 +202,11 @@ def test_a_small_archive_may_grow_as_it_likes_and_a_large_one_as_text_does(tmp_p
     assert len(read(written(tmp_path, "b.gz", compressed("gz", repeated)))) == len(repeated)
 
 
-def bake(path: Path, to: Path, **settings) -> bw.Store:
-    recipe = bw.DatasetRecipe().add_ingredient(path, name="a").prepare_step(bw.tokenize("bytes"))
-    return bw.bake(recipe, to, workers=0, show_progress=False, **settings)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_comes_before_the_damage_can_be_kept(tmp_path, kind):
     data = compressed(kind)
     path = written(tmp_path, f"a.jsonl.{kind}", data[: len(data) * 9 // 10])
-    store = bake(path, tmp_path / "a.store", on_error="skip")
+    store = bake_source(tmp_path / "a.store", path, on_error="skip")
     part = store.report["ingredients"]["a"]
     assert part["dropped"] == {"damaged archive": 1}
     assert 5_000 < part["documents"] < 19_000
@@ -220,8 +216,8 @@ def test_what_comes_before_the_damage_can_be_kept(tmp_path, kind):
 
 def test_plain_and_compressed_files_give_the_same_store(tmp_path):
     text = TEXT[:50_000].rpartition(b"\n")[0]
-    fingerprints = {bake(written(tmp_path, "a.jsonl", text), tmp_path / "plain.store").fingerprint}
+    fingerprints = {bake_source(tmp_path / "plain.store", written(tmp_path, "a.jsonl", text)).fingerprint}
     for kind in KINDS:
         path = written(tmp_path, f"a.jsonl.{kind}", compressed(kind, text))
-        fingerprints.add(bake(path, tmp_path / f"{kind}.store").fingerprint)
+        fingerprints.add(bake_source(tmp_path / f"{kind}.store", path).fingerprint)
     assert len(fingerprints) == 1

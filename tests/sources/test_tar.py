@@ -38,7 +38,7 @@ def read(folder: Path, data: bytes, name: str = "a.tar", columns=None, **options
 ONE, TWO, THREE = ("s/1.txt", b"one"), ("s/2.txt", b"two"), ("s/3.txt", b"three")
 
 
-def texts(rows: list) -> list:
+def texts_and_faults(rows: list) -> list:
     return [row if isinstance(row, Malformed) else row["txt"] for row in rows]
 
 
@@ -59,7 +59,7 @@ def test_every_dialect_of_tar_is_read_with_long_names(tmp_path, kind):
 
 def test_a_compressed_tar_is_read_by_either_of_its_names(tmp_path):
     for name in ("a.tgz", "a.tar.gz", "b.tar"):
-        assert texts(read(tmp_path, gzip.compress(tar(ONE, TWO)), name)) == ["one", "two"]
+        assert texts_and_faults(read(tmp_path, gzip.compress(tar(ONE, TWO)), name)) == ["one", "two"]
 
 
 def test_only_the_columns_that_are_needed_are_read(tmp_path):
@@ -100,13 +100,13 @@ def test_folders_hidden_files_and_notes_of_the_archive_are_no_rows(tmp_path):
     ],
 )
 def test_a_member_that_is_none_of_a_rows_is_named_and_the_rows_around_it_are_good(tmp_path, bad, reason):
-    rows = texts(read(tmp_path, tar(ONE, bad, THREE, kind=tarfile.GNU_FORMAT)))
+    rows = texts_and_faults(read(tmp_path, tar(ONE, bad, THREE, kind=tarfile.GNU_FORMAT)))
     assert rows == ["one", Malformed("malformed row", reason), "three"]
 
 
 def test_a_name_in_an_extended_header_that_is_not_utf8_is_named(tmp_path):
     data = tar(("s/" + "ü" * 150 + ".txt", b"x"), THREE)
-    rows = texts(read(tmp_path, data.replace("ü".encode() * 150, b"\xff" * 300)))
+    rows = texts_and_faults(read(tmp_path, data.replace("ü".encode() * 150, b"\xff" * 300)))
     assert rows[0].reason.startswith(r"the name of member 's/\udcff")
     assert rows[1] == "three"
 
@@ -120,7 +120,7 @@ def test_a_sparse_member_is_named(tmp_path):
     header[148:156] = b"        "
     header[148:156] = b"%06o\0 " % sum(header)
     data[1024:1536] = header
-    assert texts(read(tmp_path, bytes(data))) == [
+    assert texts_and_faults(read(tmp_path, bytes(data))) == [
         "one",
         Malformed("malformed row", "member 's/2.txt' is sparse"),
         "three",
@@ -128,12 +128,12 @@ def test_a_sparse_member_is_named(tmp_path):
 
 
 def test_text_that_is_not_utf8_is_named_with_its_member(tmp_path):
-    rows = texts(read(tmp_path, tar(ONE, ("s/2.txt", b"caf\xe9"), THREE)))
+    rows = texts_and_faults(read(tmp_path, tar(ONE, ("s/2.txt", b"caf\xe9"), THREE)))
     assert rows == ["one", Malformed("not UTF-8", "member 's/2.txt': byte 0xe9 at 3"), "three"]
 
 
 def test_a_column_that_comes_twice_in_a_row_is_a_fault(tmp_path):
-    rows = texts(read(tmp_path, tar(ONE, TWO, ("s/2.txt", b"again"), THREE)))
+    rows = texts_and_faults(read(tmp_path, tar(ONE, TWO, ("s/2.txt", b"again"), THREE)))
     assert rows == ["one", Malformed("malformed row", "member 's/2.txt' comes twice in one row"), "three"]
 
 
@@ -160,7 +160,7 @@ def test_many_members_of_one_row_count_too(tmp_path):
 
 @pytest.mark.parametrize("num_bytes", [10, 512, 600, 1024, 1100, 1536, 2048, 2049, 3072])
 def test_a_tar_that_was_cut_anywhere_is_noticed_and_keeps_the_whole_rows_before(tmp_path, num_bytes):
-    rows = texts(read(tmp_path, tar(ONE, TWO, THREE)[:num_bytes]))
+    rows = texts_and_faults(read(tmp_path, tar(ONE, TWO, THREE)[:num_bytes]))
     assert rows[:-1] == ["one", "two", "three"][: max(num_bytes - 512, 0) // 1024]
     assert rows[-1].kind == "damaged archive"
     assert rows[-1].rest
@@ -169,13 +169,13 @@ def test_a_tar_that_was_cut_anywhere_is_noticed_and_keeps_the_whole_rows_before(
 def test_a_damaged_header_is_noticed_where_tarfile_would_stop_in_silence(tmp_path):
     data = bytearray(tar(ONE, TWO, THREE))
     data[2048 + 5] ^= 1
-    rows = texts(read(tmp_path, bytes(data)))
+    rows = texts_and_faults(read(tmp_path, bytes(data)))
     assert rows[0] == "one"
     assert rows[1].reason == "this tar file is truncated or damaged in the row with key 's/2' (bad checksum)"
 
 
 def test_more_after_the_end_is_noticed(tmp_path):
-    rows = texts(read(tmp_path, tar(ONE) + tar(TWO)))
+    rows = texts_and_faults(read(tmp_path, tar(ONE) + tar(TWO)))
     assert rows[0] == "one"
     assert "there is more after its end" in rows[1].reason
 

@@ -29,7 +29,7 @@ def read_file(path: Path, unit_bytes: int, kind: str = "lines") -> list[tuple[in
     return found
 
 
-def texts(rows) -> list[tuple[int, str]]:
+def numbered_texts(rows) -> list[tuple[int, str]]:
     return [(number, row["text"]) for number, row in rows]
 
 
@@ -42,7 +42,7 @@ def test_every_line_is_read_once_with_its_number(tmp_path, newline, end, unit_by
     path = tmp_path / "a"
     path.write_bytes((newline.join(lines) + tail).encode())
     expected = [(number, line) for number, line in enumerate(lines) if line.strip()]
-    assert texts(read_file(path, unit_bytes)) == expected
+    assert numbered_texts(read_file(path, unit_bytes)) == expected
 
 
 @given(st.lists(st.text(alphabet="ab\r \né", max_size=6)), st.integers(1, 30))

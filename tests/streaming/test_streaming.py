@@ -22,7 +22,7 @@ from batchwright.streaming import rows as raw_rows
 from refusals import refused
 
 
-def texts(file: int) -> list[str]:
+def texts_of_file(file: int) -> list[str]:
     """Documents of all lengths, also empty ones; each says where it is from."""
     return [f"file {file} record {n}. " * ((n * 7 + file) % 5) for n in range(30)]
 
@@ -32,7 +32,7 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw") / "corpus"
     folder.mkdir()
     for file in range(4):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(file))
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts_of_file(file))
         if file == 2:
             (folder / f"{file}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
         else:
@@ -192,7 +192,7 @@ def test_resuming_does_not_tokenise_what_came_before_the_record(stream):
     resumed = opened()
     resumed.load_state_dict(state)
     resumed.get_batch()
-    assert seen[0] == texts(0)[state["place"]["record"]]
+    assert seen[0] == texts_of_file(0)[state["place"]["record"]]
 
 
 def test_another_batch_size_continues_at_the_same_row(stream):

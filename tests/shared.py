@@ -1,0 +1,32 @@
+"""What tests of many areas do the same way: bake something small, and read back what is in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import batchwright as bw
+
+
+def quiet_bake(recipe: bw.DatasetRecipe, to: Path | str, **settings: Any) -> bw.Store:
+    """`bw.bake` in this process, without progress."""
+    return bw.bake(recipe, to, **({"workers": 0, "show_progress": False} | settings))
+
+
+def bake_source(
+    to: Path | str, source: Any, step: Any = None, *, name: str = "text", seed: int = 3, **settings: Any
+) -> bw.Store:
+    """A store of one source, by one step: bytes, if none is given."""
+    recipe = bw.DatasetRecipe(seed=seed).add_ingredient(source, name=name)
+    return quiet_bake(recipe.prepare_step(step or bw.tokenize("bytes")), to, **settings)
+
+
+def texts(store: bw.Store, source: str | None = None, split: str = "train") -> list[str]:
+    """The documents of one source, in the order of the store."""
+    stream = store.stream(source or store.names[0], split)
+    return [str(store.decode(stream.document(n).tokens)) for n in range(stream.num_documents)]
+
+
+def sorted_texts(store: bw.Store) -> list[str]:
+    """The documents of all sources."""
+    return sorted(str(store.decode(row.tokens)) for row in store.rows())
