@@ -59,7 +59,7 @@ class World:
         return bw.DatasetRecipe().add_ingredient(self.raw, **{"name": "web", **ingredient})
 
     def bake(self, to: Path, **ingredient: Any) -> bw.Store:
-        return bake(self.recipe(**ingredient).prepare_step(bw.tokenize("bytes")), to)
+        return quiet_bake(self.recipe(**ingredient).prepare_step(bw.tokenize("bytes")), to)
 
     def copy(self) -> Path:
         shutil.copytree(self.store, self.folder / "copy.store")

@@ -206,7 +206,7 @@ def test_a_small_archive_may_grow_as_it_likes_and_a_large_one_as_text_does(tmp_p
 def test_what_comes_before_the_damage_can_be_kept(tmp_path, kind):
     data = compressed(kind)
     path = written(tmp_path, f"a.jsonl.{kind}", data[: len(data) * 9 // 10])
-    store = bake_source(tmp_path / "a.store", path, on_error="skip")
+    store = bake_source(tmp_path / "a.store", path, name="a", on_error="skip")
     part = store.report["ingredients"]["a"]
     assert part["dropped"] == {"damaged archive": 1}
     assert 5_000 < part["documents"] < 19_000
