@@ -15,7 +15,9 @@ PACKAGE = "batchwright"
 
 
 class Prepared(DataProviderBase):
-    """Its batches come round again; with `slow_seconds` the first is long in coming."""
+    """Its batches come round again, whatever `rng` is; with `slow_seconds` the first is long in coming."""
+
+    reproducible = False
 
     def build_meta(self) -> dict[str, Any]:
         self.ring = itertools.cycle([{"x": x, "y": y} for x, y in prepared()])

@@ -287,7 +287,7 @@ def test_a_pool_that_lanes_share_must_hold_a_batch(opened):
 
 @pytest.fixture(scope="module")
 def with_a_large_shard(tmp_path_factory):
-    """Four shards of 20 positions, and one of 90 at the end: the only one that a small pool has no room for."""
+    """Four shards of 20 positions, and one of 90 at the end, which is larger than a small pool."""
     folder, first = tmp_path_factory.mktemp("large"), 0
     for number, rows in enumerate([20, 20, 20, 20, 90]):
         ids = np.arange(first, first + rows)
@@ -313,7 +313,7 @@ def limited(with_a_large_shard):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_memory_error_of_a_worker_has_the_state_to_go_on_from(limited, num_workers):
     lanes = max(1, num_workers)
-    loader = limited(100, lanes).loader(num_workers=num_workers)
+    loader = limited(85, lanes).loader(num_workers=num_workers)
     got = []
     with pytest.raises(MemoryLimitError, match="max_memory_gb") as caught:  # from a worker, torch makes it of its text
         got.extend(ids_of([batch])[0] for batch in loader)
@@ -332,7 +332,7 @@ def test_the_memory_error_of_a_worker_has_the_state_to_go_on_from(limited, num_w
 @pytest.mark.parametrize(("num_workers", "kept"), [(0, False), (2, False), (2, True)])
 def test_a_stream_that_stops_early_says_so_here_and_goes_on_exactly(limited, num_workers, kept):
     lanes = max(1, num_workers)
-    ds = limited(100, lanes, on_memory_limit="stop")
+    ds = limited(85, lanes, on_memory_limit="stop")
     loader = ds.loader(num_workers=num_workers, persistent_workers=kept)
     got = ids_of(loader)
     assert ds.stopped_early
@@ -349,7 +349,7 @@ def test_a_stream_that_stops_early_says_so_here_and_goes_on_exactly(limited, num
 
 
 def test_a_worker_of_a_plain_dataloader_raises_where_nobody_would_learn_that_it_stopped(limited):
-    batches = iter(DataLoader(limited(100, 2, on_memory_limit="stop"), batch_size=None, num_workers=2))
+    batches = iter(DataLoader(limited(85, 2, on_memory_limit="stop"), batch_size=None, num_workers=2))
     with pytest.raises(MemoryLimitError, match="max_memory_gb"):  # torch makes it anew, from its text
         ids_of(batches)
     batches._shutdown_workers()  # the error holds the iterator, and torch would wait 10 s when both are collected

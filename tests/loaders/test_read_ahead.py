@@ -94,8 +94,10 @@ def test_batches_are_the_same_with_and_without(request, small_store, open_loader
     loader = open_loader(small_store, epochs=2, read_ahead=True, **ORDERS[name])
     assert digest(loader) == expected
     del loader
+    gc.collect()
     for thread in threads():
         thread.join(240)
+        assert not thread.is_alive()
 
 
 # What is read, and when: the follower by hand, without its thread
