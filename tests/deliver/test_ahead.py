@@ -18,7 +18,7 @@ import pytest
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.errors import SourceError, SpecError, WorkerError
 from batchwright.machine import is_alive
-from harness import SECONDS, is_running, say, stand_still, wait_for
+from harness import SECONDS, is_running, no_thread_left, say, stand_still, wait_for
 from refusals import refused
 
 SLOT_BYTES = 4096
@@ -91,12 +91,10 @@ def test_an_error_in_a_thread_is_raised_where_its_result_would_have_been():
 def test_closing_early_ends_the_threads_and_begins_nothing_more():
     done = []
     results = by_threads(lambda task: done.append(task) or time.sleep(0.01), range(1000), ahead=2)
-    next(results)
-    results.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batchwright-ahead")]
-    count = len(done)
-    time.sleep(0.05)  # for one more, if there were one
-    assert len(done) == count <= 3
+    with no_thread_left():
+        next(results)
+        results.close()
+    assert len(done) <= 3
 
 
 # Processes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -518,3 +520,18 @@ def test_a_trillion_rows_are_opened_resumed_and_traced_back_without_memory_to_sp
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 50e6
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_dropped_loader_is_freed_at_once_and_not_by_the_collector(open_loader, small_store, prefetch):
+    # Its memory, its maps and its threads go with it. An abandoned pass that the collector finds may end anywhere.
+    loader = open_loader(small_store, prefetch=prefetch)
+    for _ in range(3):
+        loader.get_batch()
+    left = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert left() is None
+    finally:
+        gc.enable()

@@ -31,19 +31,20 @@ def by_threads(function: Callable[[T], R], tasks: Iterable[T], ahead: int, threa
     """function(task) of every task, in order, with up to `ahead` of them begun before they are asked for."""
     waiting: deque[Future[R]] = deque()
     remaining = iter(tasks)
-    with ThreadPoolExecutor(threads, thread_name_prefix="batchwright-ahead") as executor:
-        try:
-            while True:
-                for task in remaining:
-                    waiting.append(executor.submit(function, task))
-                    if len(waiting) > ahead:
-                        break
-                if not waiting:
-                    return
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="batchwright-ahead")
+    try:
+        while True:
+            for task in remaining:
+                waiting.append(executor.submit(function, task))
+                if len(waiting) > ahead:
+                    break
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+    finally:
+        # Without waiting: the garbage collector may end an abandoned generator in any thread, and one that is starting
+        # holds the lock that a join takes.
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def by_processes(

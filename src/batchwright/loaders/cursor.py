@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, Generic, Protocol, TypeVar
@@ -38,7 +39,7 @@ from batchwright.loaders.verdict import refuse_state
 from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs
 from batchwright.order.schedule import NEVER
-from batchwright.order.sharding import Share, sharding_of
+from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan, State
 from batchwright.spec import at_least, one_of, whole_number
@@ -568,9 +569,10 @@ class CursorLoader(ABC, Generic[B]):
             else f"epochs={self.epochs + 1} for more, epochs=None for no end, or reset() to start again",
         )
 
-    def _share(self, rows: int) -> Share:
-        """This rank's rows of a batch of so many; the one after the last, which has weight 0, where it gets none."""
-        return self._sharding.share(rows, rank=self.rank, world=self.world_size) or range(rows, rows + 1)
+    @property
+    def _share(self) -> Callable[[int], Share]:
+        """This rank's rows of a batch of some size. Streams keep it, so it does not keep the loader."""
+        return partial(_rows_of_rank, self._sharding, self.rank, self.world_size)
 
     def _check_share(self, rows: int) -> None:
         """Refuse a size of full batches that ranks cannot share."""
@@ -666,6 +668,11 @@ class CursorLoader(ABC, Generic[B]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def _rows_of_rank(sharding: Sharding, rank: int, world: int, rows: int) -> Share:
+    """A rank's rows of a batch of `rows`; the one after the last, which has weight 0, where it gets none."""
+    return sharding.share(rows, rank=rank, world=world) or range(rows, rows + 1)
 
 
 def _with_cut(steps: list[list[int]], position: int, rows: int, *, epochs: Epochs, epoch_end: str) -> list[list[int]]:
