@@ -51,14 +51,6 @@ batch_size=9 is more than an epoch, which has 5 rows
   parameter  batch_size
   try        batch_size=5 or less, or epoch_end='short', 'pad' or 'wrap'""",
     ),
-    "an unknown sharding": (
-        lambda: sharding_of("stridden"),
-        """\
-no sharding named 'stridden'
-  parameter  sharding
-  known      contiguous, strided
-  try        'strided'""",
-    ),
     "a sharding that gives a row twice": (
         lambda: sharding_of(lambda n, rank, world: [0, 0]).share(6, rank=0, world=2),
         """\
