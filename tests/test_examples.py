@@ -51,9 +51,10 @@ def test_a_training_example_learns_and_goes_on_where_it_was(example, tmp_path):
         "train_hf_trainer.py",
         "train_jax.py",
         "train_mlx.py",
-        "train_accelerate.py",
-        "train_lightning.py",
-        pytest.param("train_sft_hf.py", marks=pytest.mark.peers),  # `make test` has tests/adapters/test_hf_sft.py
+        # Other packages that take longer to import than to train: with the peers, in `make test-all`.
+        pytest.param("train_accelerate.py", marks=pytest.mark.peers),
+        pytest.param("train_lightning.py", marks=pytest.mark.peers),
+        pytest.param("train_sft_hf.py", marks=pytest.mark.peers),
     ],
 )
 def test_a_trainer_goes_on_exactly_after_a_checkpoint_inside_an_epoch(example, tmp_path):

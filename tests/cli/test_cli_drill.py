@@ -11,12 +11,12 @@ import pytest
 
 
 def test_the_whole_drill_passes_on_a_real_plan(store, plan, process_succeeds):
-    text = process_succeeds(f"drill {plan} --store {store} --steps 40").out
+    text = process_succeeds(f"drill {plan} --store {store} --ranks 1,3 --steps 40").out
     rows = [line.split() for line in text.splitlines() if re.match(r" +\d", line)]
     assert [(row[1], row[2], row[-1]) for row in rows] == [
-        (ranks, workers, "yes") for workers in ("0", "2") for ranks in ("1", "3", "8")
+        (ranks, workers, "yes") for workers in ("0", "2") for ranks in ("1", "3")
     ]
-    assert text.count("kill -9 in step") == 5
+    assert text.count("kill -9 in step") == 3
     number = process_succeeds(f"digest {store} {plan} --steps 0-39").out.split()[0]
     assert "steps 0-39 equal the uninterrupted run's in every leg" in text
     assert f"digest {number}" in text

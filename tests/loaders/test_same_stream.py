@@ -89,7 +89,12 @@ def in_pairs_backwards(num_rows, rank, world_size):
 
 @pytest.mark.parametrize(
     ("sharding", "ahead"),
-    [("strided", {}), ("strided", {"prefetch": 2}), (in_pairs_backwards, {}), (in_pairs_backwards, {"workers": 2})],
+    [
+        ("strided", {}),
+        ("strided", {"prefetch": 2}),
+        (in_pairs_backwards, {}),
+        pytest.param(in_pairs_backwards, {"workers": 2}, marks=pytest.mark.slow),  # six processes for each stream
+    ],
 )
 def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_loader, sharding, ahead):
     given_settings, batches, states = stream
