@@ -25,6 +25,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.canonical import encode
+from refusals import refused
 
 
 class Colour(enum.Enum):
@@ -183,3 +184,17 @@ def test_the_bytes_are_the_same_in_every_process(tmp_path):
         for seed in ("0", "1", "2", "random")
     }
     assert len(runs) == 1
+
+
+WITHOUT_A_PART = {
+    "a masked array": lambda: np.ma.array([1, 2], mask=[0, 1]),
+    "a series": lambda: pytest.importorskip("pandas").Series([1, 2], index=["a", "b"]),
+    "a sparse tensor": lambda: pytest.importorskip("torch").eye(2).to_sparse(),
+    "a tensor without data": lambda: pytest.importorskip("torch").empty(2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_A_PART.values(), ids=WITHOUT_A_PART.keys())
+def test_a_value_whose_array_leaves_out_a_part_is_named(make):
+    with refused(bw.SpecError, row=0, column="v"):
+        bw.DatasetRecipe().add_ingredient([{"text": "a", "v": make()}], name="x").fingerprint  # noqa: B018

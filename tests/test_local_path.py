@@ -33,6 +33,7 @@ IN_PYTHON = {
     "bake a source": lambda store: bw.bake(recipe(AT), to="new.store", workers=0),
     "bake a list of sources": lambda store: bw.bake(recipe([AT, Path("a.jsonl")]), to="new.store", workers=0),
     "tokenizer": lambda store: bw.tokenize(AT),
+    "after a blank": lambda store: bw.open_store(" " + AT),
     "tokenizer to write": lambda store: bw.train_tokenizer(["a text"], 300, out=AT),
     "chat template": lambda store: bw.chat("bytes", "s3://bucket/x.jinja"),
     "open_store": lambda store: bw.open_store(AT),

@@ -220,6 +220,14 @@ def test_a_fingerprint_too_short_to_be_one_plan_is_refused(own_store):
         find_plan(own_store, "abcd")
 
 
+@pytest.mark.parametrize("steps", ["7", '[["x"]]', "[[1, 2]]", "[" * 200_000])
+def test_a_damaged_state_file_is_refused_by_name(own_store, open_loader, tmp_path, steps):
+    name = open_loader(own_store).plan.fingerprint
+    (tmp_path / "state.json").write_text(f'{{"position": 0, "plan": "{name}", "steps": {steps}}}')
+    with refused(PlanError):
+        open_loader(own_store, plan=tmp_path / "state.json")
+
+
 @pytest.mark.parametrize("wrong", [7, None, {"position": 3}])
 def test_what_cannot_mean_a_plan_is_refused(own_store, wrong):
     with refused(PlanError):

@@ -200,10 +200,10 @@ def _parts_of(kind: type) -> Callable[[Any], Any]:
         return _arrow
     if hasattr(kind, "as_py"):
         return _arrow_scalar
-    if hasattr(kind, "__arrow_c_stream__"):
+    if hasattr(kind, "__arrow_c_stream__") and kind.__module__.startswith("polars"):
         return _arrow_stream
-    if hasattr(kind, "__array__"):
-        return _array
+    if kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic) or kind.__module__.startswith("jax"):
+        return _array  # and no other that has __array__: of a masked array or a Series, it leaves out a part
     if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__") or hasattr(kind, "__attrs_attrs__"):
         return attributes
     for base in _BUILTIN:
@@ -217,7 +217,7 @@ def _enum(value: enum.Enum) -> Any:
 
 
 def _datetime(value: datetime.datetime | datetime.time) -> Any:
-    return value.isoformat(), value.fold, None if value.tzinfo is None else value.tzname()
+    return value.isoformat(), value.fold, None if value.tzinfo is None else (value.tzname(), str(value.tzinfo))
 
 
 def _duration(value: datetime.timedelta) -> Any:
@@ -244,7 +244,10 @@ def _array(value: Any) -> Any:
 
 def _tensor(value: Any) -> Any:
     """As bytes, because NumPy does not have all of torch's types."""
-    as_bytes = value.detach().cpu().contiguous().flatten().view(sys.modules["torch"].uint8)
+    torch = sys.modules["torch"]
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise TypeError(f"a {value.layout} tensor on {value.device} of {value.dtype}")
+    as_bytes = value.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
     return str(value.dtype), tuple(value.shape), as_bytes.numpy().tobytes()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from batchwright.errors import BusyError, OutOfSpaceError, StoreError
+from batchwright.spec import local_path
 
 __all__ = [
     "exclusive",
@@ -55,7 +56,7 @@ def is_part(name: str) -> bool:
 def home() -> Path:
     """Where batchwright keeps what belongs to no store: $BATCHWRIGHT_HOME, else ~/.cache/batchwright."""
     folder = os.environ.get("BATCHWRIGHT_HOME")
-    return Path(folder) if folder else Path.home() / ".cache" / "batchwright"
+    return local_path(BATCHWRIGHT_HOME=folder) if folder else Path.home() / ".cache" / "batchwright"
 
 
 def reserve(descriptor: int, num_bytes: int) -> None:

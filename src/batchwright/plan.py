@@ -301,9 +301,14 @@ class Plan:
 
     def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: Any = None) -> Plan:
         """This plan, with the record of one run that cut it."""
-        if steps and len(steps[-1]) == 4:
-            return replace(self, runs=(), batch_tokens=steps[-1][2], world_size=world_size, sharding=sharding)
-        return replace(self, runs=(_run(steps),), batch_tokens=None, world_size=world_size, sharding=sharding)
+        try:
+            tokens = steps[-1][2] if steps and len(steps[-1]) == 4 else None
+            runs = (_run(steps),) if tokens is None else ()
+        except (TypeError, ValueError, KeyError):
+            raise PlanError(
+                "these are not the steps of a run", steps=repr(steps)[:80], remedy="a state that state_dict() returned"
+            ) from None
+        return replace(self, runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
@@ -594,7 +599,7 @@ def _json(path: Path) -> Any:
     except OSError as error:
         remedy = "a plan's fingerprint or file, or a state's file: `batchwright plan STORE` lists the plans of a store"
         raise PlanError(f"no plan at {path}", file=path, reason=error.strerror, remedy=remedy) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError("this is not a plan", file=path, reason=error, remedy=_REMEDY) from None
 
 

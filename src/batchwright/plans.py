@@ -14,7 +14,7 @@ from batchwright.plan import Plan, PlanSource, is_fingerprint, kept_plans, plan_
 from batchwright.spec import local_path
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.store.versions import list_versions
+from batchwright.store.versions import list_versions, plans_by_version
 
 __all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places", "with_state_read"]
 
@@ -92,6 +92,12 @@ def forget_plan(store: str | os.PathLike[str] | Store, plan: Any) -> list[Path]:
     root = _root(store)
     name = plan if _is_name(plan) else find_plan(root, plan).fingerprint
     files = _kept_files([root], name)
+    if all(file.parent != root / "plans" for file in files):  # in the home folder, which all stores share
+        needed = plans_by_version(root, list_versions(root)).values()
+        if not any(files[0].stem in plans for plans in needed):
+            raise PlanError(
+                f"plan {files[0].stem} is of another store", store=root, file=files[0], remedy="name that store"
+            )
     for file in files:
         file.unlink(missing_ok=True)
     return files

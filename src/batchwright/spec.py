@@ -60,7 +60,7 @@ def local_path(**parameter: Any) -> Path:
         )
     text = os.fsdecode(value)
     slashes = "//" if isinstance(value, str) else "/"  # a Path has dropped the second
-    address = re.match(f"([A-Za-z][A-Za-z0-9+.-]+):{slashes}", text)
+    address = re.match(rf"\s*([A-Za-z][\w+.-]+):{slashes}", text)
     if address is None:
         return Path(os.path.expanduser(text))
     from urllib.parse import unquote

@@ -112,3 +112,14 @@ def test_garbage_collection_follows_no_link_to_another_store(tmp_path, name):
         assert [removal.is_link for removal in removals if removal.folder == link or name == "versions"] == [True]
     assert link.is_symlink()
     assert sorted(other.rglob("*")) == before
+
+
+def test_a_plan_of_another_store_is_not_forgotten(tmp_path):
+    # Where a store cannot be written, its plans are kept in the home folder, which all stores share.
+    bake_words(tmp_path / "mine.store", 3)
+    bake_words(tmp_path / "other.store", 4)
+    (tmp_path / "other.store" / "plans").touch()
+    plan = loader_of(tmp_path / "other.store", chunk_size=8).plan.fingerprint
+    with refused(bw.PlanError, plan, remedy="store"):
+        forget_plan(tmp_path / "mine.store", plan)
+    assert [file.stem for file in forget_plan(tmp_path / "other.store", plan)] == [plan]

@@ -1,8 +1,8 @@
 """Find user functions whose results depend on more than the row: a store would then depend on how its work was cut.
 
 A sample of rows goes through all functions three times: in order, in order again, and backwards in another process.
-What remembers rows answers the second time otherwise, what draws numbers does too, and what depends on the rows before,
-on the process or on its hash seed differs in the third.
+A function that remembers rows or draws random numbers gives another result the second time; one that depends on earlier
+rows, on the process or on its hash seed gives another result the third time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-import cloudpickle
-import msgspec
-import numpy as np
-
 from batchwright.baking.engine import run_tasks
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.rows import Reading, apply_step, is_selected
@@ -24,7 +20,7 @@ from batchwright.baking.unit import Job, document_of
 from batchwright.baking.work import Cut, plan_dry
 from batchwright.documents import read_documents
 from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint_bytes
+from batchwright.fingerprint import fingerprint_value, function_fingerprint
 from batchwright.sources.faults import place
 from batchwright.sources.units import Malformed, Unit
 
@@ -51,12 +47,10 @@ def check_functions(recipe: DatasetRecipe, *, on_error: str = "raise") -> None:
     samples = [sample for part in plan_dry(recipe, on_error) if _has_functions(part.job) for sample in _samples(part)]
     if not samples:
         return
-    visits: list[list[Answers]] = [[], [], []]
-    for number, answers in run_tasks(partial(_answers, samples), [(False, 2), (True, 1)], workers=2):
-        visits[2 * number : 2 * number + len(answers)] = answers
-    for sample, first, again, elsewhere in zip(samples, *visits, strict=True):
-        _compare(sample, first, again, "asked again it answers the same row otherwise")
-        _compare(sample, first, elsewhere, "in another process, after other rows, it answers the same row otherwise")
+    answers = dict(run_tasks(partial(_answers, samples), [(False, 2), (True, 1)], workers=2))
+    for sample, first, again, elsewhere in zip(samples, *answers[0], *answers[1], strict=True):
+        _compare(sample, first, again, "called again with the same row, it gave another result")
+        _compare(sample, first, elsewhere, "in another process, after other rows, it gave another result for this row")
 
 
 def _compare(sample: _Sample, first: Answers, other: Answers, what: str) -> None:
@@ -138,15 +132,12 @@ def _results(job: Reading, unit: Unit, span: int, row_number: int, row: dict[str
 
 
 def _fingerprint_of(value: Any) -> str:
+    """As rows are compared, or as what a function holds; a value that neither knows is not judged."""
     try:
-        data = msgspec.json.encode(value, order="deterministic", enc_hook=_as_json)
-    except Exception:  # text with half a surrogate pair, or keys that JSON has no word for
-        data = cloudpickle.dumps(value)
-    return fingerprint_bytes(data)
-
-
-def _as_json(value: Any) -> Any:
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        array = np.asarray(value)
-        return [str(value.dtype), array.shape, array.tolist() if array.dtype.hasobject else array.tobytes()]
-    return cloudpickle.dumps(value)
+        return fingerprint_value(value)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return function_fingerprint(value, name="a result")
+    except SpecError:
+        return ""

@@ -106,6 +106,7 @@ def plan_members(
             parameter="lanes",
             remedy="shuffle='pool'" if shuffle != "pool" else "leave out lanes=, or the caps",
         )
+    default_end = "short" if split == "val" else "drop"
     row_tokens = _row_tokens(members, pad)
     rows = [m.open(seed=seed, recut=recut) for m in members]
     _refuse_pairs_beside_others(members)
@@ -116,7 +117,7 @@ def plan_members(
         sources=tuple(source_of(r, row_tokens) for r in rows),
         segments=segments,
         recut=recut and split == "train",
-        epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end or ("short" if split == "val" else "drop")),
+        epoch_end=one_of(EPOCH_ENDS, epoch_end=default_end if epoch_end is None else epoch_end),
         order_version=ORDER_VERSION,
         pool=_pool(shuffle, pool_rows, [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
         lanes=lanes,

@@ -171,7 +171,7 @@ def plan_of_data(
         row_tokens=int(rollouts.lengths().max()),
         seed=whole_number(seed=seed),
         shuffle=one_of(("global", "none"), shuffle=shuffle or "global"),
-        epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end or "short"),
+        epoch_end=one_of(EPOCH_ENDS, epoch_end="short" if epoch_end is None else epoch_end),
         sources=(source,),
         order_version=ORDER_VERSION,
     )

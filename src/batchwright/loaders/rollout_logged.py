@@ -453,7 +453,7 @@ def plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
         row_tokens=1,
         seed=0,
         shuffle="none",
-        epoch_end=one_of(("short", "pad", "drop"), epoch_end=epoch_end or "short"),
+        epoch_end=one_of(("short", "pad", "drop"), epoch_end="short" if epoch_end is None else epoch_end),
         sources=(source,),
         segments=((0, (("rollouts", 1.0),)),),
         order_version=ORDER_VERSION,

@@ -15,7 +15,7 @@ from batchwright.plan import Plan, kept_plans
 from batchwright.spec import at_least, local_path
 from batchwright.store.layout import Manifest, current_version, version_folder
 
-__all__ = ["Removal", "collect_garbage", "list_versions"]
+__all__ = ["Removal", "collect_garbage", "list_versions", "plans_by_version"]
 
 log = logging.getLogger("batchwright")
 
@@ -61,7 +61,7 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
         old = [version for version in complete if version != current][keep:]
         # A reader that opens one of them now waits until this is done, and finds it gone or safe: never half there.
         free = {v: locks.enter_context(unused(version_folder(root, v) / "manifest.json")) for v in old}
-        plans = _plans_by_version(root, complete)
+        plans = plans_by_version(root, complete)
         for version in old:
             folder = version_folder(root, version)
             removals.append(_remove(root, folder, dry_run, in_use=not free[version], plans=tuple(plans[version])))
@@ -71,7 +71,7 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
     return removals
 
 
-def _plans_by_version(root: Path, versions: list[str]) -> dict[str, list[str]]:
+def plans_by_version(root: Path, versions: list[str]) -> dict[str, list[str]]:
     """The kept plans that need each version. Of several with the same content, a plan needs the first."""
     holds: dict[tuple[str, str], str] = {}
     damaged: set[str | None] = set()

@@ -247,7 +247,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
                 ),
             ),
             recut=recut,
-            epoch_end=one_of(("drop", "short", "pad"), epoch_end=epoch_end or "drop"),
+            epoch_end=one_of(("drop", "short", "pad"), epoch_end="drop" if epoch_end is None else epoch_end),
             order_version=ORDER_VERSION,
         )
         self.documents = RawDocuments(work)
