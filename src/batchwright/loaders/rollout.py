@@ -133,8 +133,9 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         """`gamma`, `lam` and `whiten` are the dialect's, if not given: ours has 1.0, 0.95 and no.
 
         `max_staleness` and `timeout` (seconds to wait for rows that are not there yet) are for logs; `seed`, `shuffle`,
-        `epochs`, `group_size` and `columns` for all else. `epoch_end`: the last, partial batch of an epoch is "short",
-        or "drop", "pad" or "wrap".
+        `epochs`, `group_size` and `columns` for all else. `epoch_end`: "short" keeps an
+        epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with rows of weight 0, "wrap" goes
+        on into the next epoch.
         """
         self.alignment = one_of(("next", "same"), alignment=alignment)
         self._estimator = Estimator(

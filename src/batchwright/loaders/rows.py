@@ -78,8 +78,8 @@ class RowDataLoader(CursorLoader[RowBatch]):
         uneven: bool = False,
         sharding: Any = None,
     ) -> None:
-        """`epochs=None` never ends. `epoch_end`: the last, partial batch of an epoch is "short", or "drop", "pad" or
-        "wrap"."""
+        """`epochs=None` never ends. `epoch_end`: "short" keeps an epoch's last, partial batch as it is, "drop" leaves
+        it out, "pad" fills it up with rows of weight 0, "wrap" goes on into the next epoch."""
         if not len(version):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
         self._version = version

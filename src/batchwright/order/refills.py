@@ -67,7 +67,7 @@ class Refill:
 
 
 class NoRoom(Exception):
-    """A shard is larger than `most_rows`; without one, what is there is. Nothing was added."""
+    """A shard has more than `most_rows` rows; with `shard=None`, the rows held already do. Nothing was added."""
 
     def __init__(self, shard: int | None, held_rows: int, shard_rows: int, most_rows: int) -> None:
         self.shard, self.held_rows, self.shard_rows, self.most_rows = shard, held_rows, shard_rows, most_rows
