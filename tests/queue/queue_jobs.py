@@ -114,6 +114,7 @@ def consume(data_dir: str, job: dict[str, Any]) -> None:
             if end.exists() and int(x[-1, 0]) // 1000 >= int(end.read_text()):
                 break
             if job.get("commit_every") and num_batches % job["commit_every"] == 0:
+                say(event="commits", after=int(x[-1, 0]))
                 consumer.commit()
                 say(event="committed", after=int(x[-1, 0]))
             if job.get("save_every") and num_batches % job["save_every"] == 0:
