@@ -140,6 +140,7 @@ def test_nothing_is_lost_or_doubled_when_one_of_four_consumers_and_providers_are
     end = run.come_to_an_end(*consumers, more_files=6)
 
     assert run.num_repeats(end) <= times
+    rows_provider(run.data_dir).run(("train",), max_files=0)  # clears up after those who died last
     run.check_nothing_is_left()
 
 
