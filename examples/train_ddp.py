@@ -68,6 +68,7 @@ def train() -> None:
                 torch.save(saved | {"loader": loader.state_dict()}, "new.pt")
                 os.replace("new.pt", CHECKPOINT)
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads outlive the group, and may abort an interpreter that ends beside them (pytorch#190489)
 
 
 def launch() -> dict[int, float]:

@@ -59,19 +59,15 @@ def test_a_training_example_learns_and_goes_on_where_it_was(example, tmp_path):
 )
 def test_a_trainer_goes_on_exactly_after_a_checkpoint_inside_an_epoch(example, tmp_path):
     # Each compares its own two runs, of which the second is in a new process, and exits with 1 where they differ.
-    for _ in range(3):
-        ran = subprocess.run(
-            [sys.executable, EXAMPLES / example],
-            cwd=tmp_path,
-            env={**os.environ, **ONE_THREAD, **NO_NETWORK},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        # torch's own threads abort a process of a gloo group at its end, in about one run of a hundred.
-        if "terminate called without an active exception" not in ran.stderr:
-            break
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / example],
+        cwd=tmp_path,
+        env={**os.environ, **ONE_THREAD, **NO_NETWORK},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert ran.returncode == 0, ran.stderr
     (compared,) = re.findall(r"^steps 16 to 40: exact; the loss went from (\S+) to (\S+)$", ran.stdout, re.MULTILINE)
     assert float(compared[1]) < float(compared[0]) - 1
