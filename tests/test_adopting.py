@@ -80,7 +80,7 @@ def test_a_loader_reads_from_an_adopted_file_what_it_reads_from_a_baked_store(tr
     ours, theirs = open_loader(store.path, segment_ids=True), open_loader(baked, segment_ids=True)
     for a, b in zip(ours.get_iterator(), theirs.get_iterator(), strict=True):
         assert np.array_equal(a.input_ids, b.input_ids)
-        assert np.array_equal(a.labels, b.labels)
+        assert np.array_equal(a.targets, b.targets)
         assert np.array_equal(a.segment_ids, b.segment_ids)
     steps = [digest_of(digest_steps(path, loader, 0, 9)) for path, loader in ((store.path, ours), (baked, theirs))]
     assert steps[0] == steps[1]

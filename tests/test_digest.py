@@ -61,8 +61,8 @@ def test_another_cut_of_the_same_positions_gives_the_same_number(small_store, op
     )
 
 
-def test_options_that_only_change_labels_do_not_change_the_number(small_store, open_loader):
-    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False, alignment="same")
+def test_options_that_only_change_targets_do_not_change_the_number(small_store, open_loader):
+    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False)
     assert combine(of_loader(plain, 3)) == combine(of_loader(borders, 3))
 
 

@@ -96,11 +96,11 @@ def changed_tokens(loader, batches, rank):
         yield batch
 
 
-def changed_labels(loader, batches, rank):
+def changed_targets(loader, batches, rank):
     for batch in batches:
         if loader.step == 10:
-            batch.labels = batch.labels.copy()
-            batch.labels[0, 0] = -100
+            batch.targets = batch.targets.copy()
+            batch.targets[0, 0] = -100
         yield batch
 
 
@@ -116,7 +116,11 @@ def fewer_rows(loader, batches, rank):
         if loader.step == 10:
             facts = batch.metadata
             facts["position"], facts["weight"] = facts["position"][1:], facts["weight"][1:]
-            batch.input_ids, batch.labels, batch.loss_mask = batch.input_ids[1:], batch.labels[1:], batch.loss_mask[1:]
+            batch.input_ids, batch.targets, batch.loss_mask = (
+                batch.input_ids[1:],
+                batch.targets[1:],
+                batch.loss_mask[1:],
+            )
         yield batch
 
 
@@ -131,7 +135,7 @@ def raising(loader, batches, rank):
     ("change", "rank", "what"),
     [
         (changed_tokens, 1, "tokens of row 5 of the batch, and 0 more rows"),
-        (changed_labels, 0, "labels, masks or position of row 0 of the batch"),
+        (changed_targets, 0, "targets, masks or position of row 0 of the batch"),
         (moved_cursor, 1, "the state is {'position': 66"),
         (fewer_rows, 0, "2 rows instead of 3"),
         (raising, 0, "ValueError: the shard is gone"),
@@ -245,8 +249,8 @@ def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
         batch = loader.get_batch()
         assert _what_differs(true, _record(batch, loader, plan), mine) is None
         width = int(batch.attention_mask.sum(axis=1).max())
-        for name in ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids"):
-            setattr(batch, name, batch[name][:, :width])
+        for name in ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids"):
+            setattr(batch, name, getattr(batch, name)[:, :width])
         differences.append(_what_differs(true, _record(batch, loader, plan), mine))
     assert [what is None for what in differences].count(True) == 1  # the rank that has the longest row of all
-    assert any("labels, masks or position" in (what or "") for what in differences)
+    assert any("targets, masks or position" in (what or "") for what in differences)

@@ -2,11 +2,11 @@
 
 Each row of the global batch is hashed by itself (xxh3, 64 bits, over its input ids as little-endian int64), and the
 number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes; a
-range cut into other batches has the same number; and options that only change labels or masks do not matter. Rows
+range cut into other batches has the same number; and options that only change targets or masks do not matter. Rows
 that only fill the last batch of an epoch up are left out.
 
 Where rows are made of whole documents (packed text, conversations), what is learned of a row is part of what it is:
-its hash is over input ids, labels and loss mask, where the row has tokens. So how batches are padded does not matter.
+its hash is over input ids, targets and loss mask, where the row has tokens. So how batches are padded does not matter.
 
 Store, plan and steps are enough to compute it, before or after the run:
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.store.reader import Store
+from batchwright.types import TrainingBatch
 
 __all__ = ["StepDigest", "check_steps", "combine", "digest_of", "digest_steps", "row_hashes", "sample_hashes"]
 
@@ -85,16 +87,17 @@ def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
 
 
 def sample_hashes(batch: Any) -> NDArray[np.uint64]:
-    """A hash for each row of a batch whose rows are whole documents: input ids, labels and loss mask, without padding.
+    """A hash for each row of a batch whose rows are whole documents: input ids, targets and loss mask, without padding.
 
-    `batch` is a loader's (of alignment "next"), or a mapping with these fields and the attention mask. Of a preference
-    pair, both sides have one.
+    `batch` is a loader's, or a mapping with these fields and the attention mask. Of a preference pair, both sides have
+    one.
     """
-    is_real = np.asarray(batch["attention_mask"]) > 0
-    ids, labels = (np.asarray(batch[name]).astype("<i8") for name in ("input_ids", "labels"))
-    loss = np.asarray(batch["loss_mask"]).astype("<f4")
+    get = partial(getattr, batch) if isinstance(batch, TrainingBatch) else batch.__getitem__
+    is_real = np.asarray(get("attention_mask")) > 0
+    ids, targets = (np.asarray(get(name)).astype("<i8") for name in ("input_ids", "targets"))
+    loss = np.asarray(get("loss_mask")).astype("<f4")
     hashes = [
-        xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, labels, loss)))
+        xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, targets, loss)))
         for row, real in enumerate(is_real)
     ]
     return np.array(hashes, np.uint64)

@@ -3,7 +3,7 @@
 First one process reads the steps without a break. Then the same steps are read again in legs: each leg starts its ranks
 as processes of their own, from the last checkpoint, with another number of ranks and workers than the leg before; at a
 random step all ranks are killed with signal 9, in the middle of what they do, and the next leg begins. Every row that
-any rank of any leg was handed (tokens, labels, masks, position, weight; of whole documents also where each begins) and
+any rank of any leg was handed (tokens, targets, masks, position, weight; of whole documents also where each begins) and
 every state are compared with the uninterrupted run.
 
 Ranks go in step with each other, as the gradient exchange of a training job makes them: a step is over when every rank
@@ -43,7 +43,7 @@ from batchwright.types import TrainingBatch
 
 __all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "legs_over", "open_rank", "run_drill"]
 
-_COMPARED = ("labels", "loss_mask")
+_COMPARED = ("targets", "loss_mask")
 _COMPARED_OF_SAMPLES = (*_COMPARED, "input_ids", "attention_mask", "position_ids", "segment_ids")
 """With padding, which the hashes of samples leave out."""
 _MOST_WAIT_SECONDS = 0.003
@@ -332,7 +332,7 @@ def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
         return f"{_counted(rows, 'row')} instead of {expected}"
     for name, one, two in (
         ("tokens", true.tokens, record.tokens),
-        ("labels, masks or position", true.rest, record.rest),
+        ("targets, masks or position", true.rest, record.rest),
     ):
         wrong = np.flatnonzero(one[mine] != two[:rows])
         if len(wrong):
@@ -428,7 +428,8 @@ def _epoch_after_epoch(loader: DataLoader) -> Iterator[TrainingBatch]:
 def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
     facts = batch.metadata
     is_samples = _has_samples(plan)
-    fields = [batch[name] for name in (_COMPARED_OF_SAMPLES if is_samples else _COMPARED) if name in batch]
+    names = _COMPARED_OF_SAMPLES if is_samples else _COMPARED
+    fields = [value for name in names if (value := getattr(batch, name)) is not None]
     rest = [
         xxhash.xxh3_64_intdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in row))
         for row in zip(*fields, facts["position"], facts["weight"], strict=True)

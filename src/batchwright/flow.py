@@ -148,14 +148,14 @@ class Flow:
             lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
         return lengths
 
-    def totals(self, positions: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int] | None:
+    def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:
         """(sum of the loss masks, samples) of the rows at some positions; None where some are windows."""
         if not all(isinstance(rows, SampleRows) for rows in self.rows):
             return None
         draw, tokens, samples = self.order.at(positions), 0.0, 0
         for number, rows in enumerate(self.rows):
             assert isinstance(rows, SampleRows)
-            learned, count = rows.totals(draw.index[draw.source == number], shifted=shifted)
+            learned, count = rows.totals(draw.index[draw.source == number])
             tokens, samples = tokens + learned, samples + count
         return tokens, samples
 

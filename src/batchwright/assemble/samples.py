@@ -128,17 +128,12 @@ class SampleRows:
         row = int(np.argmax(self._row_length))
         return row, int(self._row_length[row])
 
-    def totals(self, index: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int]:
-        """(sum of the loss masks, samples) of some rows together, from the index alone.
-
-        `shifted`: labels are the next tokens; otherwise a token that follows a row's last one is not learned.
-        """
+    def totals(self, index: NDArray[np.int64]) -> tuple[float, int]:
+        """(sum of the loss masks, samples) of some rows together, from the index alone."""
         table = self.index
         first = table.row_starts[index]
         piece = ragged(first, table.row_starts[index + 1] - first)
-        length = table.length[piece].astype(np.int64)
-        if shifted:
-            length += table.goes_on[piece]
+        length = table.length[piece].astype(np.int64) + table.goes_on[piece]
         if self.trained is None:
             return float((length - 1).sum()), len(piece)
         document = table.document[piece]

@@ -1,7 +1,7 @@
 """One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
 
 Compare it between two machines, two releases, or a plan and a run: batchwright.digest computes the same
-number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and labels
+number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and targets
 and loss mask, where rows are whole documents); rows that an amendment skips are in no batch. STORE is any one store of
 a mixture: the plan knows where the others are.
 """

@@ -19,7 +19,7 @@ from batchwright.loaders.stream import Batches, BatchStream, NumpyBlocks
 from batchwright.memory import BlockPool
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, keep_plan, with_places
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TrainingBatch
@@ -45,7 +45,6 @@ class DataLoader(CursorLoader[TrainingBatch]):
         framework: str | None = None,
         uneven: bool = False,
         sharding: Any = None,
-        alignment: str = "next",
         prefetch: int = 0,
         workers: int = 0,
         batch_tokens: int | None = None,
@@ -55,7 +54,6 @@ class DataLoader(CursorLoader[TrainingBatch]):
     ) -> None:
         self._flow = flow
         self._sequences = flow.sequences
-        self.alignment = one_of(("next", "same"), alignment=alignment)
         self.prefetch = at_least(0, prefetch=prefetch)
         self.workers = at_least(0, workers=workers)
         super().__init__(
@@ -77,7 +75,6 @@ class DataLoader(CursorLoader[TrainingBatch]):
         making: dict[str, Any] = {
             "flow": self._flow,
             "plan": self._plan.fingerprint,
-            "alignment": self.alignment,
             "adapt": self._adapt,
             "pool": self._pool,
             "prefetch": self.prefetch,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,16 @@ class CursorLoader(ABC, Generic[B]):
     _cut_blocks: Blocks | None = None
     _of_another_plan = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
     """What to do about a state of another plan."""
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if "alignment" in settings:
+            raise SpecError(
+                "the name of an array says what it is aligned with; no setting does",
+                parameter="alignment",
+                remedy="leave it out: batch.labels for models that shift labels themselves (Hugging Face), "
+                "batch.targets for a loop that does not",
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,

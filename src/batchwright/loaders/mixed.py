@@ -81,7 +81,6 @@ class MixedDataLoader(StoreDataLoader):
         cu_seqlens: bool | None = None,
         show_roles: bool = False,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
         sharding: Any = "contiguous",
         prefetch: int | None = None,
@@ -151,7 +150,6 @@ class MixedDataLoader(StoreDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=prefetch,
             workers=workers,
         )

@@ -50,12 +50,12 @@ class PretrainDataLoader(StoreDataLoader):
     `batch_size` is 8 rows over all ranks together if nothing else is said; with `plan=`, what that plan's run had.
     """
 
-    def __new__(cls, *_: Any, streaming: bool = False, **__: Any) -> PretrainDataLoader:
+    def __new__(cls, *_: Any, streaming: bool = False, **settings: Any) -> PretrainDataLoader:
         if streaming and cls is PretrainDataLoader:
             from batchwright.streaming import StreamingPretrainDataLoader
 
             cls = StreamingPretrainDataLoader
-        return super().__new__(cls)
+        return super().__new__(cls, **settings)
 
     def __init__(
         self,
@@ -89,7 +89,6 @@ class PretrainDataLoader(StoreDataLoader):
         segment_ids: bool | None = None,
         cu_seqlens: bool | None = None,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
         sharding: Any = "contiguous",
         prefetch: int | None = None,
@@ -177,7 +176,6 @@ class PretrainDataLoader(StoreDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=prefetch,
             workers=workers,
         )

@@ -24,7 +24,7 @@ from batchwright.rl.dialects import dialect as dialect_of
 from batchwright.rl.estimate import Estimator
 from batchwright.rollout_log import RolloutLog
 from batchwright.rollouts import read_rollouts
-from batchwright.spec import at_least, one_of, whole_number
+from batchwright.spec import at_least, whole_number
 from batchwright.types import TrainingBatch
 
 __all__ = ["Asked", "Read", "RolloutDataLoader"]
@@ -61,7 +61,7 @@ class Asked:
 
 
 class RolloutDataLoader(CursorLoader[TrainingBatch]):
-    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with labels.
+    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with targets.
 
     RolloutDataLoader(rollout_samples, tokenizer, compute_advantages=True)         a list of dicts or dataclasses
     RolloutDataLoader("rollouts.jsonl", tokenizer, "leave_one_out", epochs=4)      a file; four passes over it
@@ -74,7 +74,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     Batches have `batch_size` rows over all ranks, or at most `batch_tokens` tokens, padding included. `balance` shares
     them so that all ranks have about the same work. `batch.metadata` has "rewards", "advantages", "returns",
-    "old_log_probs", ... aligned with labels, and "global_tokens", "global_sequences", "global_groups" to divide by.
+    "old_log_probs", ... aligned with targets, and "global_tokens", "global_sequences", "global_groups" to divide by.
     """
 
     _longest: int
@@ -83,14 +83,14 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
     def __new__(cls, rollout_data: Any = None, *args: Any, **settings: Any) -> RolloutDataLoader:
         """One of the two kinds: rollouts that are there whole, or a log that others add to."""
         if cls is not RolloutDataLoader:
-            return super().__new__(cls)
+            return super().__new__(cls, **settings)
         if isinstance(rollout_data, RolloutLog):
             from batchwright.loaders.rollout_logged import LoggedRollouts
 
-            return super().__new__(LoggedRollouts)
+            return super().__new__(LoggedRollouts, **settings)
         from batchwright.loaders.rollout_data import WholeRollouts
 
-        return super().__new__(WholeRollouts)
+        return super().__new__(WholeRollouts, **settings)
 
     def __init__(
         self,
@@ -126,7 +126,6 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         world_size: int | None = None,
         mesh: Any = None,
         framework: str | None = None,
-        alignment: str = "next",
         uneven: bool = False,
         sharding: Any = None,
     ) -> None:
@@ -137,7 +136,6 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with rows of weight 0, "wrap" goes
         on into the next epoch.
         """
-        self.alignment = one_of(("next", "same"), alignment=alignment)
         self._estimator = Estimator(
             asked=compute_advantages,
             dialect=dialect_of(dialect),
@@ -173,7 +171,6 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         self._maker = Maker(
             self._padding,
             _pad_of(resolved, pad),
-            self.alignment,
             self.framework,
             tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         )
@@ -224,7 +221,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         return self._padding.to
 
     def _settings_of_batches(self) -> dict[str, Any]:
-        return {"advantages": str(self._estimator), "pad_to": self._padding.to, "alignment": self.alignment}
+        return {"advantages": str(self._estimator), "pad_to": self._padding.to}
 
     def state_dict(self) -> State:
         """Where this loader is: JSON, for any number of ranks."""

@@ -200,7 +200,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         position_ids: bool = False,
         segment_ids: bool = False,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
         sharding: Any = "contiguous",
         prefetch: int | None = None,
@@ -263,7 +262,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=_AHEAD_STEPS if prefetch is None else prefetch,
         )
 
@@ -274,7 +272,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             cut=self._cut_by_count(rows),
             share=self._share,
             end=self._end,
-            alignment=self.alignment,
             adapt=self._adapt,
             pool=self._pool,
             prefetch=self.prefetch,
