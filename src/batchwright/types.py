@@ -137,14 +137,12 @@ class TrainingBatch(MutableMapping[str, Any]):
 
         def __getattr__(self, name: str) -> Any:
             """Only called for what is not there yet."""
-            made = self._make(name)
+            made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
             self.__dict__[name] = made
             return made
 
     def _make(self, name: str) -> Any:
         match name:
-            case "targets":
-                return _contiguous(self._raw_targets())
             case "labels":
                 targets = self._raw_targets()
                 labels = _joined(_ignored_column(targets), targets[:, :-1])
@@ -165,13 +163,13 @@ class TrainingBatch(MutableMapping[str, Any]):
     def _raw_targets(self) -> Any:
         """Targets, perhaps as a view with gaps."""
         own = self.__dict__
-        if "targets" in own:
-            return own["targets"]
-        if self._targets is not None:
-            return self._targets
         if self._block is not None:
             tokens, first, last = self._block
             return tokens[first:last, 1:]
+        if self._targets is not None:
+            return self._targets
+        if "targets" in own:
+            return own["targets"]
         labels = own.get("labels")
         if labels is None:
             return self.input_ids * 0 + _IGNORED
