@@ -22,11 +22,22 @@ GROUND = (
     *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
-ONLINE = ("documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders", "tracing", "digest", "drill")
+ONLINE = (
+    "documents",
+    "rollouts",
+    "rollout_log",
+    "pool",
+    "flow",
+    "plans",
+    "loaders",
+    "tracing",
+    "digesting",
+    "drilling",
+)
 EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "__init__": (),  # names are looked up when first used
+    "__init__": EVERYTHING,  # for types; at run time a name is looked up when it is first used
     "__main__": EVERYTHING,
     **dict.fromkeys(GROUND, GROUND),
     **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
@@ -38,8 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "plans": (*GROUND, *STAGES),
     "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders"),
     "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
-    "digest": (*GROUND, *STAGES, *ONLINE),
-    "drill": (*GROUND, *STAGES, *ONLINE),
+    "digesting": (*GROUND, *STAGES, *ONLINE),
+    "drilling": (*GROUND, *STAGES, *ONLINE),
     "baking": (*GROUND, *STAGES, "documents", "baking"),
     "adopting": (*GROUND, "sources", "prepare", "store"),
     "exporting": (*GROUND, "store"),
@@ -120,8 +131,10 @@ PUBLIC = [
     "bake",
     "chat",
     "create_datasets",
+    "digest",
     "dihedral8",
     "discover_and_split_multiple_data",
+    "drill",
     "explain",
     "export",
     "find",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from batchwright.assemble.batch import Fields, Padding
 from batchwright.deliver.ranks import Ranks
-from batchwright.digest import check_steps, combine, row_hashes, sample_hashes
+from batchwright.digesting import check_steps, combine, row_hashes, sample_hashes
 from batchwright.errors import BatchwrightError, WorkerError
 from batchwright.loaders.base import DataLoader
 from batchwright.loaders.planning import open_flow
@@ -41,7 +41,7 @@ from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.types import TrainingBatch
 
-__all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "legs_over", "open_rank", "run_drill"]
+__all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "drill", "legs_over", "open_rank"]
 
 _COMPARED = ("labels", "loss_mask")
 _COMPARED_OF_SAMPLES = (*_COMPARED, "input_ids", "attention_mask", "position_ids", "segment_ids")
@@ -170,7 +170,7 @@ def legs_over(ranks: Sequence[int] = (1, 3, 8), workers: Sequence[int] = (0, 2))
     ]
 
 
-def run_drill(
+def drill(
     store: str | os.PathLike[str] | Store,
     plan: Any,
     *,
