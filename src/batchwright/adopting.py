@@ -53,7 +53,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _SPLITS = ("train", "val")
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def adopt(

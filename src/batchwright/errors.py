@@ -59,7 +59,7 @@ class BatchwrightError(Exception):
 
     def __init__(self, headline: str, *, remedy: str | None = None, **where: object) -> None:
         self.headline = headline
-        self.where = {name: value for name, value in where.items() if value is not None}
+        self.where: dict[str, object] = {name: value for name, value in where.items() if value is not None}
         self.remedy = remedy
         super().__init__(headline)
 

@@ -26,7 +26,7 @@ from batchwright.store.stream import TokenStream
 
 __all__ = ["FORMATS", "export"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 FORMATS = ("megatron", "npy", "parquet", "jsonl")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoaderState", "WholeRun", "feed", "model_inputs"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _KEY = "batchwright.loader"
 _INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
@@ -140,7 +140,7 @@ class WholeRun:
 
     def __init__(self, batches: Any) -> None:
         self.batches = batches
-        self.dataset = batches.dataset
+        self.dataset: Any = batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
         while not self.dataset.source._next_start()[1]:

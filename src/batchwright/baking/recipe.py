@@ -36,9 +36,9 @@ class DatasetRecipe:
     """
 
     def __init__(self, instructions: Iterable[Instruction] = (), *, seed: int = 0) -> None:
-        self.seed = at_least(0, seed=seed)
+        self.seed: int = at_least(0, seed=seed)
         self._instructions: list[Instruction] = []
-        self.holdout_fraction = 0.0
+        self.holdout_fraction: float = 0.0
         listed = _checked_list(instructions)
         for number, instruction in enumerate(listed, 1):
             try:

@@ -31,7 +31,7 @@ __all__ = ["bake"]
 
 _SHARD_BYTES = 1 << 30
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 @overload

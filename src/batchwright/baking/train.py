@@ -31,7 +31,7 @@ __all__ = ["train_tokenizer"]
 _SAMPLE_BITS = 20
 """A sample is cut between groups of rows with the same first bits of their hashes: a millionth of the text or so."""
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def train_tokenizer(

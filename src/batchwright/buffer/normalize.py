@@ -26,7 +26,7 @@ from batchwright.errors import BatchwrightError, SampleError, SampleTypeError
 
 __all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 Normalizer = Callable[[Any], Any]
 F = TypeVar("F", bound=Normalizer)
 

@@ -55,9 +55,9 @@ class DataLoader(CursorLoader[TrainingBatch]):
     ) -> None:
         self._flow = flow
         self._sequences = flow.sequences
-        self.alignment = one_of(("next", "same"), alignment=alignment)
-        self.prefetch = at_least(0, prefetch=prefetch)
-        self.workers = at_least(0, workers=workers)
+        self.alignment: str = one_of(("next", "same"), alignment=alignment)
+        self.prefetch: int = at_least(0, prefetch=prefetch)
+        self.workers: int = at_least(0, workers=workers)
         super().__init__(
             plan,
             batch_size=batch_size,

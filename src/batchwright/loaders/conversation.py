@@ -27,7 +27,7 @@ from batchwright.store.reader import Store
 
 __all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _TRUNCATIONS = ("drop", "keep_start", "keep_end", "drop_oldest", "raise")
 _PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")

@@ -46,7 +46,7 @@ from batchwright.spec import at_least, one_of, whole_number
 
 __all__ = ["CursorLoader", "Stream"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -130,8 +130,8 @@ class CursorLoader(ABC, Generic[B]):
             uneven=uneven or not equal_counts,
         )
         self.batch_size = at_least(1, batch_size=8 if batch_size is None else batch_size) if self._budget is None else 0
-        self.epochs = None if epochs is None else at_least(1, epochs=epochs)
-        self.framework = one_of(
+        self.epochs: int | None = None if epochs is None else at_least(1, epochs=epochs)
+        self.framework: str = one_of(
             ("numpy", "torch", "jax", "mlx"),
             framework=framework or ("torch" if sys.modules.get("torch") else "numpy"),
         )

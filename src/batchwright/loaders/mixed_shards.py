@@ -47,7 +47,7 @@ from batchwright.spec import at_least, one_of
 
 __all__ = ["StreamingMixedShardDataset", "create_datasets"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _ROWS_AT_ONCE = 1024
 """Rows that are drawn at once where they are handed out one by one."""
@@ -98,19 +98,21 @@ class StreamingMixedShardDataset:
         _register_with_torch()
         if verbose:
             _show_log()
-        self.pool_size = at_least(1, pool_size=pool_size)
-        self.batch_size = None if batch_size is None else self._checked_batch(batch_size)
-        self.on_memory_limit = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
-        self.transform = checked_transform(transform)
-        self.is_validation, self.drop_last = bool(is_validation), bool(drop_last)
-        self.max_examples_unaugmented = most_rows = checked_most_rows(max_examples_unaugmented)
+        self.pool_size: int = at_least(1, pool_size=pool_size)
+        self.batch_size: int | None = None if batch_size is None else self._checked_batch(batch_size)
+        self.on_memory_limit: str = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
+        self.transform: Callable[[Columns], Mapping[str, Any]] | None = checked_transform(transform)
+        self.is_validation: bool = bool(is_validation)
+        self.drop_last: bool = bool(drop_last)
+        most_rows = checked_most_rows(max_examples_unaugmented)
+        self.max_examples_unaugmented: int | None = most_rows
         is_augmented = enable_augmentation and not is_validation
         self._augmentation = augmentation_for(augmentation) if is_augmented else None
         if is_augmented and self._augmentation is None:
             log.info("no augmentation is given: each position is one entry")
         threshold, memory = checked_threshold(refill_threshold, self.pool_size), checked_memory(max_memory_gb)
         found = find_shards(data_dirs, shard_ranges)
-        self.data_dirs = [str(directory) for directory in data_dirs]
+        self.data_dirs: list[str] = [str(directory) for directory in data_dirs]
         shards = ShardSet(
             shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows, budget=memory
         )
@@ -127,7 +129,7 @@ class StreamingMixedShardDataset:
         self._is_seed_given = random_seed is not None
         self._names = ShardNames.of(shards.files, shards.marks, len(found))
         self._given_ranks = None if rank is None and world_size is None else find_ranks(rank, world_size)
-        self.stopped_early = False
+        self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did (on_memory_limit="stop")."""
         self._progress = Progress()
         self._pass = 0

@@ -29,7 +29,7 @@ from batchwright.store.stream import TokenStream
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class PretrainDataLoader(StoreDataLoader):
@@ -158,7 +158,7 @@ class PretrainDataLoader(StoreDataLoader):
                 pad=pad,
             )
             streams = {source.name: store.stream(source.name, split) for source in made.sources}
-        self.store = store
+        self.store: Store = store
         if tokenizer is not None:
             check_tokenizer(store, tokenizer)
         super().__init__(

@@ -137,7 +137,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with rows of weight 0, "wrap" goes
         on into the next epoch.
         """
-        self.alignment = one_of(("next", "same"), alignment=alignment)
+        self.alignment: str = one_of(("next", "same"), alignment=alignment)
         self._estimator = Estimator(
             asked=compute_advantages,
             dialect=dialect_of(dialect),

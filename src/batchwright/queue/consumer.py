@@ -108,7 +108,7 @@ class DatasetConsumer:
         self._pid = os.getpid()
         if provider is not None:
             self._meta = provider.meta
-            self.data_dir = provider.data_dir if data_dir is None else local_path(data_dir=data_dir)
+            self.data_dir: Path = provider.data_dir if data_dir is None else local_path(data_dir=data_dir)
         elif data_dir is None:
             raise SpecError(
                 "a consumer needs the folder of its dataset",

@@ -103,7 +103,7 @@ class DataProviderBase:
                 parameter="rng_framework",
                 remedy='rng_framework = "numpy"',
             )
-        self.data_dir = local_path(data_dir=data_dir)
+        self.data_dir: Path = local_path(data_dir=data_dir)
         self.batch_size = batch_size
         self.block_size = block_size
         self.target_size = target_size

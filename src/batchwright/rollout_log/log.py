@@ -32,7 +32,7 @@ from batchwright.spec import at_least, local_path, one_of, whole_number
 
 __all__ = ["RolloutLog"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class RolloutLog:
@@ -86,14 +86,14 @@ class RolloutLog:
         below; `read_only` for looking.
         """
         asked = _asked(group_size, seed, shuffle, epochs, samples_per_insert, round_groups)
-        self.lease_seconds = _seconds(lease_seconds=lease_seconds)
-        self.max_attempts = at_least(1, max_attempts=max_attempts)
-        self.on_stuck = one_of(("raise", "drop"), on_stuck=on_stuck)
-        self.ahead = None if ahead is None else at_least(1, ahead=ahead)
-        self.stale = one_of(("reissue", "drop"), stale=stale)
-        self.vocab_size = None if vocab_size is None else at_least(1, vocab_size=vocab_size)
-        self.read_only = bool(read_only)
-        self.path = local_path(path=path)
+        self.lease_seconds: float = _seconds(lease_seconds=lease_seconds)
+        self.max_attempts: int = at_least(1, max_attempts=max_attempts)
+        self.on_stuck: str = one_of(("raise", "drop"), on_stuck=on_stuck)
+        self.ahead: int | None = None if ahead is None else at_least(1, ahead=ahead)
+        self.stale: str = one_of(("reissue", "drop"), stale=stale)
+        self.vocab_size: int | None = None if vocab_size is None else at_least(1, vocab_size=vocab_size)
+        self.read_only: bool = bool(read_only)
+        self.path: Path = local_path(path=path)
         self._prompts: Prompts | None = None
         if prompts is not None:
             self._prompts = read_prompts(prompts, prompt_column, format, self.vocab_size)

@@ -23,7 +23,7 @@ from batchwright.spec import local_path, whole_number
 
 __all__ = ["ShardFile", "ShardSplit", "discover_and_split_multiple_data", "find_shards", "shard_sequence", "shards_in"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _SHOWN = 5
 """Names that an error lists."""

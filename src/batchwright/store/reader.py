@@ -36,10 +36,13 @@ def open_store(path: str | os.PathLike[str], *, version: str | None = None, veri
 class Store:
     """A complete version of a store. See `open_store`."""
 
+    version: str
+    manifest: Manifest
+
     def __init__(self, path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> None:
-        self.path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
+        self.path: Path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
         self.version, in_use, self.manifest = _take(self.path, version)
-        self.folder = version_folder(self.path, self.version)
+        self.folder: Path = version_folder(self.path, self.version)
         weakref.finalize(self, os.close, in_use)
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._shards: dict[str, Any] | None = None

@@ -250,7 +250,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             epoch_end=one_of(("drop", "short", "pad"), epoch_end="drop" if epoch_end is None else epoch_end),
             order_version=ORDER_VERSION,
         )
-        self.documents = RawDocuments(work)
+        self.documents: RawDocuments = RawDocuments(work)
         self._fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         self._cursor = _Cursor()
         DataLoader.__init__(

@@ -19,7 +19,7 @@ from batchwright.store.reader import Store
 
 __all__ = ["bake_conversations_to_cache", "bake_to_cache", "recipe_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def recipe_of(
