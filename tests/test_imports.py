@@ -19,7 +19,7 @@ PACKAGE = Path(batchwright.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts"),
+    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts", "typing"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
 ONLINE = (
@@ -85,9 +85,13 @@ EXCEPTIONS = {
     ("queue/provider.py", "batchwright.adapters.torch"): "rng_framework = 'torch'",
     ("shards/find.py", "batchwright.order.draw"): "directories are mixed as sources are",
     ("__init__.py", "batchwright.*"): "public names, each from its home",
+    **{
+        ("typing.py", f"batchwright.{module}"): "for type checkers"
+        for module in ("baking.recipe", "loaders.base", "loaders.cursor", "order.sharding", "store.reader")
+    },
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
-MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo")
+MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo", "typing")
 FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
 
 PUBLIC = [

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import DTypeLike
 
 from batchwright.errors import SpecError, StoreError, TokenizerError
 from batchwright.files import exclusive, is_part, out_of_space_at, sync_folder, write_whole
@@ -46,6 +47,7 @@ from batchwright.store.layout import (
     version_folder,
 )
 from batchwright.store.reader import Store
+from batchwright.typing import TokenizerLike
 
 __all__ = ["adopt"]
 
@@ -58,7 +60,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 
 def adopt(
     path: Paths | Mapping[str, Paths],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     *,
     to: str | os.PathLike[str] | None = None,
     val: Paths | Mapping[str, Paths] | None = None,
@@ -66,7 +68,7 @@ def adopt(
     name: str | None = None,
     eos: int | str | None = None,
     eos_first: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
     show_progress: bool = True,

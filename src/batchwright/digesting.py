@@ -17,7 +17,6 @@ Store, plan and steps are enough to compute it, before or after the run:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ from batchwright.loaders.planning import open_flow
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.store.reader import Store
+from batchwright.typing import PlanLike, StoreLike
 
 __all__ = ["StepDigest", "check_steps", "combine", "digest", "digest_steps", "row_hashes", "sample_hashes"]
 
@@ -56,9 +55,7 @@ class StepDigest:
         return combine([self.row_hashes])
 
 
-def digest(
-    store: str | os.PathLike[str] | Store, plan: Any, first_step: int, last_step: int, *, batch_size: int | None = None
-) -> str:
+def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None) -> str:
     """One number for what these steps read: the same on any machine, for any ranks, workers and framework.
 
     digest("corpus.store", plan, 0, 99)   what `batchwright digest` prints for --steps 0-99
@@ -70,7 +67,7 @@ def digest(
 
 
 def digest_steps(
-    store: str | os.PathLike[str] | Store, plan: Any, first_step: int, last_step: int, *, batch_size: int | None = None
+    store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None
 ) -> Iterator[StepDigest]:
     """The steps of a `digest`, one after another, each with the hashes of its rows."""
     found = find_plan(store, plan, batch_size=batch_size)

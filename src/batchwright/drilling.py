@@ -40,6 +40,7 @@ from batchwright.processes import Worker
 from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.types import TrainingBatch
+from batchwright.typing import PlanLike, StoreLike
 
 __all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "drill", "legs_over", "open_rank"]
 
@@ -171,8 +172,8 @@ def legs_over(ranks: Sequence[int] = (1, 3, 8), workers: Sequence[int] = (0, 2))
 
 
 def drill(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+    store: StoreLike,
+    plan: PlanLike,
     *,
     steps: int = 200,
     first_step: int = 0,

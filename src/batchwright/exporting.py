@@ -23,6 +23,7 @@ from batchwright.spec import local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
+from batchwright.typing import StoreLike
 
 __all__ = ["FORMATS", "export"]
 
@@ -35,7 +36,7 @@ _DOCUMENTS_AT_ONCE = 1 << 16
 
 
 def export(
-    store: str | os.PathLike[str] | Store,
+    store: StoreLike,
     path: str | os.PathLike[str],
     *,
     to: str,

@@ -25,6 +25,8 @@ from batchwright.prepare.chat.spans import ROLES
 from batchwright.prepare.spelling import Said, Spelling
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 from batchwright.spec import at_least
+from batchwright.types import TrainingBatch
+from batchwright.typing import TokenizerLike
 
 __all__ = ["Look", "look"]
 
@@ -37,10 +39,10 @@ _MARKS = "⟦⟧⟨⟩"
 
 
 def look(
-    batch: Any,
+    batch: TrainingBatch | Mapping[str, Any],
     *,
     rows: int = 4,
-    tokenizer: Any = None,
+    tokenizer: TokenizerLike | None = None,
     whole: bool = False,
     ids: bool = False,
     color: bool | None = None,

@@ -17,6 +17,7 @@ from batchwright.errors import PlanError
 from batchwright.files import home, one_at_a_time, write_whole
 from batchwright.fingerprint import fingerprint
 from batchwright.spec import local_path
+from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
 if TYPE_CHECKING:
     from batchwright.order.epochs import Epochs
@@ -128,7 +129,7 @@ class Plan:
     runs: tuple[Run, ...] = field(default=(), compare=False)
     """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
-    sharding: Any = field(default=None, compare=False)
+    sharding: ShardingLike | None = field(default=None, compare=False)
     """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
     batch_tokens: int | None = field(default=None, compare=False)
     """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
@@ -299,7 +300,7 @@ class Plan:
             remedy="batch_size=, or the state (or loader) of the run that you mean",
         )
 
-    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: Any = None) -> Plan:
+    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: ShardingLike | None = None) -> Plan:
         """This plan, with the record of one run that cut it."""
         try:
             tokens = steps[-1][2] if steps and len(steps[-1]) == 4 else None
@@ -374,9 +375,9 @@ class Plan:
         self,
         *,
         at: int | None = None,
-        weights: Any = None,
-        add: Mapping[str, Any] | None = None,
-        skip: Any = None,
+        weights: WeightsLike | None = None,
+        add: Mapping[str, SourceLike] | None = None,
+        skip: Skip | None = None,
         max_epochs: Mapping[str, int] | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,

@@ -21,6 +21,7 @@ from batchwright.plans import find_plan, streams_for_plan, with_state_read
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TraceRecord
+from batchwright.typing import PlanLike, ShardingLike, StoreLike
 
 __all__ = ["find", "trace"]
 
@@ -32,14 +33,14 @@ _LINE_CHUNK = 4096
 
 
 def trace(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+    store: StoreLike,
+    plan: PlanLike,
     *,
     step: int | None = None,
     position: int | None = None,
     batch_size: int | None = None,
     world_size: int | None = None,
-    sharding: Any = None,
+    sharding: ShardingLike | None = None,
 ) -> Iterator[TraceRecord]:
     """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
 
@@ -66,8 +67,8 @@ def trace(
 
 
 def find(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+    store: StoreLike,
+    plan: PlanLike,
     *,
     file: str | os.PathLike[str],
     row: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.formats import format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import TableRows, table_rows
+from batchwright.typing import Data
 
 __all__ = ["Ingredient", "Instruction", "Step", "add_ingredient", "bad_name", "prepare_step"]
 
@@ -97,7 +98,7 @@ Instruction = Ingredient | Step
 
 
 def add_ingredient(
-    source: str | os.PathLike[str] | Iterable[Any],
+    source: Data,
     text: str = "text",
     *,
     format: str | None = None,

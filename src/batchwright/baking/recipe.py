@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.spec import at_least, suggest
+from batchwright.typing import Data
 
 __all__ = ["DatasetRecipe", "check_recipe", "spec_of_step"]
 
@@ -49,7 +49,7 @@ class DatasetRecipe:
 
     def add_ingredient(
         self,
-        source: str | os.PathLike[str] | Iterable[Any],
+        source: Data,
         text: str = "text",
         *,
         format: str | None = None,

@@ -22,6 +22,7 @@ from batchwright.prepare.tokenize import special_in_words
 from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
+from batchwright.typing import OnError
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -41,7 +42,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -54,7 +55,7 @@ def bake(
     to: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -67,7 +68,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import BpeSettings, train_bpe
 from batchwright.progress import progress
 from batchwright.spec import at_least, local_path, one_of
+from batchwright.typing import Data, OnError
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -35,7 +36,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 
 
 def train_tokenizer(
-    source: str | os.PathLike[str] | Iterable[Any],
+    source: Data,
     vocab_size: int = 32_000,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -47,7 +48,7 @@ def train_tokenizer(
     min_frequency: int = 2,
     max_bytes: int | None = None,
     seed: int = 0,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     force: bool = False,
     show_progress: bool = True,
 ) -> JsonTokenizer:

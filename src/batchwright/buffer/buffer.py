@@ -35,6 +35,7 @@ from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import SampleError, SampleTypeError, SpecError, StoreError
 from batchwright.spec import at_least, local_path, whole_number
+from batchwright.typing import Array
 
 __all__ = ["DatasetBuffer", "buffer_of"]
 
@@ -53,7 +54,7 @@ class DatasetBuffer(Reads):
 
     def __init__(
         self,
-        data: Any = None,
+        data: object = None,
         max_size: int | None = None,
         drop_strategy: str = "oldest",
         seed: int = 0,
@@ -141,7 +142,7 @@ class DatasetBuffer(Reads):
 
     def append(
         self,
-        samples: Any,
+        samples: object,
         retain_prior: float = 1.0,
         retain_prior_by: str = "random",
         *,
@@ -176,7 +177,7 @@ class DatasetBuffer(Reads):
 
     def extend(
         self,
-        columns: Any,
+        columns: object,
         retain_prior: float = 1.0,
         retain_prior_by: str = "random",
         *,
@@ -303,7 +304,7 @@ class DatasetBuffer(Reads):
 
     # Changes
 
-    def update(self, index: int, row: Any) -> None:
+    def update(self, index: int, row: object) -> None:
         """New values for the columns that `row` names, in one row. Its id stays."""
         found = normalize(row)
         if len(found.rows) != 1:
@@ -321,7 +322,7 @@ class DatasetBuffer(Reads):
             columns, changed = rows_to_columns([values], some if len(some) else known)
             self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
 
-    def set(self, ids: Any, /, **columns: Any) -> None:
+    def set(self, ids: Array, /, **columns: object) -> None:
         """New values for many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
 
         Each id once: a batch that was drawn may have a row twice. A column that is not there yet is added.
@@ -351,7 +352,7 @@ class DatasetBuffer(Reads):
 
         self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 
-    def drop(self, ids: Any) -> None:
+    def drop(self, ids: Array) -> None:
         """Remove the rows with these ids."""
         with self._lock:
             self._check_writer()
@@ -449,14 +450,14 @@ class DatasetBuffer(Reads):
     # In and out
 
     @classmethod
-    def from_table(cls, table: Any, **settings: Any) -> Self:
+    def from_table(cls, table: object, **settings: Any) -> Self:
         """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it."""
         buffer = cls(**settings)
         buffer.extend(table)
         return buffer
 
     @classmethod
-    def from_hf_dataset(cls, dataset: Any, **settings: Any) -> Self:
+    def from_hf_dataset(cls, dataset: object, **settings: Any) -> Self:
         """A buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.append(dataset)

@@ -22,6 +22,7 @@ from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import BatchwrightError, SpecError
+from batchwright.typing import Array
 
 if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer
@@ -87,7 +88,7 @@ class Reads:
         """Each row's id, which it keeps for ever."""
         return self._look().ids.copy()
 
-    def index_of(self, ids: Any) -> NDArray[np.int64]:
+    def index_of(self, ids: Array) -> NDArray[np.int64]:
         """The row numbers that these ids have now: `buffer[int(buffer.index_of(7)[0])]`."""
         return self._look().index_of(ids)
 
@@ -100,7 +101,7 @@ class Reads:
     def column_names(self) -> list[str]:
         return self._look().schema.names
 
-    def provenance(self, indices: Any = None, *, ids: Any = None) -> pa.Table:
+    def provenance(self, indices: Array | None = None, *, ids: Array | None = None) -> pa.Table:
         """id, journal number, time and origin of the append that rows came with; of all rows, or of some."""
         view = self._look()
         if ids is not None:
@@ -163,12 +164,12 @@ class Reads:
         return bool(equal.any())
 
     @_steady
-    def get_batch(self, indices: Any) -> pa.Table:
+    def get_batch(self, indices: Array) -> pa.Table:
         """Some rows as a table, in this order, with one gather. Negative numbers count from the end."""
         view = self._look()
         return _table(view, view.checked(indices))
 
-    def select(self, indices: Any) -> DatasetBuffer:
+    def select(self, indices: Array) -> DatasetBuffer:
         """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
         from batchwright.buffer.contents import Contents
@@ -179,7 +180,7 @@ class Reads:
         refuse_twice(index, "indices")
         return buffer_of(Contents.of(view, self.kind, Settings(seed=self.seed), index))
 
-    def filter(self, where: Any) -> DatasetBuffer:
+    def filter(self, where: Callable[[Row], object] | Array | pa.compute.Expression) -> DatasetBuffer:
         """A buffer with the rows for which `where(row)` is true; or a mask of booleans, or an Arrow expression."""
         view = self._hold()
         if isinstance(where, pa.compute.Expression):

@@ -23,6 +23,7 @@ from batchwright.spec import at_least, one_of
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TrainingBatch
+from batchwright.typing import Balance, Framework, ShardingLike, Skip, SourceLike, WeightsLike
 
 __all__ = ["DataLoader"]
 
@@ -42,15 +43,15 @@ class DataLoader(CursorLoader[TrainingBatch]):
         batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
-        framework: str | None = None,
+        framework: Framework | None = None,
         uneven: bool = False,
-        sharding: Any = None,
+        sharding: ShardingLike | None = None,
         alignment: str = "next",
         prefetch: int = 0,
         workers: int = 0,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
         self._flow = flow
@@ -140,9 +141,9 @@ class DataLoader(CursorLoader[TrainingBatch]):
         self,
         *,
         at: int | None = None,
-        weights: Any = None,
-        add: Mapping[str, Any] | None = None,
-        skip: Any = None,
+        weights: WeightsLike | None = None,
+        add: Mapping[str, SourceLike] | None = None,
+        skip: Skip | None = None,
         max_epochs: Mapping[str, int] | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,

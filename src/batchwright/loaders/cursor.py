@@ -43,6 +43,7 @@ from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan, State
 from batchwright.spec import at_least, one_of, whole_number
+from batchwright.typing import Balance, Framework, ProcessGroup, ShardingLike
 
 __all__ = ["CursorLoader", "Stream"]
 
@@ -102,12 +103,12 @@ class CursorLoader(ABC, Generic[B]):
         batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
-        framework: str | None = None,
+        framework: Framework | None = None,
         uneven: bool = False,
-        sharding: Any = None,
+        sharding: ShardingLike | None = None,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
         """`batch_size` is 8, if nothing else is said. `batch_tokens` cuts by tokens with padding in its place, into
@@ -616,7 +617,7 @@ class CursorLoader(ABC, Generic[B]):
 
     # Ranks and processes
 
-    def check_sync(self, group: Any = None) -> SyncReport:
+    def check_sync(self, group: ProcessGroup | None = None) -> SyncReport:
         """Prove, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
 
         All must hold the same plan, position, batch size and sharding; every share of a batch must have its rank; and

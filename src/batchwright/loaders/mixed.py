@@ -23,6 +23,7 @@ from batchwright.plan import Plan, Segments
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.spec import at_least, one_of
 from batchwright.store.stream import TokenStream
+from batchwright.typing import EpochEnd, Framework, Mesh, PadTo, PlanLike, ShardingLike, SourceLike, Split, WeightsLike
 
 __all__ = ["MixedDataLoader", "plan_mixture"]
 
@@ -49,8 +50,8 @@ class MixedDataLoader(StoreDataLoader):
 
     def __init__(
         self,
-        sources: Any,
-        weights: Any = None,
+        sources: Mapping[str, SourceLike] | SourceLike,
+        weights: WeightsLike | None = None,
         *,
         chunk_size: int | None = None,
         by: str = "rows",
@@ -65,17 +66,17 @@ class MixedDataLoader(StoreDataLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         pool_rows: int | None = None,
         lanes: int | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        split: str = "train",
-        epoch_end: str | None = None,
+        plan: PlanLike | None = None,
+        split: Split = "train",
+        epoch_end: EpochEnd | None = None,
         recut: bool = True,
-        pad_to: Any = "max_length",
+        pad_to: PadTo = "max_length",
         position_ids: bool | None = None,
         segment_ids: bool | None = None,
         cu_seqlens: bool | None = None,
@@ -83,7 +84,7 @@ class MixedDataLoader(StoreDataLoader):
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = "contiguous",
+        sharding: ShardingLike = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
         read_ahead: bool | None = None,
@@ -159,7 +160,7 @@ class MixedDataLoader(StoreDataLoader):
 
 def plan_mixture(
     sources: Any,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     *,
     chunk_size: int | None = None,
     split: str = "train",

@@ -20,7 +20,7 @@ from batchwright.deliver.ranks import Ranks, find_ranks
 from batchwright.errors import MemoryLimitError, PlanError, SpecError
 from batchwright.order.mixing import MixingReport
 from batchwright.order.refills import NoRoom
-from batchwright.pool.augment import apply, augmentation_for
+from batchwright.pool.augment import Augmentation, apply, augmentation_for
 from batchwright.pool.checks import (
     checked_memory,
     checked_most_rows,
@@ -81,7 +81,7 @@ class StreamingMixedShardDataset:
         allow_pickle: bool = False,
         columns: Sequence[str] | None = None,
         transform: Callable[[Columns], Mapping[str, Any]] | None = None,
-        augmentation: Any = None,
+        augmentation: str | Augmentation | Callable[..., Any] | None = None,
         batch_size: int | None = None,
         is_validation: bool = False,
         on_memory_limit: str = "raise",

@@ -26,6 +26,20 @@ from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
+from batchwright.typing import (
+    CorpusLike,
+    EpochEnd,
+    Framework,
+    Mesh,
+    OnError,
+    Packing,
+    PlanLike,
+    ShardingLike,
+    Split,
+    StoreLike,
+    TokenizerLike,
+    WeightsLike,
+)
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 
@@ -59,8 +73,8 @@ class PretrainDataLoader(StoreDataLoader):
 
     def __init__(
         self,
-        path: Any,
-        tokenizer: Any = None,
+        path: CorpusLike,
+        tokenizer: TokenizerLike | None = None,
         chunk_size: int | None = None,
         *,
         streaming: bool = False,
@@ -68,22 +82,22 @@ class PretrainDataLoader(StoreDataLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         shuffle_rows: int | None = None,
         pool_rows: int | None = None,
         lanes: int | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        weights: Any = None,
+        plan: PlanLike | None = None,
+        weights: WeightsLike | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,
         stop: str | None = None,
-        split: str = "train",
-        epoch_end: str | None = None,
+        split: Split = "train",
+        epoch_end: EpochEnd | None = None,
         recut: bool = True,
-        packing: str | None = None,
+        packing: Packing | None = None,
         pad: int | None = None,
         position_ids: bool | None = None,
         segment_ids: bool | None = None,
@@ -91,7 +105,7 @@ class PretrainDataLoader(StoreDataLoader):
         border_loss: bool = True,
         alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = "contiguous",
+        sharding: ShardingLike = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
         read_ahead: bool | None = None,
@@ -100,7 +114,7 @@ class PretrainDataLoader(StoreDataLoader):
         options: Mapping[str, Any] | None = None,
         append_eos: bool = True,
         eos: int | str | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ) -> None:
         if shuffle_rows is not None:
             raise SpecError(
@@ -194,7 +208,7 @@ _OF_RAW_FILES = {
 """Settings for raw files, and what means that they were not given."""
 
 
-def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[Any, Any]:
+def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[StoreLike, Any]:
     """(store, tokenizer to compare with it). Raw files with a tokenizer are baked into a cache, once."""
     if not isinstance(path, Store) and (
         not isinstance(path, str | os.PathLike) or (tokenizer is not None and not is_store(local_path(path=path)))
@@ -217,7 +231,7 @@ def make_plan(
     store: Store,
     chunk_size: int,
     *,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     split: str = "train",
     packing: str | None = None,
     pad: int | None = None,

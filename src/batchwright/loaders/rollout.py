@@ -20,12 +20,14 @@ from batchwright.loaders.rollout_batches import Maker
 from batchwright.plan import Plan, State
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.columns import Rollouts
+from batchwright.rl.dialects import Dialect
 from batchwright.rl.dialects import dialect as dialect_of
 from batchwright.rl.estimate import Estimator
 from batchwright.rollout_log import RolloutLog
 from batchwright.rollouts import read_rollouts
 from batchwright.spec import at_least, one_of, whole_number
 from batchwright.types import TrainingBatch
+from batchwright.typing import Balance, Data, EpochEnd, Framework, Mesh, PadTo, PlanLike, ShardingLike, TokenizerLike
 
 __all__ = ["Asked", "Read", "RolloutDataLoader"]
 
@@ -94,15 +96,15 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     def __init__(
         self,
-        rollout_data: Any,
-        tokenizer: Any = None,
+        rollout_data: Data | RolloutLog,
+        tokenizer: TokenizerLike | None = None,
         compute_advantages: bool | str = False,
         *,
         gamma: float | None = None,
         lam: float | None = None,
         kl_coef: float = 0.0,
         whiten: bool | None = None,
-        dialect: Any = None,
+        dialect: str | Dialect | None = None,
         group_size: int | None = None,
         chat_template: str | None = None,
         columns: Mapping[str, str] | None = None,
@@ -110,25 +112,25 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
-        pad_to: Any = "longest",
+        pad_to: PadTo = "longest",
         padding_side: str = "right",
         pad: int | None = None,
         seed: int = 0,
         shuffle: bool | str | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        epoch_end: str | None = None,
+        plan: PlanLike | None = None,
+        epoch_end: EpochEnd | None = None,
         max_staleness: int | None = None,
         timeout: float = 0.0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = None,
+        sharding: ShardingLike | None = None,
     ) -> None:
         """`gamma`, `lam` and `whiten` are the dialect's, if not given: ours has 1.0, 0.95 and no.
 

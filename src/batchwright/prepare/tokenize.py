@@ -15,12 +15,13 @@ from batchwright.errors import TokenizerError
 from batchwright.fingerprint import fingerprint
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
 from batchwright.spec import one_of
+from batchwright.typing import TokenizerLike
 
 __all__ = ["Tokenize", "special_in_words", "tokenize"]
 
 
 def tokenize(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     *,
     append_eos: bool = False,
     eos: int | str | None = None,

@@ -33,6 +33,7 @@ from batchwright.queue.seat import Seat
 from batchwright.queue.striped import StripedStream
 from batchwright.queue.waiting import Waiter
 from batchwright.spec import local_path
+from batchwright.typing import Device, Framework
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
@@ -68,9 +69,9 @@ class DatasetConsumer:
         batch_size: int | None = None,
         block_size: int | None = None,
         target_size: int | None = None,
-        device: Any = None,
+        device: Device | None = None,
         timeout_seconds: float = 60,
-        framework: str | None = None,
+        framework: Framework | None = None,
         delete: str = "consumed",
         *,
         provider: DataProviderBase | None = None,
@@ -179,7 +180,7 @@ class DatasetConsumer:
 
     # Batches
 
-    def get_batch(self, split: str, device: Any = None) -> Any:
+    def get_batch(self, split: str, device: Device | None = None) -> Any:
         """The next batch of a split. Waits for it, at most `timeout_seconds`; nothing is taken where this raises."""
         with self._lock:
             stream = self._streams.get(split)

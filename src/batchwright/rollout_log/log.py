@@ -18,7 +18,7 @@ from types import EllipsisType, TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import BusyError, PlanError, RowIndexError, SampleError, SpecError, StoreError
 from batchwright.journal import Record
@@ -29,6 +29,7 @@ from batchwright.rollout_log.folder import LogFolder, Place
 from batchwright.rollout_log.prompts import Job, Prompts, read_prompts, rows_of
 from batchwright.rollout_log.uses import Uses
 from batchwright.spec import at_least, local_path, one_of, whole_number
+from batchwright.typing import Data
 
 __all__ = ["RolloutLog"]
 
@@ -54,7 +55,7 @@ class RolloutLog:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        prompts: Any = None,
+        prompts: Data | None = None,
         *,
         group_size: int | None = None,
         seed: int | None = None,
@@ -610,7 +611,7 @@ class RolloutLog:
                 )
             return self._uses.at(np.arange(first, last), self._last_group)
 
-    def groups_at(self, uses: Any) -> list[Group]:
+    def groups_at(self, uses: ArrayLike) -> list[Group]:
         """The groups of some uses, by their numbers. Each is read once."""
         numbers = np.asarray(uses, np.int64)
         if not numbers.size:

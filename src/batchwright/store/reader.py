@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import SpecError, StoreError
 from batchwright.files import inside, shared
@@ -240,7 +240,7 @@ class Store:
             self._tokenizer = load_tokenizer(self.folder / "tokenizer.json")
         return self._tokenizer
 
-    def decode(self, tokens: Any) -> str | None:
+    def decode(self, tokens: ArrayLike) -> str | None:
         """Text of some tokens; None where the tokenizer cannot decode."""
         text: str | None = self.tokenizer.decode(tokens)
         return text

@@ -18,6 +18,7 @@ from batchwright.prepare.chat.formats import Layout, layout_of
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from batchwright.spec import at_least
+from batchwright.typing import TokenizerLike
 
 if TYPE_CHECKING:
     from batchwright.prepare.chat.render import ChatTemplate
@@ -29,7 +30,7 @@ CHAT_VERSION = 1
 
 
 def chat(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     template: str | None = None,
     *,
     format: str | None = None,
