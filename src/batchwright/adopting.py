@@ -85,6 +85,9 @@ def adopt(
       each document; with `eos_first` it begins each one. `eos="none"`: a file is one document.
     - `to` is by default a folder beside the data, named as it is with `.store`.
     - The same tokens and borders give the same fingerprints and plans, wherever the files lie.
+    - `path`: the files, of one source or of several by name. `name`, `split`: what its one source is called. `val`: the
+      files of split "val". `tokenizer`: what made the ids, with `vocab_size` for a function.
+    - `dtype` and `format` of the files, if they do not say it. `show_progress=False`: say nothing.
     - A file that is missing, or has another size or time than it had, is refused when the store is opened.
     """
     started = time.monotonic()

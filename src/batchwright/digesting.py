@@ -60,8 +60,8 @@ def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *,
 
     digest("corpus.store", plan, 0, 99)   what `batchwright digest` prints for --steps 0-99
 
-    The steps go from `first_step` to `last_step`, both included. `store` is one store of the plan, or several.
-    `plan` is a plan, its fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
+    The steps go from `first_step` to `last_step`, both included. `store` is one of the plan's. `plan` is a plan, its
+    fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
     """
     return combine(step.row_hashes for step in digest_steps(store, plan, first_step, last_step, batch_size=batch_size))
 

@@ -56,7 +56,8 @@ def export(
     formats have no place for that, and a warning says so.
 
     Files appear whole or not at all, after all of them were written; one that is there already is an error, unless
-    `force`. Memory holds about a million tokens, or the longest document where formats have rows.
+    `force`. `source` and `split` choose a part of the store. `show_progress=False`: say nothing. Memory holds about a
+    million tokens, or the longest document where formats have rows.
     """
     one_of(FORMATS, to=to)
     opened = store if isinstance(store, Store) else open_store(store)

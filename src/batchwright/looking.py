@@ -55,11 +55,11 @@ def look(
     bw.look(batch, tokenizer="tokenizer.json")             for a batch that does not know its tokenizer
     Path("masks.html").write_text(bw.look(batch).html())   a page that needs nothing else
 
-    Any TrainingBatch, of any framework and on any device, or a mapping with the same fields. A token is marked where it
-    is a label that counts: its loss_mask is not 0, and its label is not -100. Shares are of all tokens of the batch,
-    padding included. Long stretches are shortened in their middle, so every border between trained and untrained is
-    seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color` and `width` (columns) are what
-    the terminal says, if not given.
+    `batch` is any TrainingBatch, of any framework and on any device, or a mapping with the same fields. A token is
+    marked where it is a label that counts: its loss_mask is not 0, and its label is not -100. Shares are of all tokens
+    of the batch, padding included. Long stretches are shortened in their middle, so every border between trained and
+    untrained is seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color` and `width`
+    (columns) are what the terminal says, if not given.
     """
     at_least(1, rows=rows)
     if width is not None:

@@ -101,6 +101,11 @@ class Plan:
 
     `fingerprint` names the plan. `runs`, `world_size` and `sharding` say how it was cut into batches and ranks:
     they travel with the plan, so that a step can be traced, but are not part of what it is.
+
+    Rows have `row_tokens` tokens, come from `sources` with the weights of `segments`, and are shuffled by `seed` as
+    `shuffle` says. Loaders set the other fields from their settings of the same name: `by`, `max_epochs`, `exhausted`,
+    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`. `order_version` names the algorithm,
+    `amendments` changes on the way, `places` where the sources were found.
     """
 
     row_tokens: int
@@ -301,7 +306,7 @@ class Plan:
         )
 
     def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: ShardingLike | None = None) -> Plan:
-        """This plan, with the record of one run that cut it."""
+        """This plan, with the record of one run that cut it: its `steps`, `world_size` and `sharding`."""
         try:
             tokens = steps[-1][2] if steps and len(steps[-1]) == 4 else None
             runs = (_run(steps),) if tokens is None else ()
@@ -312,7 +317,8 @@ class Plan:
         return replace(self, runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
+        """Write the plan to the file `path`, as JSON. Runs that were recorded there before are kept beside this
+        one's."""
         path = local_path(plan=path)
         with one_at_a_time(path.parent):  # two runs that open at once are both recorded
             there = _read(path) if path.exists() else {}
@@ -328,7 +334,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan, with the runs that are recorded in its file."""
+        """Read a plan from the file `path`, with the runs that are recorded there."""
         body = _read(local_path(plan=path))
         if not isinstance(body.get("plan"), dict):
             raise PlanError("this is not a plan", file=path, remedy=_REMEDY)
@@ -350,6 +356,7 @@ class Plan:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
+        """The plan that has this `spec`; errors say that it is of the file `where`."""
         try:
             given = dict(spec)
             given["sources"] = tuple(_source(source) for source in given["sources"])
@@ -384,6 +391,8 @@ class Plan:
     ) -> Plan:
         """This plan, changed from position `at` on (by default, from the first position that `skip` names).
 
+        `weights`, `add`, `skip`, `max_epochs`, `num_rows` and `num_tokens` are as in `loader.amend`.
+
         It equals this one before `at`, and every source goes on where it is. States of this plan go on with the
         amended one if they lie before `at`, or there.
         """
@@ -401,7 +410,7 @@ class Plan:
         )
 
     def difference(self, other: Plan) -> str | None:
-        """The first thing in which another plan differs, in words."""
+        """The first thing in which the `other` plan differs, in words."""
         mine, theirs = self.spec(), other.spec()
         for key in mine | theirs:
             if mine.get(key) == theirs.get(key):

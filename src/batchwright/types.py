@@ -63,7 +63,9 @@ class TrainingBatch:
         metadata: dict[str, Any] | tuple[Any, ...] | None = None,
         **others: Any,
     ) -> None:
-        """`others`: position_ids, segment_ids, cu_seqlens, max_seqlen. Metadata may be (function, *its arguments)."""
+        """`input_ids`, `attention_mask`, `labels`, `loss_mask` and `metadata`: see the class.
+
+        `others`: position_ids, segment_ids, cu_seqlens, max_seqlen. Metadata may be (function, *its arguments)."""
         self.input_ids = input_ids
         self.attention_mask = attention_mask
         self.labels = labels
@@ -250,7 +252,12 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order."""
+    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order.
+
+    The row is at `position`, used by `step`, as `row_in_batch` of a `rank`, in an `epoch` of its `source`. The piece is
+    tokens `window_span` of the window and `document_span` of the document: `row` and `lines` of a `file`, with this
+    `text`. `is_skipped`: an amendment passes over the row.
+    """
 
     step: int | None
     """The step that uses the row; None where the plan does not say how batches were cut."""

@@ -108,7 +108,12 @@ def add_ingredient(
     options: Mapping[str, Any] | None = None,
     version: str | None = None,
 ) -> Ingredient:
-    """The instruction to add a source: `DatasetRecipe.add_ingredient`, for a list of instructions."""
+    """The instruction to add a source: `DatasetRecipe.add_ingredient`, for a list of instructions.
+
+    `source` is files, a folder or glob, rows, or a table. `format` is what the files are, if their names do not say it,
+    with its `options`. `text` is the column, path or template of the text. `where` chooses rows, `quantity` how many of
+    them. `name` is how mixtures call it. `version` names `where`, should it use things that cannot be compared.
+    """
     TextColumn(text)  # says now, not at the bake, that it cannot be one
     checked_options = _checked_options(options)
     if format is not None:
@@ -144,7 +149,11 @@ def prepare_step(
     name: str | None = None,
     version: str | None = None,
 ) -> Step:
-    """The instruction to do something with rows: `DatasetRecipe.prepare_step`, for a list of instructions."""
+    """The instruction to do something with rows: `DatasetRecipe.prepare_step`, for a list of instructions.
+
+    `step` is a function of a row that returns one, or None to drop it; or `bw.tokenize(...)`, or `bw.chat(...)`.
+    `select` says which rows it sees. `name` is how reports call it, `version` names functions that cannot be compared.
+    """
     if isinstance(step, Tokenize | Chat):
         if select is not None:
             raise SpecError(

@@ -21,7 +21,8 @@ Row = dict[str, Any]
 
 
 class DatasetRecipe:
-    """What a dataset is made of. Methods change the recipe and return it.
+    """What a dataset is made of: a list of `instructions`, and the `seed` of all that is shuffled or chosen. Methods
+    change the recipe and return it.
 
     >>> recipe = DatasetRecipe(seed=0).add_ingredient(["one", "two", "three"], name="words", quantity=2)
     >>> recipe
@@ -97,7 +98,7 @@ class DatasetRecipe:
         return self._add(prepare_step(step, select=select, name=name, version=version))
 
     def holdout(self, fraction: float) -> DatasetRecipe:
-        """Hold this share of the documents out for validation: `split="val"`.
+        """Hold this `fraction` of the documents out for validation: `split="val"`.
 
         A document's side is a hash of the text that is tokenised: duplicates fall together, new files move nothing.
         """

@@ -86,7 +86,7 @@ def bake(
 
     Without `to` the rows are appended to `into`, or to a new buffer in memory: the documents of that store, with their
     tokens; or, where the recipe has no tokenize step, the rows as they are after its steps, in the order of the
-    sources. Such a recipe with `to` gives a buffer in that folder, opened to read.
+    sources. Such a recipe with `to` gives a buffer in that folder, opened to read. `show_progress=False`: say nothing.
     """
     check_recipe(recipe)
     one_of(("raise", "skip"), on_error=on_error)

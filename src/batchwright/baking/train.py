@@ -64,7 +64,8 @@ def train_tokenizer(
       over the source. The source is then read twice.
     - `pattern` is where text is cut before merging: "llama3", "gpt2", or a regular expression.
     - Malformed rows are as in `bake`: `on_error="raise"` names the first, `"skip"` leaves them out.
-    - A file at `out` is replaced only with `force=True`.
+    - `text`, `format` and `options` are as in `add_ingredient`. `special_tokens` get ids of their own.
+    - A file at `out` is replaced only with `force=True`. `show_progress=False`: say nothing.
     """
     from batchwright.baking.work import plan_work  # and Arrow with it, which `bake` can often do without
 

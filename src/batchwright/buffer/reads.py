@@ -102,7 +102,8 @@ class Reads:
         return self._look().schema.names
 
     def provenance(self, indices: Array | None = None, *, ids: Array | None = None) -> pa.Table:
-        """id, journal number, time and origin of the append that rows came with; of all rows, or of some."""
+        """id, journal number, time and origin of the append that rows came with; of all rows, or those of some
+        `indices` or `ids`."""
         view = self._look()
         if ids is not None:
             return view.provenance(view.index_of(ids))
@@ -165,12 +166,12 @@ class Reads:
 
     @_steady
     def get_batch(self, indices: Array) -> pa.Table:
-        """Some rows as a table, in this order, with one gather. Negative numbers count from the end."""
+        """The rows at `indices` as a table, in this order, with one gather. Negative numbers count from the end."""
         view = self._look()
         return _table(view, view.checked(indices))
 
     def select(self, indices: Array) -> DatasetBuffer:
-        """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
+        """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
         from batchwright.buffer.contents import Contents
         from batchwright.buffer.retain import Settings
@@ -250,7 +251,8 @@ class Reads:
     def loader(
         self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
     ) -> RowDataLoader:
-        """Batches of all rows as they are now, by the order contract: shuffled, resumed at once, elastic over ranks.
+        """Batches of `batch_size` rows, of all as they are now, shuffled by `seed`, by the order contract: shuffled,
+        resumed at once, elastic over ranks.
 
         With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
         are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,

@@ -54,6 +54,12 @@ class DataLoader(CursorLoader[TrainingBatch]):
         balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
+        """`flow` assembles the rows of a `plan`. `batch_size` rows or `batch_tokens` tokens make a batch, in multiples
+        of `row_multiple` rows, as arrays of `framework`; `alignment` of the labels. `epochs=None` never ends.
+
+        `ranks` says which rank this is, of how many. `sharding`, `balance`, `equal_counts` and `uneven` say how a batch
+        is shared. `prefetch` batches are made ahead; `workers` processes make them.
+        """
         self._flow = flow
         self._sequences = flow.sequences
         self.alignment: str = one_of(("next", "same"), alignment=alignment)

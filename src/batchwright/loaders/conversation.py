@@ -130,6 +130,33 @@ class ConversationDataLoader(StoreDataLoader):
         balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
+        """Data: `path` is a store, or raw files or rows with a `tokenizer`. `split` is "train" or "val"; of raw data,
+        `holdout` is the share that "val" reads. `check` looks at the first rows for what would be trained wrong.
+
+        Conversations: `chat_template` with `template_args`, `format`, `columns` and `roles` as in `bw.chat`; `on_error`
+        as in `bake`.
+
+        Rows: `max_length` tokens at most, else `truncation`; `packing`; padded with the token `pad` on `padding_side`
+        ("right" or "left"), as wide as `pad_to` says. `loss` and `end_of_turn` say what is learned.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`) or "none". `plan` gives exactly the
+        rows of another run.
+
+        Length: `epochs` (None never ends). `weights` mix the sources; then `num_rows`, `num_tokens` or `stop`
+        ("first_exhausted", "all_exhausted") end the stream. `epoch_end` says what an epoch's last, partial batch is:
+        "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows or `batch_tokens` tokens, in multiples of `row_multiple` rows, as arrays of
+        `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which conversation a token is of; `show_roles`
+        says who speaks. `alignment` of the labels.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
+        equally many rows, unless `equal_counts=False`.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them.
+        """
         one_of(("train", "val"), split=split)
         drops_are_meant, truncation = truncation is not None, truncation or "drop"
         one_of(_TRUNCATIONS, truncation=truncation)

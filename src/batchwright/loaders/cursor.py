@@ -381,8 +381,8 @@ class CursorLoader(ABC, Generic[B]):
         return state | budget_state(batch_in_block, self._pad_to())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same plan was. Another batch size (with batch_tokens: another budget),
-        other ranks or workers are fine."""
+        """Continue at `state`, exactly where a loader of the same plan was. Another batch size (with batch_tokens:
+        another budget), other ranks or workers are fine."""
         try:
             position, plan = index(state["position"]), state["plan"]
             steps = [[index(number) for number in triple] for triple in state["steps"]]
@@ -430,7 +430,7 @@ class CursorLoader(ABC, Generic[B]):
             self._steps = [*kept, [step, self._position, self._steps[-1][2]]]
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
-        """Go anywhere, at once. (By tokens, steps are counted by cutting all blocks before, once.)"""
+        """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if step is not None:

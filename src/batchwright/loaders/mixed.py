@@ -89,6 +89,31 @@ class MixedDataLoader(StoreDataLoader):
         workers: int = 0,
         read_ahead: bool | None = None,
     ) -> None:
+        """Data: `sources` by name, each a store, its path or a loader. `split` is "train" or "val".
+
+        Mixture: `weights` of the sources, as shares of rows or tokens (`by`); without them, sizes flattened by a
+        `temperature`. `max_epochs` caps sources; `exhausted`: what happens when one has given its rows.
+
+        Rows: `chunk_size` tokens each; shorter ones are filled up with the token `pad`, as wide as `pad_to` says.
+        `recut` cuts windows at other places in each epoch.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`, with `lanes` of their own for
+        ranks) or "none". `plan` gives exactly the rows of another run.
+
+        Length: `epochs` (None never ends); `num_rows`, `num_tokens` or `stop`. `epoch_end` says what an epoch's last,
+        partial batch is: "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows, as arrays of `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which
+        sample a token is of; `show_roles` says who speaks. `border_loss=False` does not train a document's first token.
+        `alignment` of the labels.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them. `read_ahead` reads cold data before it
+        is needed.
+        """
         one_of(("train", "val"), split=split)
         if plan is not None:
             made, streams = _of_plan(sources, plan)

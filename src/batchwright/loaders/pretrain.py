@@ -116,6 +116,33 @@ class PretrainDataLoader(StoreDataLoader):
         eos: int | str | None = None,
         on_error: OnError = "raise",
     ) -> None:
+        """Data: `path` is a store, or raw files with a `tokenizer`; beside a store, the tokenizer must be the store's
+        own. `split` is "train" or "val". `streaming` reads raw files without a bake.
+
+        Rows: `chunk_size` tokens each. `packing` makes them of whole documents ("best_fit", "first_fit" or "greedy"),
+        filled up with the token `pad`. `recut` cuts windows at other places in each epoch.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`, with `lanes` of their own for
+        ranks) or "none"; with streaming, inside windows of `shuffle_rows`. `plan` gives exactly the rows of another
+        run.
+
+        Length: `epochs` (None never ends). `weights` mix the sources; then `num_rows`, `num_tokens` or `stop`
+        ("first_exhausted", "all_exhausted") end the stream. `epoch_end` says what an epoch's last, partial batch is:
+        "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows, as arrays of `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which
+        document a token is of. `border_loss=False` does not train a document's first token. `alignment` of the labels.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them. `read_ahead` reads cold data before it
+        is needed.
+
+        Raw files: `text` is the column, `format` and its `options` as in `add_ingredient`; `append_eos` and `eos` as in
+        `tokenize`; `on_error` as in `bake`.
+        """
         if shuffle_rows is not None:
             raise SpecError(
                 "shuffle_rows= is for streaming=True", parameter="shuffle_rows", remedy="leave it out, or pool_rows="
@@ -195,6 +222,8 @@ class PretrainDataLoader(StoreDataLoader):
             prefetch=prefetch,
             workers=workers,
         )
+
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose signature help() and inspect show
 
 
 _OF_RAW_FILES = {

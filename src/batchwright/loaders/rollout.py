@@ -132,12 +132,25 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         uneven: bool = False,
         sharding: ShardingLike | None = None,
     ) -> None:
-        """`gamma`, `lam` and `whiten` are the dialect's, if not given: ours has 1.0, 0.95 and no.
+        """Data: `rollout_data`, any source of rollouts. Text is encoded with `tokenizer` and its `chat_template`; ids
+        are below `vocab_size`. `columns` renames what rows have. Each group has `group_size` rows.
 
-        `max_staleness` and `timeout` (seconds to wait for rows that are not there yet) are for logs; `seed`, `shuffle`,
-        `epochs`, `group_size` and `columns` for all else. `epoch_end`: "short" keeps an
-        epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with rows of weight 0, "wrap" goes
-        on into the next epoch.
+        Advantages: `compute_advantages`, `gamma`, `lam` and `whiten` are the `dialect`'s, if not given: ours has 1.0,
+        0.95 and no. `kl_coef` subtracts the distance to the reference model from the rewards.
+
+        Of a log: `max_staleness`, and `timeout`, the seconds to wait for rows that are not there yet. `seed`,
+        `shuffle`, `epochs`, `group_size` and `columns` are for all else. `plan` gives exactly the rows of another run.
+        `epoch_end`: "short" keeps an epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with
+        rows of weight 0, "wrap" goes on into the next epoch.
+
+        Batches: `batch_size` rows or `batch_tokens` tokens, in multiples of `row_multiple` rows, as arrays of
+        `framework`; padded with the token `pad` on `padding_side` ("right" or "left"), as wide as `pad_to` says.
+        `alignment` of the labels.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
+        equally many rows, unless `equal_counts=False`.
         """
         self.alignment: str = one_of(("next", "same"), alignment=alignment)
         self._estimator = Estimator(
@@ -179,6 +192,8 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
             self.framework,
             tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         )
+
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose signature help() and inspect show
 
     # What each kind says
 
@@ -233,7 +248,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         return {**super().state_dict(), "rollouts": self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same rollouts (or of the same log) was.
+        """Continue at `state`, exactly where a loader of the same rollouts (or of the same log) was.
 
         Another batch size, other ranks or another number of generators are fine. The trainer's version is asked anew.
         """

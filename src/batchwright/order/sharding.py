@@ -156,7 +156,7 @@ _shardings: Registry[Sharding] = Registry("sharding", group="batchwright.shardin
 
 
 def register_sharding(name: str) -> Callable[[F], F]:
-    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy: `sharding="name"` then means it."""
+    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy: `sharding=name` then means it."""
 
     def register(strategy: F) -> F:
         _shardings.add(name, Sharding(name, strategy))

@@ -73,11 +73,11 @@ class RolloutLog:
         vocab_size: int | None = None,
         read_only: bool = False,
     ) -> None:
-        """What fixes the stream, of a new log:
+        """`path` is the log's folder. What fixes the stream, of a new log:
 
-        `prompts`, any source, of which `prompt_column` is asked; `group_size` responses to each; `seed` and `shuffle`
-        for their order; `epochs` over them (1; None never ends); `samples_per_insert`, how often the trainer uses each
-        group, in passes over rounds of `round_groups`.
+        `prompts`, any source (of a `format`), of which `prompt_column` is asked; `group_size` responses to each; `seed`
+        and `shuffle` for their order; `epochs` over them (1; None never ends); `samples_per_insert`, how often the
+        trainer uses each group, in passes over rounds of `round_groups`.
 
         What this process does:
 
@@ -256,7 +256,8 @@ class RolloutLog:
     # Generators
 
     def next_prompts(self, num_prompts: int, timeout: float = 0.0) -> list[Job]:
-        """Lease up to so many prompts: first those that must be issued again, lowest ordinal first; then fresh ones.
+        """Lease up to `num_prompts` prompts: first those that must be issued again, lowest ordinal first; then fresh
+        ones.
 
         Waits until there is one, `timeout` seconds at most. [] means that there is none now: `is_over` says whether
         there may be one later.
@@ -351,7 +352,10 @@ class RolloutLog:
         values: Sequence[Any] | None = None,
         response_mask: Sequence[Any] | None = None,
     ) -> bool:
-        """The whole group that answers a job. True: it counts, and is on disk.
+        """The whole group that answers a job: its `responses` and their `rewards`. True: it counts, and is on disk.
+
+        `policy_version` made the group. `old_log_probs`, `ref_log_probs`, `values` and `response_mask` have a number
+        for each token of each response.
 
         False where the prompt was answered meanwhile: the first answer counts, and this one is only counted as late.
         """
@@ -457,7 +461,8 @@ class RolloutLog:
         return found
 
     def give_back(self, job: Job, reason: str = "") -> None:
-        """End a lease now: the prompt is issued again. Nothing happens where it ended already."""
+        """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens where it
+        ended already."""
         self._check_job(job)
         with self._locked_thread():
             writer = self._writer()
@@ -468,7 +473,8 @@ class RolloutLog:
             self._forget(job)
 
     def drop(self, ordinal: int, reason: str = "") -> None:
-        """Leave a prompt out, on record: it is not issued again, and an answer that waits is not used."""
+        """Leave the prompt `ordinal` out, on record with a `reason`: it is not issued again, and an answer that waits
+        is not used."""
         number = whole_number(ordinal=ordinal)
         with self._locked_thread():
             writer = self._writer()
@@ -631,7 +637,10 @@ class RolloutLog:
         max_staleness: int | None = None,
         timeout: float = 0.0,
     ) -> int:
-        """`take` as many groups as uses [0, last_use) are of. Returns how many uses are known then."""
+        """`take` as many groups as uses [0, last_use) are of. Returns how many uses are known then.
+
+        `policy_version`, `max_staleness` and `timeout` are those of `take`.
+        """
         needed = self.groups_needed(last_use)
         self.take(needed, policy_version=policy_version, max_staleness=max_staleness, timeout=timeout)
         return self._num_uses

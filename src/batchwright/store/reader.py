@@ -22,7 +22,7 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> Store:
-    """Open a store at its current version (or at an older one that is still there).
+    """Open the store in the folder `path`, at its current version (or at an older one that is still there).
 
     Opening checks that every shard exists and has its size and its footer (of the first 4,096 shards; those of a larger
     store are checked when touched). `verify=True` also reads everything and checks the hashes. The version stays
@@ -34,7 +34,7 @@ def open_store(path: str | os.PathLike[str], *, version: str | None = None, veri
 
 
 class Store:
-    """A complete version of a store. See `open_store`."""
+    """A complete version of a store. `path`, `version` and `verify` are those of `open_store`."""
 
     version: str
     manifest: Manifest
@@ -120,7 +120,7 @@ class Store:
         return (self[i] for i in range(len(self)))
 
     def tokens(self, index: int) -> NDArray[Any]:
-        """The tokens of one document: read-only, without a copy."""
+        """The tokens of document `index`: read-only, without a copy."""
         return self[index].tokens
 
     def stream(self, source: str, split: str = "train") -> TokenStream:
@@ -165,7 +165,8 @@ class Store:
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
 
     def check_shard(self, row: int) -> None:
-        """See that a shard is there, without mapping it: exists, has its size and its footer; adopted: is unchanged."""
+        """See that the shard in `row` of the table is there, without mapping it: exists, has its size and its footer;
+        adopted: is unchanged."""
         MappedShard.check(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
         adopted = self._adopted_range(row)
         if adopted is not None:
