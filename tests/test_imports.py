@@ -87,7 +87,14 @@ EXCEPTIONS = {
     ("__init__.py", "batchwright.*"): "public names, each from its home",
     **{
         ("typing.py", f"batchwright.{module}"): "for type checkers"
-        for module in ("baking.recipe", "loaders.base", "loaders.cursor", "order.sharding", "store.reader")
+        for module in (
+            "baking.recipe",
+            "loaders.base",
+            "loaders.cursor",
+            "order.sharding",
+            "prepare.tokenizers",
+            "store.reader",
+        )
     },
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")

@@ -28,10 +28,14 @@ import batchwright as bw
 loader = bw.PretrainDataLoader("corpus.store", chunk_size=2048, batch_size=32, framework="numpy")
 assert_type(loader.get_batch(), bw.TrainingBatch)
 assert_type(bw.digest("corpus.store", loader, 0, 99), str)
+bw.MixedDataLoader({"web": "web.store", "code": loader}, {"web": 3, "code": 1}, chunk_size=2048)
+bw.RolloutDataLoader([{"prompt": [1], "response": [2], "reward": 1.0}], compute_advantages=True)
+bw.ConversationDataLoader("sft.jsonl", bw.train_tokenizer("corpus/"), 2048, packing="best_fit")
+bw.DatasetBuffer([{"loss": 1.0}]).set([0], loss=0.5)
 loader = bw.PretrainDataLoader("corpus.store", chunk_sise=2048)
 loader = bw.no_such_name
 """
-WRONG = {7: "chunk_sise", 8: "no_such_name"}
+WRONG = {11: "chunk_sise", 12: "no_such_name"}
 
 ANY_IS_MEANT = {
     "DataProviderBase.sample_batch(rng)": "a generator of NumPy or of torch: the subclass says which",

@@ -61,11 +61,14 @@ if TYPE_CHECKING:
     from batchwright.loaders.cursor import CursorLoader
     from batchwright.order.sharding import Sharding, Strategy
     from batchwright.plan import Plan
+    from batchwright.prepare.tokenizers import JsonTokenizer
     from batchwright.store.reader import Store
 
     Array: TypeAlias = ArrayLike | torch.Tensor | jax.Array | mlx.core.array
     Device: TypeAlias = str | int | torch.device | jax.Device | jax.sharding.Sharding
-    TokenizerLike: TypeAlias = str | os.PathLike[str] | Tokenizer | tokenizers.Tokenizer | Callable[[str], Any]
+    TokenizerLike: TypeAlias = (
+        str | os.PathLike[str] | Tokenizer | JsonTokenizer | tokenizers.Tokenizer | Callable[[str], Any]
+    )
     StoreLike: TypeAlias = str | os.PathLike[str] | Store
     CorpusLike: TypeAlias = StoreLike | Data | DatasetRecipe
     SourceLike: TypeAlias = StoreLike | DataLoader

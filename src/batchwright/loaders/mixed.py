@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchwright.errors import SpecError
@@ -50,7 +50,7 @@ class MixedDataLoader(StoreDataLoader):
 
     def __init__(
         self,
-        sources: Mapping[str, SourceLike] | SourceLike,
+        sources: Mapping[str, SourceLike] | Sequence[SourceLike] | SourceLike,
         weights: WeightsLike | None = None,
         *,
         chunk_size: int | None = None,
@@ -89,7 +89,8 @@ class MixedDataLoader(StoreDataLoader):
         workers: int = 0,
         read_ahead: bool | None = None,
     ) -> None:
-        """Data: `sources` by name, each a store, its path or a loader. `split` is "train" or "val".
+        """Data: `sources` by name (with `plan`, also a list), each a store, its path or a loader. `split` is "train" or
+        "val".
 
         Mixture: `weights` of the sources, as shares of rows or tokens (`by`); without them, sizes flattened by a
         `temperature`. `max_epochs` caps sources; `exhausted`: what happens when one has given its rows.

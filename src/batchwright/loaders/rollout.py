@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchwright.deliver.ranks import Ranks, find_ranks
 from batchwright.errors import PlanError, SpecError
-from batchwright.loaders.cursor import CursorLoader
+from batchwright.loaders.cursor import CursorLoader, Stream
 from batchwright.loaders.door import padding_of
 from batchwright.loaders.rollout_batches import Maker
 from batchwright.plan import Plan, State
@@ -195,23 +194,26 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose signature help() and inspect show
 
-    # What each kind says
+    # What each kind says. Not abstract, for type checkers: this class is the one that is called.
 
-    @abstractmethod
+    def _batches(self, rows: int) -> Stream[TrainingBatch]:
+        raise NotImplementedError
+
     def _open(self, rollout_data: Any, read: Read, asked: Asked) -> Plan:
         """Read what is there, set `_longest`, and say what fixes the rows. May change what the cursor is told."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """What a state says of what it belongs to: no plan of rollouts is kept."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _refuse(self, theirs: Mapping[str, Any]) -> PlanError | None:
         """Why a state of another plan, with these settings, does not belong here."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _in_words(self) -> list[str]:
         """How long it is; how advantages are computed; what it reads."""
+        raise NotImplementedError
 
     @property
     def policy_version(self) -> int | None:
