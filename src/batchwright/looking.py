@@ -26,6 +26,7 @@ from batchwright.prepare.spelling import Said, Spelling
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 from batchwright.spec import at_least
 from batchwright.types import TrainingBatch
+from batchwright.typing import TokenizerLike
 
 __all__ = ["Look", "look"]
 
@@ -38,10 +39,10 @@ _MARKS = "⟦⟧⟨⟩"
 
 
 def look(
-    batch: Any,
+    batch: TrainingBatch | Mapping[str, Any],
     *,
     rows: int = 4,
-    tokenizer: Any = None,
+    tokenizer: TokenizerLike | None = None,
     whole: bool = False,
     ids: bool = False,
     color: bool | None = None,
@@ -54,11 +55,11 @@ def look(
     bw.look(batch, tokenizer="tokenizer.json")             for a batch that does not know its tokenizer
     Path("masks.html").write_text(bw.look(batch).html())   a page that needs nothing else
 
-    Any TrainingBatch, of any framework and on any device, or a mapping with input_ids, labels or targets, and other
-    fields of the same names. A token is marked where it is a target that counts: its loss_mask is not 0. Shares are
-    of all tokens of the batch, padding included. Long stretches are shortened in their middle, so every border between
-    trained and untrained is seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color` and
-    `width` (columns) are what the terminal says, if not given.
+    `batch` is any TrainingBatch, of any framework and on any device, or a mapping with input_ids, and labels or
+    targets. A token is marked where it is a target that counts: its loss_mask is not 0. Shares
+    are of all tokens of the batch, padding included. Long stretches are shortened in their middle, so every border
+    between trained and untrained is seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color`
+    and `width` (columns) are what the terminal says, if not given.
     """
     at_least(1, rows=rows)
     if width is not None:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from batchwright.errors import SpecError
-
-if TYPE_CHECKING:
-    import torch
+from batchwright.typing import Array, Device, Tensor
 
 __all__ = ["TraceRecord", "TrainingBatch"]
 
@@ -64,40 +62,42 @@ class TrainingBatch(MutableMapping[str, Any]):
     ([[-100, 7, 8]], ['input_ids', 'attention_mask', 'labels'])
     """
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    loss_mask: Tensor
     metadata: dict[str, Any]
-    last_targets: torch.Tensor
+    last_targets: Tensor
     """The target of each row's last position, [rows], for which labels have no place."""
     if TYPE_CHECKING:
-        targets: torch.Tensor  # made of the others, or they of it: no field of its own
-    position_ids: torch.Tensor | None = None
+        targets: Tensor  # made of the others, or they of it: no field of its own
+    position_ids: Tensor | None = None
     """Positions that start at 0 with every sample."""
-    segment_ids: torch.Tensor | None = None
+    segment_ids: Tensor | None = None
     """Number of the sample inside its row, from 1; 0 for padding."""
-    cu_seqlens: torch.Tensor | None = None
+    cu_seqlens: Tensor | None = None
     """Where samples begin in the rows of the batch, end to end, and where the last one ends."""
     max_seqlen: int | None = None
     """Tokens of the longest sample."""
 
     def __init__(
         self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        labels: Any = None,
-        loss_mask: Any = None,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        labels: Array | None = None,
+        loss_mask: Array | None = None,
         metadata: dict[str, Any] | tuple[Any, ...] | None = None,
         *,
-        targets: Any = None,
-        last_targets: Any = None,
-        position_ids: Any = None,
-        segment_ids: Any = None,
-        cu_seqlens: Any = None,
+        targets: Array | None = None,
+        last_targets: Array | None = None,
+        position_ids: Array | None = None,
+        segment_ids: Array | None = None,
+        cu_seqlens: Array | None = None,
         max_seqlen: int | None = None,
     ) -> None:
-        """`targets`, if given, take the place of labels. Metadata may be (function, *its arguments)."""
+        """The first five are the fields. `targets`, if given, take the place of `labels`, and `last_targets` completes
+        these. `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
+        `metadata` may be (function, *its arguments)."""
         own = self.__dict__
         own["input_ids"] = input_ids
         own["_metadata"] = metadata
@@ -242,7 +242,7 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     # Elsewhere
 
-    def to(self, device: Any, non_blocking: bool = False) -> TrainingBatch:
+    def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
         """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
 
         In torch the tokens are copied once. With non_blocking, the memory that is copied from is not used again before
@@ -381,7 +381,12 @@ def _can_move(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order."""
+    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order.
+
+    The row is at `position`, used by `step`, as `row_in_batch` of a `rank`, in an `epoch` of its `source`. The piece is
+    tokens `window_span` of the window and `document_span` of the document: `row` and `lines` of a `file`, with this
+    `text`. `is_skipped`: an amendment passes over the row.
+    """
 
     step: int | None
     """The step that uses the row; None where the plan does not say how batches were cut."""

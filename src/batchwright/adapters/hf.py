@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoaderState", "WholeRun", "feed"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _KEY = "batchwright.loader"
 
@@ -117,7 +117,7 @@ class WholeRun:
 
     def __init__(self, batches: Any) -> None:
         self.batches = batches
-        self.dataset = batches.dataset
+        self.dataset: Any = batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
         while not self.dataset.source._next_start()[1]:

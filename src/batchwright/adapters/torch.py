@@ -294,7 +294,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     """
 
     def __init__(self, loader: CursorLoader[Any]) -> None:
-        self.source = loader
+        self.source: CursorLoader[Any] = loader
         self._taken = 0
         self._passes = 0
 

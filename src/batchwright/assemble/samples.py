@@ -94,11 +94,18 @@ class SampleRows:
         `reopen` is (function, arguments): how another process opens the same rows, if not by value.
         """
         self._reopen = reopen
-        self.stream, self.index, self.spec, self.trained = stream, index, spec, trained
-        self.columns = columns or {}
+        self.stream: Stream = stream
+        self.index: RowIndex = index
+        self.spec: RowSpec = spec
+        self.trained: SpanWeights | None = trained
+        self.columns: Mapping[str, NDArray[Any]] | dict[str, NDArray[Any]] = columns or {}
         self.borders = borders
-        self.name, self.split, self.fingerprint = name or stream.name, stream.split, stream.fingerprint
-        self.row_tokens, self.num_rows, self.num_tokens = spec.row_tokens, index.num_rows, index.num_tokens
+        self.name: str = name or stream.name
+        self.split: str = stream.split
+        self.fingerprint: str = stream.fingerprint
+        self.row_tokens: int = spec.row_tokens
+        self.num_rows: int = index.num_rows
+        self.num_tokens: int = index.num_tokens
         self.sequences = 2 if spec.pairs else 1
         """Rows of a batch that one row is: two for a pair."""
         if not self.num_rows:

@@ -308,7 +308,7 @@ def _train(loader: bw.ConversationDataLoader, vocab_size: int, num_steps: int) -
     with LiveLine(sys.stdout) as line:
         for step in range(num_steps):
             batch = loader.get_batch()
-            mask, segments = batch.loss_mask, batch.segment_ids
+            mask, segments = batch.loss_mask, np.asarray(batch.segment_ids)
             losses, gradients = _step(weights, batch, batch.targets)
             if not step:
                 others = np.where(

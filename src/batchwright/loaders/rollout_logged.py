@@ -33,7 +33,7 @@ from batchwright.types import TrainingBatch
 
 __all__ = ["LogRows", "LogStream", "LoggedRollouts", "Policy", "plan_of_log"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 Record = list[list[int]]
 

@@ -48,11 +48,11 @@ class RolloutRows:
 
     def __init__(self, rollouts: Rollouts, estimator: Estimator) -> None:
         self.rollouts = rollouts
-        self.method = estimator.method(rollouts)
+        self.method: str | None = estimator.method(rollouts)
         self.whitening: Dialect | None = estimator.dialect if estimator.whitens(self.method) else None
         """By whose rules advantages are whitened over a global batch; None: they are not."""
         estimate = estimator(rollouts)
-        self.lengths = rollouts.lengths()
+        self.lengths: NDArray[np.int64] = rollouts.lengths()
         self._trained = rollouts.trained
         begins = rollouts.starts[:-1]
         if self._trained[begins].any():
@@ -60,7 +60,7 @@ class RolloutRows:
             self._trained[begins] = False  # nothing comes before it that could predict it
         # As numbers of 32 bits: of flags, NumPy sums 64 bits three times as slowly.
         counts = np.add.reduceat(self._trained.view(np.uint8), begins, dtype=np.int32)
-        self.trained_tokens = counts.astype(np.int64)
+        self.trained_tokens: NDArray[np.int64] = counts.astype(np.int64)
         """Learned tokens of each row."""
         self._last_place = last_trained(rollouts) - begins - 1
         columns = {
