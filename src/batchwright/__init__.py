@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchwright import errors
+from batchwright.errors import *  # noqa: F403  # small, and needed by all
+
 if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES again
     from batchwright.adopting import adopt as adopt
     from batchwright.baking import DatasetRecipe as DatasetRecipe
@@ -17,25 +20,6 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES aga
     from batchwright.buffer import register_normalizer as register_normalizer
     from batchwright.digesting import digest as digest
     from batchwright.drilling import drill as drill
-    from batchwright.errors import BatchwrightError as BatchwrightError
-    from batchwright.errors import BusyError as BusyError
-    from batchwright.errors import EndOfRun as EndOfRun
-    from batchwright.errors import MemoryLimitError as MemoryLimitError
-    from batchwright.errors import MissingExtraError as MissingExtraError
-    from batchwright.errors import MissingQueueError as MissingQueueError
-    from batchwright.errors import NotReadyError as NotReadyError
-    from batchwright.errors import OutOfSpaceError as OutOfSpaceError
-    from batchwright.errors import PlanError as PlanError
-    from batchwright.errors import QueueError as QueueError
-    from batchwright.errors import RowIndexError as RowIndexError
-    from batchwright.errors import SampleError as SampleError
-    from batchwright.errors import SampleTypeError as SampleTypeError
-    from batchwright.errors import SourceError as SourceError
-    from batchwright.errors import SpecError as SpecError
-    from batchwright.errors import StoreError as StoreError
-    from batchwright.errors import SyncError as SyncError
-    from batchwright.errors import TokenizerError as TokenizerError
-    from batchwright.errors import WorkerError as WorkerError
     from batchwright.exporting import export as export
     from batchwright.loaders import ConversationDataLoader as ConversationDataLoader
     from batchwright.loaders import DataLoader as DataLoader
@@ -75,27 +59,6 @@ _NAMES = {
     "buffer": ["DatasetBuffer", "register_normalizer"],
     "digesting": ["digest"],
     "drilling": ["drill"],
-    "errors": [
-        "BatchwrightError",
-        "BusyError",
-        "EndOfRun",
-        "MemoryLimitError",
-        "MissingExtraError",
-        "MissingQueueError",
-        "NotReadyError",
-        "OutOfSpaceError",
-        "PlanError",
-        "QueueError",
-        "RowIndexError",
-        "SampleError",
-        "SampleTypeError",
-        "SourceError",
-        "SpecError",
-        "StoreError",
-        "SyncError",
-        "TokenizerError",
-        "WorkerError",
-    ],
     "exporting": ["export"],
     "loaders": ["ConversationDataLoader", "DataLoader", "MixedDataLoader", "PretrainDataLoader", "ramp"],
     "loaders.mixed_shards": ["StreamingMixedShardDataset", "create_datasets"],
@@ -118,7 +81,7 @@ _NAMES = {
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names}
 
-__all__ = sorted(["__version__", *_HOME])
+__all__ = sorted(["__version__", *errors.__all__, *_HOME])
 
 if not TYPE_CHECKING:  # there, it would make every name exist
 

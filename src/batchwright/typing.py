@@ -10,29 +10,9 @@ from numpy.typing import ArrayLike
 
 from batchwright.protocols import Tokenizer
 
-__all__ = [
-    "Array",
-    "Balance",
-    "CorpusLike",
-    "Data",
-    "Device",
-    "EpochEnd",
-    "Framework",
-    "Mesh",
-    "OnError",
-    "Packing",
-    "PadTo",
-    "PlanLike",
-    "ProcessGroup",
-    "ShardingLike",
-    "Skip",
-    "SourceLike",
-    "Split",
-    "StoreLike",
-    "Tensor",
-    "TokenizerLike",
-    "WeightsLike",
-]
+__all__ = ["Balance", "Data", "EpochEnd", "Framework", "OnError", "Packing", "PadTo", "Skip", "Split", "WeightsLike"]
+__all__ += ["Array", "Device", "Mesh", "ProcessGroup"]
+__all__ += ["CorpusLike", "PlanLike", "ShardingLike", "SourceLike", "StoreLike", "Tensor", "TokenizerLike"]
 
 Framework = Literal["numpy", "torch", "jax", "mlx"]
 Split = Literal["train", "val"]
