@@ -28,6 +28,7 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tests/verify_types.py 98
 
 unit: $(VENV)/ready
 	$(VENV)/bin/pytest -n 3 --dist worksteal -m 'not peers and not slow'

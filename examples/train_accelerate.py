@@ -46,7 +46,7 @@ def train(checkpoint: str | None = None) -> dict[int, float]:
     losses = {}
     while loader.step < STEPS:
         batch = loader.get_batch().to(accelerator.device)
-        loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.labels.flatten())
+        loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()

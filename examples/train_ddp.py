@@ -54,7 +54,7 @@ def train() -> None:
 
     while loader.step < STEPS:
         batch = loader.get_batch()
-        loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.labels.flatten())
+        loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

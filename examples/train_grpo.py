@@ -122,9 +122,9 @@ def train(run: str) -> None:
     save(weights, policy=policy.state_dict(), version=loader.step)
     loader.policy_version = loader.step
     for batch in loader:
-        facts = batch.metadata  # aligned with labels, as log_probs here
+        facts = batch.metadata  # aligned with targets, as log_probs here
         log_probs = F.log_softmax(policy(batch.input_ids), dim=-1)
-        log_probs = log_probs.gather(-1, batch.labels.clamp(min=0)[..., None])[..., 0]
+        log_probs = log_probs.gather(-1, batch.targets.clamp(min=0)[..., None])[..., 0]
         ratio = torch.exp(log_probs - facts["old_log_probs"])
         gain = torch.minimum(ratio * facts["advantages"], ratio.clamp(0.8, 1.2) * facts["advantages"])
         loss = -(gain * batch.loss_mask).sum() / facts["global_tokens"]  # on several ranks: add up their gradients

@@ -36,19 +36,18 @@ def in_jax(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
 
 
-def loss_of(weights: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-    hidden = jax.nn.relu(weights["embedding"][batch["input_ids"]] @ weights["hidden"])
+def loss_of(weights: dict[str, jax.Array], input_ids: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    hidden = jax.nn.relu(weights["embedding"][input_ids] @ weights["hidden"])
     log_probabilities = jax.nn.log_softmax(hidden @ weights["output"])
-    # Labels are shifted already, and -100 where loss_mask is 0.
-    labels, mask = jnp.maximum(batch["labels"], 0), batch["loss_mask"]
-    of_labels = jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
-    return -(of_labels * mask).sum() / mask.sum()
+    targets = jnp.maximum(targets, 0)  # -100 where the mask is 0
+    of_targets = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -(of_targets * mask).sum() / mask.sum()
 
 
 @jax.jit
-def step(model: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+def step(model: dict[str, jax.Array], *batch: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
     weights = {name: array for name, array in model.items() if "momentum" not in name}
-    loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
+    loss, gradients = jax.value_and_grad(loss_of)(weights, *batch)
     momentum = {name: 0.9 * model[f"{name} momentum"] + gradients[name] for name in weights}
     moved = {name: weights[name] - 0.3 * momentum[name] for name in weights}
     return moved | {f"{name} momentum": array for name, array in momentum.items()}, loss
@@ -70,7 +69,8 @@ def train(checkpoint: str | None = None) -> dict[int, float]:
 
     losses = {}
     while loader.step < STEPS:
-        model, loss = step(model, dict(loader.get_batch()))
+        batch = loader.get_batch()
+        model, loss = step(model, batch.input_ids, batch.targets, batch.loss_mask)
         losses[loader.step] = loss.item()
         if loader.step == SAVED_AT:
             # The data's part of a checkpoint is one small JSON value. Rename last: a kill never leaves half a file.

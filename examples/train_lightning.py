@@ -33,7 +33,7 @@ class Model(lightning.LightningModule):
         self.losses: dict[int, float] = {}
 
     def training_step(self, batch: bw.TrainingBatch, batch_number: int) -> torch.Tensor:
-        loss = F.cross_entropy(self.network(batch.input_ids).flatten(0, 1), batch.labels.flatten())
+        loss = F.cross_entropy(self.network(batch.input_ids).flatten(0, 1), batch.targets.flatten())
         self.losses[self.global_step + 1] = loss.item()
         return loss
 

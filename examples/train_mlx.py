@@ -25,8 +25,8 @@ SAVED_AT = 15
 
 
 def loss_of(model: nn.Module, batch: bw.TrainingBatch) -> mx.array:
-    # Labels are shifted already, and -100 where loss_mask is 0.
-    losses = nn.losses.cross_entropy(model(batch.input_ids), mx.maximum(batch.labels, 0))
+    # targets[t] is what position t must predict, and -100 where loss_mask is 0.
+    losses = nn.losses.cross_entropy(model(batch.input_ids), mx.maximum(batch.targets, 0))
     return (losses * batch.loss_mask).sum() / batch.loss_mask.sum()
 
 

@@ -36,7 +36,7 @@ if os.path.exists(CHECKPOINT):
 
 while loader.step < STEPS:
     batch = loader.get_batch()
-    seen, following = batch.input_ids.ravel(), batch.labels.ravel()
+    seen, following = batch.input_ids.ravel(), batch.targets.ravel()
     logits = table[seen]
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)

@@ -57,8 +57,8 @@ if os.path.exists(CHECKPOINT):
 
 while loader.step < STEPS:
     batch = loader.get_batch().to(DEVICE)
-    # labels are shifted already: labels[t] is what position t must predict, and -100 where there is nothing to learn.
-    loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
+    # targets[t] is what position t must predict, and -100 where there is nothing to learn.
+    loss = F.cross_entropy(model(batch.input_ids).flatten(0, 1), batch.targets.view(-1), ignore_index=-100)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

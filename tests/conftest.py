@@ -158,7 +158,7 @@ def chat_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_store(small_store: Path, tmp_path: Path) -> Path:
     """A copy of `small_store` without plans, for tests that look at what is written beside a store."""
     path = tmp_path / "own.store"
-    shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans"))
+    shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans", "rows"))
     return path
 
 

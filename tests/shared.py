@@ -30,3 +30,21 @@ def texts(store: bw.Store, source: str | None = None, split: str = "train") -> l
 def sorted_texts(store: bw.Store) -> list[str]:
     """The documents of all sources."""
     return sorted(str(store.decode(row.tokens)) for row in store.rows())
+
+
+BATCH_ARRAYS = (
+    "input_ids",
+    "attention_mask",
+    "labels",
+    "targets",
+    "loss_mask",
+    "position_ids",
+    "segment_ids",
+    "cu_seqlens",
+    "max_seqlen",
+)
+
+
+def arrays_of(batch: bw.TrainingBatch) -> dict[str, Any]:
+    """Every array of a batch, also those that its mapping leaves out."""
+    return {name: value for name in BATCH_ARRAYS if (value := getattr(batch, name)) is not None}

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.digest import digest_of, digest_steps
+from batchwright.digesting import digest
 from batchwright.store import collect_garbage, verify_store, writer
 from batchwright.store.adopted import AdoptedFile
 from batchwright.store.layout import current_version
@@ -80,9 +80,9 @@ def test_a_loader_reads_from_an_adopted_file_what_it_reads_from_a_baked_store(tr
     ours, theirs = open_loader(store.path, segment_ids=True), open_loader(baked, segment_ids=True)
     for a, b in zip(ours.get_iterator(), theirs.get_iterator(), strict=True):
         assert np.array_equal(a.input_ids, b.input_ids)
-        assert np.array_equal(a.labels, b.labels)
+        assert np.array_equal(a.targets, b.targets)
         assert np.array_equal(a.segment_ids, b.segment_ids)
-    steps = [digest_of(digest_steps(path, loader, 0, 9)) for path, loader in ((store.path, ours), (baked, theirs))]
+    steps = [digest(path, loader, 0, 9) for path, loader in ((store.path, ours), (baked, theirs))]
     assert steps[0] == steps[1]
 
 

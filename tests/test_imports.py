@@ -19,14 +19,25 @@ PACKAGE = Path(batchwright.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts"),
+    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts", "typing"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
-ONLINE = ("documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders", "tracing", "digest", "drill")
+ONLINE = (
+    "documents",
+    "rollouts",
+    "rollout_log",
+    "pool",
+    "flow",
+    "plans",
+    "loaders",
+    "tracing",
+    "digesting",
+    "drilling",
+)
 EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "__init__": (),  # names are looked up when first used
+    "__init__": EVERYTHING,  # for types; at run time a name is looked up when it is first used
     "__main__": EVERYTHING,
     **dict.fromkeys(GROUND, GROUND),
     **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
@@ -38,8 +49,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "plans": (*GROUND, *STAGES),
     "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders"),
     "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
-    "digest": (*GROUND, *STAGES, *ONLINE),
-    "drill": (*GROUND, *STAGES, *ONLINE),
+    "digesting": (*GROUND, *STAGES, *ONLINE),
+    "drilling": (*GROUND, *STAGES, *ONLINE),
     "baking": (*GROUND, *STAGES, "documents", "baking"),
     "adopting": (*GROUND, "sources", "prepare", "store"),
     "exporting": (*GROUND, "store"),
@@ -74,9 +85,20 @@ EXCEPTIONS = {
     ("queue/provider.py", "batchwright.adapters.torch"): "rng_framework = 'torch'",
     ("shards/find.py", "batchwright.order.draw"): "directories are mixed as sources are",
     ("__init__.py", "batchwright.*"): "public names, each from its home",
+    **{
+        ("typing.py", f"batchwright.{module}"): "for type checkers"
+        for module in (
+            "baking.recipe",
+            "loaders.base",
+            "loaders.cursor",
+            "order.sharding",
+            "prepare.tokenizers",
+            "store.reader",
+        )
+    },
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
-MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo")
+MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo", "typing")
 FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
 
 PUBLIC = [
@@ -120,8 +142,10 @@ PUBLIC = [
     "bake",
     "chat",
     "create_datasets",
+    "digest",
     "dihedral8",
     "discover_and_split_multiple_data",
+    "drill",
     "explain",
     "export",
     "find",

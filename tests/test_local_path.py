@@ -10,8 +10,8 @@ import pytest
 
 import batchwright as bw
 from batchwright.buffer import DatasetBuffer
-from batchwright.digest import digest_steps
-from batchwright.drill import run_drill
+from batchwright.digesting import digest_steps
+from batchwright.drilling import drill
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, forget_plan
 from batchwright.queue.status import queue_status
@@ -60,7 +60,7 @@ IN_PYTHON = {
     "collect_garbage": lambda store: collect_garbage(AT),
     "trace": lambda store: list(bw.trace(AT, "dead", step=0)),
     "digest": lambda store: digest_steps(AT, "dead", 0, 1),
-    "drill": lambda store: run_drill(AT, "dead"),
+    "drill": lambda store: drill(AT, "dead"),
     "shards": lambda store: bw.StreamingMixedShardDataset([AT], ["all"]),
     "split shards": lambda store: bw.discover_and_split_multiple_data([AT], ["all"], 0.1),
     "convert shards": lambda store: convert(AT, "out"),

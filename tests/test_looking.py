@@ -17,7 +17,7 @@ LEGEND = "⟦trained⟧  ⟨special token⟩  ↵ newline"
 USER, ASSISTANT = ROLES.index("user"), ROLES.index("assistant")
 
 
-def batch_of(*rows, alignment="next", pad_left=False, framework=np.asarray, **fields):
+def batch_of(*rows, pad_left=False, framework=np.asarray, **fields):
     """A batch of bytes. Each row is text in which what is trained stands in brackets: "Hi [Yo]"."""
     tokens, weights = [], []
     for row in rows:
@@ -35,16 +35,14 @@ def batch_of(*rows, alignment="next", pad_left=False, framework=np.asarray, **fi
     def padded(values):
         gaps = [[0] * (width - len(own)) for own in values]
         rows = [gap + own if pad_left else own + gap for gap, own in zip(gaps, values, strict=True)]
-        return np.array([row + [0] * (alignment == "next") for row in rows])
+        return np.array([[*row, 0] for row in rows])
 
     ids, weight, real = padded(tokens), padded(weights), padded([[1] * len(own) for own in tokens])
-    labels = np.where(weight > 0, ids, -100)
-    if alignment == "next":
-        ids, real, labels, weight = ids[:, :-1], real[:, :-1], labels[:, 1:], weight[:, 1:]
-    weight = weight.astype(np.float32)
+    targets = np.where(weight > 0, ids, -100)[:, 1:]
     metadata = fields.pop("metadata", {})
+    fields |= {"attention_mask": real[:, :-1], "targets": targets, "loss_mask": weight[:, 1:].astype(np.float32)}
     arrays = {name: framework(values) for name, values in fields.items()}
-    return bw.TrainingBatch(*map(framework, (ids, real, labels, weight)), metadata, **arrays)
+    return bw.TrainingBatch(framework(ids[:, :-1]), metadata=metadata, **arrays)
 
 
 def shown(batch, **settings):
@@ -91,45 +89,47 @@ def test_padding_on_the_left_comes_first():
 
 def test_padding_that_is_trained_is_shown_and_noted():
     batch = batch_of("ab[cd]", "a[b]")
-    batch.labels[1, 2:], batch.loss_mask[1, 2:] = 0, 1
+    batch.targets[1, 2:], batch.loss_mask[1, 2:] = 0, 1
     text = str(look(batch, tokenizer="bytes", color=False))
-    assert "note: 2 trained labels are in the padding" in text
-    assert text.endswith("  | a⟦b⟧\n  | ... 1 of padding⟦\\x00⟧⟦\\x00⟧(label only)")
+    assert "note: 2 trained targets are in the padding" in text
+    assert text.endswith("  | a⟦b⟧\n  | ... 1 of padding⟦\\x00⟧⟦\\x00⟧(target only)")
 
 
-def test_the_last_label_of_a_window_is_not_among_its_inputs():
+def test_the_last_target_of_a_window_is_not_among_its_inputs():
     ids = np.frombuffer(b"abcd", np.uint8).astype(np.int64)[None]
-    batch = bw.TrainingBatch(ids[:, :-1], np.ones((1, 3)), ids[:, 1:])
-    assert shown(batch) == ["", "row 0: 3 tokens, 3 trained", "  | a⟦bc⟧⟦d⟧(label only)"]
+    batch = bw.TrainingBatch(ids[:, :-1], np.ones((1, 3)), targets=ids[:, 1:])
+    assert shown(batch) == ["", "row 0: 3 tokens, 3 trained", "  | a⟦bc⟧⟦d⟧(target only)"]
 
 
-def test_a_last_label_that_is_also_the_token_for_padding_is_no_padding():
+def test_a_last_target_that_is_also_the_token_for_padding_is_no_padding():
     batch = batch_of("ab[cd]", "a[b]")
-    batch.labels[1, 1], batch.loss_mask[1, 1] = 0, 1  # a row that is shorter than others ends with this label
-    assert shown(batch)[-2:] == ["  | a⟦b⟧⟦\\x00⟧(label only)", "  | ... 2 of padding"]
+    batch.targets[1, 1], batch.loss_mask[1, 1] = 0, 1  # a row that is shorter than others ends with this target
+    assert shown(batch)[-2:] == ["  | a⟦b⟧⟦\\x00⟧(target only)", "  | ... 2 of padding"]
 
 
-@pytest.mark.parametrize("says_so", [True, False])
-def test_labels_that_the_model_shifts_are_marked_alike(says_so):
-    metadata = {"alignment": "same"} if says_so else {}
-    batch = batch_of("Hi [Yo]!", alignment="same", metadata=metadata)
-    assert shown(batch) == ["", "row 0: 6 tokens, 2 trained", "  | Hi ⟦Yo⟧!"]
+def test_labels_that_another_library_made_are_marked_alike():
+    batch = batch_of("Hi [Yo]!")
+    assert shown({"input_ids": batch.input_ids, "labels": batch.labels}) == [
+        "",
+        "row 0: 6 tokens, 2 trained",
+        "  | Hi ⟦Yo⟧!",
+    ]
 
 
-def test_labels_shifted_twice_are_noted_and_shown():
+def test_targets_shifted_twice_are_noted_and_shown():
     batch = batch_of("ab[cdef]")
-    batch.labels = np.concatenate([batch.labels[:, 1:], [[-100]]], axis=1)
-    batch.loss_mask = (batch.labels != -100).astype(np.float32)
+    batch.targets = np.concatenate([batch.targets[:, 1:], [[-100]]], axis=1)
+    batch.loss_mask = (batch.targets != -100).astype(np.float32)
     text = str(look(batch, tokenizer="bytes", color=False))
-    assert "note: 4 trained labels are not the token that follows" in text
-    assert "  | a⟦c⟧(odd label)b⟦d⟧(odd label)c⟦e⟧(odd label)d⟦f⟧(odd label)ef" in text
+    assert "note: 4 trained targets are not the token that follows" in text
+    assert "  | a⟦c⟧(odd target)b⟦d⟧(odd target)c⟦e⟧(odd target)d⟦f⟧(odd target)ef" in text
 
 
-def test_labels_that_only_the_mask_keeps_out_are_noted():
+def test_targets_that_only_the_mask_keeps_out_are_noted():
     batch = batch_of("ab[cd]")
-    batch.labels = np.array([[98, 99, 100, -100]])
+    batch.targets = np.array([[98, 99, 100, -100]])
     text = str(look(batch, tokenizer="bytes", color=False))
-    assert "note: 1 label is not -100 where loss_mask is 0: a loss that reads no mask learns them" in text
+    assert "note: 1 target is not -100 where loss_mask is 0: a loss that reads no mask learns them" in text
     assert text.endswith("ab⟦cd⟧")
 
 
@@ -199,7 +199,7 @@ def test_characters_are_whole_where_their_bytes_are_marked_alike():
 def test_a_character_that_a_border_cuts_is_shown_by_its_bytes():
     batch = batch_of("a[é]")
     batch.loss_mask = np.array([[0, 1, 0]], np.float32)
-    batch.labels = np.array([[-100, 0xA9, -100]])
+    batch.targets = np.array([[-100, 0xA9, -100]])
     assert shown(batch)[2:] == ["  | a\\xc3⟦\\xa9⟧"]
 
 
@@ -267,24 +267,24 @@ def test_a_special_token_is_told_from_its_name_in_a_message():
     tokenizer = byte_level()
     end = tokenizer.token_to_id("<|im_end|>")
     ids = [*map(tokenizer.token_to_id, "x<|im_end|>"), end]
-    batch = {"input_ids": np.array([ids]), "labels": np.array([[*ids[1:], -100]])}
+    batch = {"input_ids": np.array([ids]), "targets": np.array([[*ids[1:], -100]])}
     assert shown(batch, tokenizer=tokenizer)[2:] == ["  | x⟦<|im_end|>⟨<|im_end|>⟩⟧"]
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "ids", "text"),
     [
-        (byte_level(), ["Ã", "©", "Ġ", "x"], "  | ⟦\\xc3⟧\\xa9 x"),
-        (byte_fallback(), ["▁caf", "<0xC3>", "<0xA9>", "▁a", "b"], "  | ⟦ caf⟧é ab"),
-        (byte_fallback(), ["<0xC3>", "<0xA9>", "▁a"], "  | ⟦\\xc3⟧\\xa9 a"),
-        (word_pieces(), ["water", "##fall", "runs"], "  | ⟦water⟧fall runs"),
+        (byte_level(), ["Ġ", "Ã", "©", "Ġ", "x"], "  |  ⟦\\xc3⟧\\xa9 x"),
+        (byte_fallback(), ["b", "▁caf", "<0xC3>", "<0xA9>", "▁a", "b"], "  | b⟦ caf⟧é ab"),
+        (byte_fallback(), ["b", "<0xC3>", "<0xA9>", "▁a"], "  | b⟦\\xc3⟧\\xa9 a"),
+        (word_pieces(), ["runs", "water", "##fall", "runs"], "  | runs⟦ water⟧fall runs"),
     ],
     ids=["byte level", "byte fallback", "a cut character", "word pieces"],
 )
 def test_every_kind_of_vocabulary_is_spelled(tokenizer, ids, text):
     tokens = np.array([[tokenizer.token_to_id(token) for token in ids]])
-    labels = np.where(np.arange(len(ids)) < 1, tokens, -100)
-    batch = {"input_ids": tokens, "labels": labels, "metadata": {"alignment": "same"}}
+    labels = np.where(np.arange(len(ids)) == 1, tokens, -100)
+    batch = {"input_ids": tokens, "labels": labels}
     assert shown(batch, tokenizer=tokenizer)[2:] == [text]
 
 
@@ -362,7 +362,7 @@ def test_jax_arrays_are_shown_as_arrays_are():
     assert shown(batch_of("a[b]c", framework=jnp.asarray)) == shown(batch_of("a[b]c"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"alignment": "same"}, {"padding_side": "left"}, {"packing": "best_fit"}])
+@pytest.mark.parametrize("settings", [{}, {"padding_side": "left"}, {"packing": "best_fit"}])
 def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path))
     turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]

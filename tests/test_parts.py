@@ -47,8 +47,10 @@ def test_parts_have_the_rows_of_the_batch_without_the_padding_that_they_do_not_n
         for number, row in enumerate(np.asarray(part.metadata["row"]).tolist()):
             seen.append(row)
             at = whole[row]
-            for name in ("input_ids", "labels", "loss_mask", "advantages", "old_log_probs"):
-                of_part, of_batch = (np.asarray(b[name] if name in b else b.metadata[name]) for b in (part, batch))
+            for name in ("input_ids", "targets", "loss_mask", "advantages", "old_log_probs"):
+                of_part, of_batch = (
+                    np.asarray(b.metadata[name] if name in b.metadata else getattr(b, name)) for b in (part, batch)
+                )
                 here, there = (np.asarray(b.attention_mask)[n] > 0 for b, n in ((part, number), (batch, at)))
                 assert of_part[number][here].tolist() == of_batch[at][there].tolist()
             assert float(part.metadata["reward"][number]) == float(batch.metadata["reward"][at])
@@ -65,7 +67,7 @@ def test_losses_of_parts_add_up_to_that_of_the_whole():
 
     def loss_of(part):
         log_probs = torch.log_softmax(network(part.input_ids), -1)
-        log_probs = log_probs.gather(-1, part.labels.clamp(min=0)[..., None])[..., 0]
+        log_probs = log_probs.gather(-1, part.targets.clamp(min=0)[..., None])[..., 0]
         return -(log_probs * part.metadata["advantages"] * part.loss_mask).sum() / part.metadata["global_tokens"]
 
     loss_of(batch).backward()

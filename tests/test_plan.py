@@ -49,7 +49,6 @@ def test_what_fixes_the_rows_is_in_the_fingerprint_and_what_does_not_is_not(smal
         {"framework": "torch"},
         {"epochs": 5},
         {"position_ids": True, "border_loss": False},
-        {"alignment": "same"},
     ):
         assert open_loader(small_store, **given).plan.fingerprint == base, given
     others = [

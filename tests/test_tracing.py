@@ -54,7 +54,7 @@ def test_the_pieces_of_every_row_tile_its_window_and_are_what_the_raw_files_say(
         rows = {position: list(pieces) for position, pieces in groupby(records, key=lambda r: r.position)}
         assert list(rows) == batch.metadata["position"].tolist()
         for row, pieces in enumerate(rows.values()):
-            window = [*batch.input_ids[row].tolist(), int(batch.labels[row, -1])]
+            window = [*batch.input_ids[row].tolist(), int(batch.targets[row, -1])]
             assert [p.window_span[0] for p in pieces] + [17] == [0] + [p.window_span[1] for p in pieces]
             for piece in pieces:
                 text = raw_text(piece)

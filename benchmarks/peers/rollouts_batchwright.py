@@ -29,7 +29,7 @@ def run(rows: list[dict[str, Any]], how: str, epoch: Epoch) -> None:
             columns = batch.metadata
             epoch.take(
                 batch.input_ids,
-                lambda batch=batch: batch.labels,
+                lambda batch=batch: batch.targets,
                 batch.loss_mask,
                 columns["old_log_probs"],
                 columns["advantages"],

@@ -3,81 +3,95 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from batchwright import errors
+from batchwright.errors import *  # noqa: F403  # small, and needed by all
+
+if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES again
+    from batchwright.adopting import adopt as adopt
+    from batchwright.baking import DatasetRecipe as DatasetRecipe
+    from batchwright.baking import add_ingredient as add_ingredient
+    from batchwright.baking import bake as bake
+    from batchwright.baking import explain as explain
+    from batchwright.baking import prepare_step as prepare_step
+    from batchwright.baking import train_tokenizer as train_tokenizer
+    from batchwright.buffer import DatasetBuffer as DatasetBuffer
+    from batchwright.buffer import register_normalizer as register_normalizer
+    from batchwright.digesting import digest as digest
+    from batchwright.drilling import drill as drill
+    from batchwright.exporting import export as export
+    from batchwright.loaders import ConversationDataLoader as ConversationDataLoader
+    from batchwright.loaders import DataLoader as DataLoader
+    from batchwright.loaders import MixedDataLoader as MixedDataLoader
+    from batchwright.loaders import PretrainDataLoader as PretrainDataLoader
+    from batchwright.loaders import ramp as ramp
+    from batchwright.loaders.mixed_shards import StreamingMixedShardDataset as StreamingMixedShardDataset
+    from batchwright.loaders.mixed_shards import create_datasets as create_datasets
+    from batchwright.loaders.rollout import RolloutDataLoader as RolloutDataLoader
+    from batchwright.looking import look as look
+    from batchwright.order import register_sharding as register_sharding
+    from batchwright.plan import Plan as Plan
+    from batchwright.pool.augment import dihedral8 as dihedral8
+    from batchwright.pool.augment import hex4 as hex4
+    from batchwright.pool.augment import register_augmentation as register_augmentation
+    from batchwright.prepare import tokenize as tokenize
+    from batchwright.prepare.chat.step import chat as chat
+    from batchwright.queue.config import load_config as load_config
+    from batchwright.queue.consumer import DatasetConsumer as DatasetConsumer
+    from batchwright.queue.provider import DataProviderBase as DataProviderBase
+    from batchwright.rollout_log import RolloutLog as RolloutLog
+    from batchwright.shards.find import discover_and_split_multiple_data as discover_and_split_multiple_data
+    from batchwright.sources import register_format as register_format
+    from batchwright.store import Store as Store
+    from batchwright.store import open_store as open_store
+    from batchwright.tracing import find as find
+    from batchwright.tracing import trace as trace
+    from batchwright.types import TraceRecord as TraceRecord
+    from batchwright.types import TrainingBatch as TrainingBatch
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Names are imported when first used, so that `import batchwright` stays cheap.
-_HOME = {
-    "BusyError": "errors",
-    "ConversationDataLoader": "loaders",
-    "DataLoader": "loaders",
-    "DataProviderBase": "queue.provider",
-    "DatasetBuffer": "buffer",
-    "DatasetConsumer": "queue.consumer",
-    "DatasetRecipe": "baking",
-    "EndOfRun": "errors",
-    "MemoryLimitError": "errors",
-    "MissingExtraError": "errors",
-    "MissingQueueError": "errors",
-    "MixedDataLoader": "loaders",
-    "NotReadyError": "errors",
-    "OutOfSpaceError": "errors",
-    "BatchwrightError": "errors",
-    "Plan": "plan",
-    "PlanError": "errors",
-    "PretrainDataLoader": "loaders",
-    "QueueError": "errors",
-    "RolloutDataLoader": "loaders.rollout",
-    "RolloutLog": "rollout_log",
-    "RowIndexError": "errors",
-    "SampleError": "errors",
-    "SampleTypeError": "errors",
-    "SourceError": "errors",
-    "SpecError": "errors",
-    "Store": "store",
-    "StoreError": "errors",
-    "StreamingMixedShardDataset": "loaders.mixed_shards",
-    "SyncError": "errors",
-    "TokenizerError": "errors",
-    "TraceRecord": "types",
-    "TrainingBatch": "types",
-    "WorkerError": "errors",
-    "add_ingredient": "baking",
-    "adopt": "adopting",
-    "bake": "baking",
-    "chat": "prepare.chat.step",
-    "create_datasets": "loaders.mixed_shards",
-    "dihedral8": "pool.augment",
-    "discover_and_split_multiple_data": "shards.find",
-    "explain": "baking",
-    "export": "exporting",
-    "find": "tracing",
-    "hex4": "pool.augment",
-    "load_config": "queue.config",
-    "look": "looking",
-    "open_store": "store",
-    "prepare_step": "baking",
-    "ramp": "loaders",
-    "register_augmentation": "pool.augment",
-    "register_format": "sources",
-    "register_normalizer": "buffer",
-    "register_sharding": "order",
-    "tokenize": "prepare",
-    "trace": "tracing",
-    "train_tokenizer": "baking",
+_NAMES = {
+    "adopting": ["adopt"],
+    "baking": ["DatasetRecipe", "add_ingredient", "bake", "explain", "prepare_step", "train_tokenizer"],
+    "buffer": ["DatasetBuffer", "register_normalizer"],
+    "digesting": ["digest"],
+    "drilling": ["drill"],
+    "exporting": ["export"],
+    "loaders": ["ConversationDataLoader", "DataLoader", "MixedDataLoader", "PretrainDataLoader", "ramp"],
+    "loaders.mixed_shards": ["StreamingMixedShardDataset", "create_datasets"],
+    "loaders.rollout": ["RolloutDataLoader"],
+    "looking": ["look"],
+    "order": ["register_sharding"],
+    "plan": ["Plan"],
+    "pool.augment": ["dihedral8", "hex4", "register_augmentation"],
+    "prepare": ["tokenize"],
+    "prepare.chat.step": ["chat"],
+    "queue.config": ["load_config"],
+    "queue.consumer": ["DatasetConsumer"],
+    "queue.provider": ["DataProviderBase"],
+    "rollout_log": ["RolloutLog"],
+    "shards.find": ["discover_and_split_multiple_data"],
+    "sources": ["register_format"],
+    "store": ["Store", "open_store"],
+    "tracing": ["find", "trace"],
+    "types": ["TraceRecord", "TrainingBatch"],
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 
-__all__ = sorted(["__version__", *_HOME])
+__all__ = sorted(["__version__", *errors.__all__, *_HOME])
 
+if not TYPE_CHECKING:  # there, it would make every name exist
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'batchwright' has no attribute {name!r}")
-    value = getattr(import_module(f"batchwright.{home}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'batchwright' has no attribute {name!r}")
+        value = getattr(import_module(f"batchwright.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

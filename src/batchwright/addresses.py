@@ -23,7 +23,7 @@ class Memory:
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], step: int | None = None) -> None:
         """`step`: bytes from one element to the next, in every dimension; an element's size by default."""
-        self.__array_interface__ = {
+        self.__array_interface__: dict[str, tuple[int, bool] | tuple[int, ...] | str | int] = {
             "data": (address, True),
             "shape": shape,
             "strides": (dtype.itemsize if step is None else step,) * len(shape),
@@ -48,16 +48,19 @@ class Table:
     def __init__(
         self, addresses: NDArray[np.int64], num_rows: Sequence[int], dtype: np.dtype[Any], shape: tuple[int, ...] = ()
     ) -> None:
-        self.dtype, self.shape = dtype, shape
+        self.dtype: np.dtype[Any] = dtype
+        self.shape: tuple[int, ...] = shape
         items = prod(shape)
         there = addresses != 0
         record = dtype if not shape else np.dtype((np.void, items * dtype.itemsize))
         if not there.any() or not items:
-            self._rows, self.start, self.step = np.empty(0, record), np.where(there, 0, -1), 1
+            self._rows = np.empty(0, record)
+            self.start: NDArray[np.int64] = np.where(there, 0, -1)
+            self.step: int = 1
             return
         lowest = int(addresses[there].min())
         apart = np.where(there, addresses - lowest, 0)
-        self.is_contiguous = not (apart % record.itemsize).any()
+        self.is_contiguous: bool = not (apart % record.itemsize).any()
         self.step = 1 if self.is_contiguous else items
         unit = record.itemsize if self.is_contiguous else dtype.itemsize
         self.start = np.where(there, apart // unit, -1)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import DTypeLike
 
 from batchwright.errors import SpecError, StoreError, TokenizerError
 from batchwright.files import exclusive, is_part, out_of_space_at, sync_folder, write_whole
@@ -46,6 +47,7 @@ from batchwright.store.layout import (
     version_folder,
 )
 from batchwright.store.reader import Store
+from batchwright.typing import TokenizerLike
 
 __all__ = ["adopt"]
 
@@ -53,12 +55,12 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _SPLITS = ("train", "val")
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def adopt(
     path: Paths | Mapping[str, Paths],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     *,
     to: str | os.PathLike[str] | None = None,
     val: Paths | Mapping[str, Paths] | None = None,
@@ -66,7 +68,7 @@ def adopt(
     name: str | None = None,
     eos: int | str | None = None,
     eos_first: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     format: str | None = None,
     vocab_size: int | None = None,
     show_progress: bool = True,
@@ -83,6 +85,9 @@ def adopt(
       each document; with `eos_first` it begins each one. `eos="none"`: a file is one document.
     - `to` is by default a folder beside the data, named as it is with `.store`.
     - The same tokens and borders give the same fingerprints and plans, wherever the files lie.
+    - `path`: the files, of one source or of several by name. `name`, `split`: what its one source is called. `val`: the
+      files of split "val". `tokenizer`: what made the ids, with `vocab_size` for a function.
+    - `dtype` and `format` of the files, if they do not say it. `show_progress=False`: say nothing.
     - A file that is missing, or has another size or time than it had, is refused when the store is opened.
     """
     started = time.monotonic()

@@ -58,8 +58,9 @@ class BatchwrightError(Exception):
     """What all errors of this package share: `headline`, `where` (named things) and `remedy`."""
 
     def __init__(self, headline: str, *, remedy: str | None = None, **where: object) -> None:
+        """`headline` says what is wrong, `where` names the things that it is about, `remedy` says what to do."""
         self.headline = headline
-        self.where = {name: value for name, value in where.items() if value is not None}
+        self.where: dict[str, object] = {name: value for name, value in where.items() if value is not None}
         self.remedy = remedy
         super().__init__(headline)
 

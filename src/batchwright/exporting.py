@@ -23,10 +23,11 @@ from batchwright.spec import local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store, open_store
 from batchwright.store.stream import TokenStream
+from batchwright.typing import StoreLike
 
 __all__ = ["FORMATS", "export"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 FORMATS = ("megatron", "npy", "parquet", "jsonl")
 
@@ -35,7 +36,7 @@ _DOCUMENTS_AT_ONCE = 1 << 16
 
 
 def export(
-    store: str | os.PathLike[str] | Store,
+    store: StoreLike,
     path: str | os.PathLike[str],
     *,
     to: str,
@@ -55,7 +56,8 @@ def export(
     formats have no place for that, and a warning says so.
 
     Files appear whole or not at all, after all of them were written; one that is there already is an error, unless
-    `force`. Memory holds about a million tokens, or the longest document where formats have rows.
+    `force`. `source` and `split` choose a part of the store. `show_progress=False`: say nothing. Memory holds about a
+    million tokens, or the longest document where formats have rows.
     """
     one_of(FORMATS, to=to)
     opened = store if isinstance(store, Store) else open_store(store)

@@ -97,23 +97,26 @@ class Flow:
 
         `padding` says how wide a batch is that has rows of samples.
         """
-        self.rows, self.order, self.fields = list(rows), order, fields or Fields()
-        self.row_tokens, self.pad = row_tokens or rows[0].row_tokens, pad
+        self.rows: list[Rows] = list(rows)
+        self.order: Order = order
+        self.fields: Fields = fields or Fields()
+        self.row_tokens: int = row_tokens or rows[0].row_tokens
+        self.pad: int | None = pad
         is_padded = any(r.row_tokens != self.row_tokens for r in rows)
-        self.windows = [r for r in rows if isinstance(r, WindowRows)]
-        self.stored = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
+        self.windows: list[WindowRows] = [r for r in rows if isinstance(r, WindowRows)]
+        self.stored: list[WindowRows | SampleRows] = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
         """The rows that lie in stores."""
-        self.has_samples = any(isinstance(r, SampleRows) for r in rows)
-        self.padding = padding or Padding("max_length")
-        self.asks_all_ranks = self.has_samples and self.padding.to != "max_length"
+        self.has_samples: bool = any(isinstance(r, SampleRows) for r in rows)
+        self.padding: Padding = padding or Padding("max_length")
+        self.asks_all_ranks: bool = self.has_samples and self.padding.to != "max_length"
         """Whether the rows of all ranks are looked up, because the longest one says how wide a batch is."""
-        self.sequences = max(getattr(r, "sequences", 1) for r in rows)
+        self.sequences: Any | int = max(getattr(r, "sequences", 1) for r in rows)
         """Rows of a batch that one row of the order is: two for preference pairs."""
-        self.in_memory = (
+        self.in_memory: bool = (
             len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1 and not is_padded
         )
         is_joint = self.in_memory and len(rows) > 1 and JointWindows.can(self.windows)
-        self.joint = JointWindows(self.windows) if is_joint else None
+        self.joint: JointWindows | None = JointWindows(self.windows) if is_joint else None
 
     @property
     def width_in_words(self) -> str:
@@ -148,14 +151,14 @@ class Flow:
             lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
         return lengths
 
-    def totals(self, positions: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int] | None:
+    def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:
         """(sum of the loss masks, samples) of the rows at some positions; None where some are windows."""
         if not all(isinstance(rows, SampleRows) for rows in self.rows):
             return None
         draw, tokens, samples = self.order.at(positions), 0.0, 0
         for number, rows in enumerate(self.rows):
             assert isinstance(rows, SampleRows)
-            learned, count = rows.totals(draw.index[draw.source == number], shifted=shifted)
+            learned, count = rows.totals(draw.index[draw.source == number])
             tokens, samples = tokens + learned, samples + count
         return tokens, samples
 
@@ -178,9 +181,14 @@ class Located:
         draw: Draw,
         widths: NDArray[np.int64] | None = None,
     ) -> None:
-        self.flow, self.positions, self.weight, self.draw = flow, positions, weight, draw
-        self.widths = np.full(len(positions), flow.row_tokens) if widths is None else widths
+        self.flow: Flow = flow
+        self.positions: NDArray[np.int64] = positions
+        self.weight: NDArray[np.float32] | None = weight
+        self.draw: Draw = draw
+        self.widths: NDArray[np.int64] = np.full(len(positions), flow.row_tokens) if widths is None else widths
         self.windows: NDArray[Any] | None = None
+        self.start: NDArray[np.int64]
+        self.rows: NDArray[np.int64]
         self.apart: NDArray[np.int64] | None = None
         """Rows that lie over the border of a shard, and are read one by one."""
         if flow.in_memory:

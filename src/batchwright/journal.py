@@ -38,7 +38,7 @@ __all__ = [
     "salvage_records",
 ]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _MAGIC = b"bwJOURNL"
 _FORMAT = 1
@@ -94,8 +94,8 @@ class Journal:
     def __init__(self, path: Path, descriptor: int, owner_id: bytes, num_bytes: int, last_number: int) -> None:
         self.path = path
         self.owner_id = owner_id
-        self.num_bytes = num_bytes
-        self.last_number = last_number
+        self.num_bytes: int = num_bytes
+        self.last_number: int = last_number
         self._descriptor = descriptor
         self._seed = _seed_of(owner_id)
         self._process = os.getpid()

@@ -11,7 +11,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,8 @@ from batchwright.prepare.chat.spans import ROLES
 from batchwright.prepare.spelling import Said, Spelling
 from batchwright.prepare.tokenizers import load_tokenizer, resolve_tokenizer
 from batchwright.spec import at_least
+from batchwright.types import TrainingBatch
+from batchwright.typing import TokenizerLike
 
 __all__ = ["Look", "look"]
 
@@ -37,10 +39,10 @@ _MARKS = "⟦⟧⟨⟩"
 
 
 def look(
-    batch: Any,
+    batch: TrainingBatch | Mapping[str, Any],
     *,
     rows: int = 4,
-    tokenizer: Any = None,
+    tokenizer: TokenizerLike | None = None,
     whole: bool = False,
     ids: bool = False,
     color: bool | None = None,
@@ -53,11 +55,11 @@ def look(
     bw.look(batch, tokenizer="tokenizer.json")             for a batch that does not know its tokenizer
     Path("masks.html").write_text(bw.look(batch).html())   a page that needs nothing else
 
-    Any TrainingBatch, of any framework and on any device, or a mapping with the same fields. A token is marked where it
-    is a label that counts: its loss_mask is not 0, and its label is not -100. Shares are of all tokens of the batch,
-    padding included. Long stretches are shortened in their middle, so every border between trained and untrained is
-    seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color` and `width` (columns) are what
-    the terminal says, if not given.
+    `batch` is any TrainingBatch, of any framework and on any device, or a mapping with input_ids, and labels or
+    targets. A token is marked where it is a target that counts: its loss_mask is not 0. Shares
+    are of all tokens of the batch, padding included. Long stretches are shortened in their middle, so every border
+    between trained and untrained is seen. `ids` shows numbers too; without a tokenizer there are only numbers. `color`
+    and `width` (columns) are what the terminal says, if not given.
     """
     at_least(1, rows=rows)
     if width is not None:
@@ -77,23 +79,22 @@ class _View:
     """A batch on the host: [rows, tokens] each."""
 
     tokens: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    targets: NDArray[np.int64]
     weight: NDArray[np.float32]
-    """Of each label; 0 where it is not trained."""
+    """Of each target; 0 where it is not trained."""
     is_real: NDArray[np.bool_]
     sample: NDArray[np.int64]
     """Number of the sample inside its row, from 1; 0 for padding."""
-    is_ahead: bool
-    """Whether labels[t] belongs to the token after t, or to token t itself."""
     is_known: NDArray[np.bool_]
-    """Whether a label is the token that it belongs to."""
+    """Whether a target is the token that follows in its row."""
     metadata: Mapping[str, Any]
     notes: tuple[str, ...]
 
 
 def _view(batch: Any) -> _View:
     def get(name: str) -> Any:
-        return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
+        is_mapping = isinstance(batch, Mapping) and not isinstance(batch, TrainingBatch)
+        return batch.get(name) if is_mapping else getattr(batch, name, None)
 
     tokens = _on_host(get("input_ids"))
     if tokens is None or tokens.ndim != 2:
@@ -101,12 +102,18 @@ def _view(batch: Any) -> _View:
         raise SpecError(
             f"look shows a batch of rows of tokens, and this is {what}",
             parameter="batch",
-            remedy="a TrainingBatch, or a mapping with input_ids and labels of [rows, tokens]",
+            remedy="a TrainingBatch, or a mapping with input_ids and labels or targets of [rows, tokens]",
         )
-    labels, mask, attention = (_of_shape(get(name), tokens.shape) for name in ("labels", "loss_mask", "attention_mask"))
-    labels = np.full(tokens.shape, _IGNORED) if labels is None else labels
+    targets, mask, attention = (
+        _of_shape(get(name), tokens.shape) for name in ("targets", "loss_mask", "attention_mask")
+    )
+    if targets is None:
+        targets = np.full(tokens.shape, _IGNORED)
+        labels = _of_shape(get("labels"), tokens.shape)
+        if labels is not None:
+            targets[:, :-1] = labels[:, 1:]
     given = np.ones(tokens.shape, np.float32) if mask is None else mask
-    weight = np.where(labels == _IGNORED, 0, given).astype(np.float32)
+    weight = np.where(targets == _IGNORED, 0, given).astype(np.float32)
     segments = _of_shape(get("segment_ids"), tokens.shape)
     is_real = np.ones(tokens.shape, bool) if attention is None else attention != 0
     if segments is not None and attention is None:
@@ -114,11 +121,11 @@ def _view(batch: Any) -> _View:
     begins = _begins(segments, _of_shape(get("position_ids"), tokens.shape), _on_host(get("cu_seqlens")), is_real)
     sample = np.where(is_real, np.cumsum(begins, axis=1), 0)
     metadata = get("metadata") or {}
-    is_ahead = _is_ahead(metadata, tokens, labels, weight)
-    is_known = _is_known(tokens, labels, is_real, is_ahead)
-    view = _View(tokens, labels, weight, is_real, sample, is_ahead, is_known, metadata, ())
-    notes = _notes(view, None if mask is None else (labels != _IGNORED) & (mask == 0))
-    return _View(tokens, labels, weight, is_real, sample, is_ahead, is_known, metadata, tuple(notes))
+    is_known = np.zeros(tokens.shape, bool)  # the token after a row's last is in its target alone
+    is_known[:, :-1] = (targets[:, :-1] == tokens[:, 1:]) & (is_real[:, 1:] | ~is_real[:, :-1])
+    view = _View(tokens, targets, weight, is_real, sample, is_known, metadata, ())
+    notes = _notes(view, None if mask is None else (targets != _IGNORED) & (mask == 0))
+    return replace(view, notes=tuple(notes))
 
 
 def _on_host(array: Any) -> NDArray[Any] | None:
@@ -157,48 +164,24 @@ def _begins(
     return begins
 
 
-def _is_ahead(
-    metadata: Mapping[str, Any], tokens: NDArray[Any], labels: NDArray[Any], weight: NDArray[np.float32]
-) -> bool:
-    """Whether labels are already shifted: as the batch says, else as its labels show."""
-    if "alignment" in metadata:
-        return bool(metadata["alignment"] == "next")
-    same = (labels == tokens) & (weight != 0)
-    ahead = (labels[:, :-1] == tokens[:, 1:]) & (weight[:, :-1] != 0)
-    return int(same.sum()) <= int(ahead.sum())
-
-
-def _is_known(
-    tokens: NDArray[Any], labels: NDArray[Any], is_real: NDArray[np.bool_], is_ahead: bool
-) -> NDArray[np.bool_]:
-    if not is_ahead:
-        return np.asarray(labels == tokens, bool)
-    known = np.zeros(tokens.shape, bool)  # the token after a row's last is in its label alone
-    known[:, :-1] = (labels[:, :-1] == tokens[:, 1:]) & (is_real[:, 1:] | ~is_real[:, :-1])
-    return known
-
-
 def _is_odd(view: _View) -> NDArray[np.bool_]:
-    """Where a trained label is another token than the row has in its place."""
+    """Where a trained target is another token than the one that follows in the row."""
     odd: NDArray[np.bool_] = (view.weight != 0) & ~view.is_known
-    if view.is_ahead:
-        odd[:, -1] = False
-        odd[:, :-1] &= (view.sample[:, 1:] == view.sample[:, :-1]) & view.is_real[:, 1:]
+    odd[:, -1] = False
+    odd[:, :-1] &= (view.sample[:, 1:] == view.sample[:, :-1]) & view.is_real[:, 1:]
     return odd
 
 
-def _notes(view: _View, is_masked_label: NDArray[np.bool_] | None) -> Iterator[str]:
+def _notes(view: _View, is_masked: NDArray[np.bool_] | None) -> Iterator[str]:
     odd = int(_is_odd(view).sum())
     if odd:
-        place = "the token that follows" if view.is_ahead else "the token in their place"
-        yield f"{_counted(odd, 'trained label')} not {place}"
-    if is_masked_label is not None:
-        left = int(is_masked_label[:, 0 if view.is_ahead else 1 :].sum())  # no model predicts the first token
-        if left:
-            yield f"{_counted(left, 'label')} not -100 where loss_mask is 0: a loss that reads no mask learns them"
+        yield f"{_counted(odd, 'trained target')} not the token that follows"
+    left = 0 if is_masked is None else int(is_masked.sum())
+    if left:
+        yield f"{_counted(left, 'target')} not -100 where loss_mask is 0: a loss that reads no mask learns them"
     padding = int(((view.weight != 0) & ~view.is_real).sum())
     if padding:
-        yield f"{_counted(padding, 'trained label')} in the padding"
+        yield f"{_counted(padding, 'trained target')} in the padding"
 
 
 def _counted(number: int, noun: str) -> str:
@@ -246,24 +229,23 @@ class _Stretch(NamedTuple):
     kind: int
 
 
-_IN_PLACE, _LABEL_ONLY, _ODD = 0, 1, 2
-_KINDS = ("", "label only", "odd label")
+_IN_PLACE, _TARGET_ONLY, _ODD = 0, 1, 2
+_KINDS = ("", "target only", "odd target")
 
 
 def _stretches(view: _View, row: int) -> Iterator[_Stretch]:
     tokens, trained, sample = view.tokens[row], view.weight[row] != 0, view.sample[row]
-    shift = 1 if view.is_ahead else 0
-    weight = np.zeros(len(tokens) + shift, np.float32)
-    weight[shift:] = np.where(view.is_known[row], view.weight[row], 0)
+    weight = np.zeros(len(tokens) + 1, np.float32)
+    weight[1:] = np.where(view.is_known[row], view.weight[row], 0)
     role, turn = (_by_token(view, name, row) for name in ("role", "turn"))
     apart = np.flatnonzero(trained & ~view.is_known[row])
-    kind = np.where(_is_odd(view)[row, apart], _ODD, _LABEL_ONLY)
+    kind = np.where(_is_odd(view)[row, apart], _ODD, _TARGET_ONLY)
     columns: list[NDArray[Any]] = [
-        np.insert(tokens, apart + 1, view.labels[row, apart]),
+        np.insert(tokens, apart + 1, view.targets[row, apart]),
         np.insert(weight[: len(tokens)], apart + 1, view.weight[row, apart]),
         np.insert(sample, apart + 1, sample[apart]),
-        np.insert(role[: len(tokens)], apart + 1, role[apart + shift]),
-        np.insert(turn[: len(tokens)], apart + 1, turn[apart + shift]),
+        np.insert(role[: len(tokens)], apart + 1, role[apart + 1]),
+        np.insert(turn[: len(tokens)], apart + 1, turn[apart + 1]),
         np.insert(np.zeros(len(tokens), np.int64), apart + 1, kind),
     ]
     changes = np.zeros(len(columns[0]), bool)
@@ -278,13 +260,12 @@ def _stretches(view: _View, row: int) -> Iterator[_Stretch]:
 
 
 def _by_token(view: _View, name: str, row: int) -> NDArray[Any]:
-    """What metadata says of each token of a row, and of the label after it; -1 where it says nothing."""
-    shift, length = (1 if view.is_ahead else 0), view.tokens.shape[1]
+    """What metadata says of each token of a row, and of the target after it; -1 where it says nothing."""
     values = _of_shape(view.metadata.get(name), view.tokens.shape)
     if values is None:
-        return np.full(length + shift, -1)
+        return np.full(view.tokens.shape[1] + 1, -1)
     own = values[row].astype(np.int64)
-    return np.concatenate([own[:1], own]) if shift else own  # nothing is said of the first token: as of the second
+    return np.concatenate([own[:1], own])  # nothing is said of the first token: as of the second
 
 
 # Their text
@@ -351,7 +332,7 @@ class _Run(NamedTuple):
     """"text", "special", "id", "newline", or "note" for what is said about the tokens."""
     weight: float
     is_apart: bool = False
-    """Whether it is a label that the row does not have in its place."""
+    """Whether it is a target that the row does not have in its place."""
 
 
 class _Line(NamedTuple):

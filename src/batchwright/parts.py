@@ -57,7 +57,7 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
     rows, width = is_real.shape
     first = np.where(is_real.any(1), is_real.argmax(1), 0)
     last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
-    metadata, fields = batch.metadata, {name: batch[name] for name in batch}
+    metadata, fields = batch.metadata, batch._arrays()
     made = []
     for part in cut_rows(last - first, max_tokens):
         places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))

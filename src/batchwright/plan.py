@@ -17,6 +17,7 @@ from batchwright.errors import PlanError
 from batchwright.files import home, one_at_a_time, write_whole
 from batchwright.fingerprint import fingerprint
 from batchwright.spec import local_path
+from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike
 
 if TYPE_CHECKING:
     from batchwright.order.epochs import Epochs
@@ -100,6 +101,11 @@ class Plan:
 
     `fingerprint` names the plan. `runs`, `world_size` and `sharding` say how it was cut into batches and ranks:
     they travel with the plan, so that a step can be traced, but are not part of what it is.
+
+    Rows have `row_tokens` tokens, come from `sources` with the weights of `segments`, and are shuffled by `seed` as
+    `shuffle` says. Loaders set the other fields from their settings of the same name: `by`, `max_epochs`, `exhausted`,
+    `num_rows`, `epoch_end`, `recut`, `pool`, `lanes`, `pad`, `batch_tokens`. `order_version` names the algorithm,
+    `amendments` changes on the way, `places` where the sources were found.
     """
 
     row_tokens: int
@@ -128,7 +134,7 @@ class Plan:
     runs: tuple[Run, ...] = field(default=(), compare=False)
     """How runs cut it into batches. One on a loader's plan; as many as were recorded on a plan read from a file."""
     world_size: int = field(default=1, compare=False)
-    sharding: Any = field(default=None, compare=False)
+    sharding: ShardingLike | None = field(default=None, compare=False)
     """Which rank got which rows of a batch, as `sharding_of` takes it; None is contiguous."""
     batch_tokens: int | None = field(default=None, compare=False)
     """Where the run cut batches by tokens: how many they may have. Which rows a step had, lengths say, not the plan."""
@@ -299,8 +305,8 @@ class Plan:
             remedy="batch_size=, or the state (or loader) of the run that you mean",
         )
 
-    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: Any = None) -> Plan:
-        """This plan, with the record of one run that cut it."""
+    def cut_as(self, steps: Sequence[Sequence[int]], world_size: int = 1, sharding: ShardingLike | None = None) -> Plan:
+        """This plan, with the record of one run that cut it: its `steps`, `world_size` and `sharding`."""
         try:
             tokens = steps[-1][2] if steps and len(steps[-1]) == 4 else None
             runs = (_run(steps),) if tokens is None else ()
@@ -311,7 +317,8 @@ class Plan:
         return replace(self, runs=runs, batch_tokens=tokens, world_size=world_size, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. Runs that were recorded there before are kept beside this one's."""
+        """Write the plan to the file `path`, as JSON. Runs that were recorded there before are kept beside this
+        one's."""
         path = local_path(plan=path)
         with one_at_a_time(path.parent):  # two runs that open at once are both recorded
             there = _read(path) if path.exists() else {}
@@ -327,7 +334,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan, with the runs that are recorded in its file."""
+        """Read a plan from the file `path`, with the runs that are recorded there."""
         body = _read(local_path(plan=path))
         if not isinstance(body.get("plan"), dict):
             raise PlanError("this is not a plan", file=path, remedy=_REMEDY)
@@ -349,6 +356,7 @@ class Plan:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
+        """The plan that has this `spec`; errors say that it is of the file `where`."""
         try:
             given = dict(spec)
             given["sources"] = tuple(_source(source) for source in given["sources"])
@@ -374,14 +382,16 @@ class Plan:
         self,
         *,
         at: int | None = None,
-        weights: Any = None,
-        add: Mapping[str, Any] | None = None,
-        skip: Any = None,
+        weights: WeightsLike | None = None,
+        add: Mapping[str, SourceLike] | None = None,
+        skip: Skip | None = None,
         max_epochs: Mapping[str, int] | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,
     ) -> Plan:
         """This plan, changed from position `at` on (by default, from the first position that `skip` names).
+
+        `weights`, `add`, `skip`, `max_epochs`, `num_rows` and `num_tokens` are as in `loader.amend`.
 
         It equals this one before `at`, and every source goes on where it is. States of this plan go on with the
         amended one if they lie before `at`, or there.
@@ -400,7 +410,7 @@ class Plan:
         )
 
     def difference(self, other: Plan) -> str | None:
-        """The first thing in which another plan differs, in words."""
+        """The first thing in which the `other` plan differs, in words."""
         mine, theirs = self.spec(), other.spec()
         for key in mine | theirs:
             if mine.get(key) == theirs.get(key):

@@ -18,7 +18,7 @@ from batchwright.store.versions import list_versions, plans_by_version
 
 __all__ = ["find_plan", "forget_plan", "keep_plan", "list_plans", "streams_for_plan", "with_places", "with_state_read"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def keep_plan(store: Path, plan: Plan) -> None:

@@ -29,7 +29,8 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str, group: str | None = None) -> None:
-        self.kind, self.group = kind, group
+        self.kind: str = kind
+        self.group: str | None = group
         self.failed: dict[str, Exception] = {}
         """Entry points that could not be loaded, and why."""
         self._known: dict[str, T] = {}

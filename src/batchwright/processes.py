@@ -43,7 +43,7 @@ class Worker:
             f"from batchwright.processes import _main; _main({theirs.fileno()}, {os.getpid()})"
         )
         with theirs:
-            self.process = _launch(
+            self.process: subprocess.Popen[bytes] = _launch(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno(), *share],
                 stdin=subprocess.DEVNULL,

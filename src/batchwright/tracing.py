@@ -21,6 +21,7 @@ from batchwright.plans import find_plan, streams_for_plan, with_state_read
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TraceRecord
+from batchwright.typing import PlanLike, ShardingLike, StoreLike
 
 __all__ = ["find", "trace"]
 
@@ -32,20 +33,21 @@ _LINE_CHUNK = 4096
 
 
 def trace(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+    store: StoreLike,
+    plan: PlanLike,
     *,
     step: int | None = None,
     position: int | None = None,
     batch_size: int | None = None,
     world_size: int | None = None,
-    sharding: Any = None,
+    sharding: ShardingLike | None = None,
 ) -> Iterator[TraceRecord]:
     """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
 
-    `plan` is a plan, its fingerprint or file, a state, or a loader. The spans of a row's records tile its window of
-    chunk_size + 1 tokens (the last one is only a label). Ranks are those of the run, where a plan object or a loader
-    says how many there were and who got what; a plan's file and a state do not: give `world_size` and `sharding`.
+    `store` is one of the plan's. `plan` is a plan, its fingerprint or file, a state, or a loader; `batch_size` is
+    needed where it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the last one is
+    only a label). Ranks are those of the run, where a plan object or a loader says how many there were and who got
+    what; a plan's file and a state do not: give `world_size` and `sharding`.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     if (step is None) == (position is None):
@@ -66,15 +68,17 @@ def trace(
 
 
 def find(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+    store: StoreLike,
+    plan: PlanLike,
     *,
     file: str | os.PathLike[str],
     row: int | None = None,
     batch_size: int | None = None,
     until: int | None = None,
 ) -> list[TraceRecord]:
-    """Every use of a document (or of all documents of a file) in a run, in the order of the run.
+    """Every use of a document (`row` of `file`, or all rows) in a run, in the order of the run.
+
+    `store`, `plan` and `batch_size` are as in `trace`.
 
     Found by inverting the order, not by going through it. `until` is the position up to which to look: by default one
     epoch, or as far as the given state or loader has come if that is further; for an endless mixture, the first epoch

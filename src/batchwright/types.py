@@ -2,122 +2,251 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from batchwright.errors import SpecError
+from batchwright.typing import Array, Device, Tensor
 
 __all__ = ["TraceRecord", "TrainingBatch"]
 
-_FIELDS = (
-    "input_ids",
-    "attention_mask",
-    "labels",
-    "loss_mask",
-    "position_ids",
-    "segment_ids",
-    "cu_seqlens",
-    "max_seqlen",
-)
 _MASKS = ("attention_mask", "loss_mask")
+_OTHERS = ("position_ids", "segment_ids", "cu_seqlens", "max_seqlen")
+_BORDERS = {
+    "cu_seq_lens_q": "cu_seqlens",
+    "cu_seq_lens_k": "cu_seqlens",
+    "max_length_q": "max_seqlen",
+    "max_length_k": "max_seqlen",
+}
+"""What Hugging Face calls the borders of packed samples, and the field that has them."""
+_PLAIN = ("input_ids", "attention_mask", "labels")
+_PACKED = ("input_ids", "labels", "position_ids", "use_cache")
+_IGNORED = -100
 
 
-class TrainingBatch:
-    """One batch, ready for `model(batch.input_ids)`.
+@dataclass(init=False, repr=False, eq=False)
+class TrainingBatch(MutableMapping[str, Any]):
+    """One batch: `model(**batch)` for models of Hugging Face, `batch.targets` for a loop of your own.
 
-    `labels[t]` is the token that position t must predict (already shifted); `loss_mask[t]` belongs to `labels[t]`,
-    and labels are -100 where it is 0. input_ids, labels and attention_mask are int64 [rows, tokens] (in JAX int32,
-    unless x64 is on), loss_mask is float32. A constant mask is one array shared by all batches, and input_ids and
-    labels are views of the same tokens: do not write into them. Write into a copy and assign it: `batch.labels = mine`.
+    The name of an array says what it is aligned with:
+
+    labels[t]      belongs to input_ids[t], and the model shifts it. It is -100 where nothing is learned, and at the
+                   first token of a row or packed sample.
+    targets[t]     is the token that position t must predict; -100 where nothing is learned.
+    loss_mask[t]   is the weight of targets[t]. All other arrays per token (roles, advantages) belong to targets too.
+
+    As a mapping, a batch is what a model of Hugging Face accepts. For packed rows that is position_ids in place of the
+    attention mask, and no cache: transformers then keeps samples apart. A preference pair is not the input of one
+    model: `**batch` raises.
+
+    input_ids, attention_mask, labels and targets are int64 [rows, tokens] (int32 in JAX, unless x64 is on); loss_mask
+    is float32. Labels and targets are made when first asked for, and replacing one makes the other anew. Batches share
+    constant masks, and input_ids is a view of the tokens that targets are made of. Do not write into them; assign a
+    changed copy: `batch.labels = mine`.
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
-    `metadata["tokenizer"]` is the file of the tokenizer that can decode it, `metadata["alignment"]` is "next", or
-    "same" where labels are input_ids and the model shifts them. What a loss needs besides, such as the advantages of
-    rollouts, is there too, as arrays of the batch's framework that move with it.
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it. What a loss needs besides, such as the
+    advantages of rollouts, is there too, as arrays of the batch's framework that move with it.
 
     >>> import numpy as np
-    >>> ids = np.array([[5, 6, 7]])
-    >>> batch = TrainingBatch(ids[:, :-1], np.ones((1, 2), np.int64), ids[:, 1:])
-    >>> batch["labels"].tolist(), "loss_mask" in batch.keys()
-    ([[6, 7]], False)
+    >>> batch = TrainingBatch(np.array([[5, 6, 7]]), targets=np.array([[6, 7, 8]]))
+    >>> batch.labels.tolist()
+    [[-100, 6, 7]]
+    >>> batch.labels = np.array([[-100, -100, 7]])
+    >>> batch.targets.tolist(), list(batch)
+    ([[-100, 7, 8]], ['input_ids', 'attention_mask', 'labels'])
     """
 
-    position_ids: Any = None
-    segment_ids: Any = None
-    cu_seqlens: Any = None
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    metadata: dict[str, Any]
+    last_targets: Tensor
+    """The target of each row's last position, [rows], for which labels have no place."""
+    if TYPE_CHECKING:
+        targets: Tensor  # made of the others, or they of it: no field of its own
+    position_ids: Tensor | None = None
+    """Positions that start at 0 with every sample."""
+    segment_ids: Tensor | None = None
+    """Number of the sample inside its row, from 1; 0 for padding."""
+    cu_seqlens: Tensor | None = None
+    """Where samples begin in the rows of the batch, end to end, and where the last one ends."""
     max_seqlen: int | None = None
-    _block: tuple[Any, int, int] | None = None
-    """(tokens, first, last): input_ids and labels are views of tokens[first:last], [rows, tokens + 1], so that a device
-    copy moves it once."""
-    _ones: tuple[str, ...] = ()
-    """Masks of ones that are looked up when they are first asked for, so that a batch that waits in a queue does not
-    hold a mask into which somebody writes meanwhile."""
+    """Tokens of the longest sample."""
 
     def __init__(
         self,
-        input_ids: Any,
-        attention_mask: Any,
-        labels: Any,
-        loss_mask: Any = None,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        labels: Array | None = None,
+        loss_mask: Array | None = None,
         metadata: dict[str, Any] | tuple[Any, ...] | None = None,
-        **others: Any,
+        *,
+        targets: Array | None = None,
+        last_targets: Array | None = None,
+        position_ids: Array | None = None,
+        segment_ids: Array | None = None,
+        cu_seqlens: Array | None = None,
+        max_seqlen: int | None = None,
     ) -> None:
-        """`others`: position_ids, segment_ids, cu_seqlens, max_seqlen. Metadata may be (function, *its arguments)."""
-        self.input_ids = input_ids
-        self.attention_mask = attention_mask
-        self.labels = labels
-        self.loss_mask = loss_mask
-        self._metadata = metadata
-        if others:
-            for name, value in others.items():
-                if name not in _FIELDS:
-                    raise TypeError(f"a TrainingBatch has no field {name!r}; it has {', '.join(_FIELDS)}")
-                setattr(self, name, value)
+        """The first five are the fields. `targets`, if given, take the place of `labels`, and `last_targets` completes
+        these. `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
+        `metadata` may be (function, *its arguments)."""
+        own = self.__dict__
+        own["input_ids"] = input_ids
+        own["_metadata"] = metadata
+        if attention_mask is not None:
+            own["attention_mask"] = attention_mask
+        if loss_mask is not None:
+            own["loss_mask"] = loss_mask
+        if targets is not None:
+            own["_targets"] = targets
+        elif labels is not None:
+            own["labels"] = labels
+            if last_targets is not None:
+                own["last_targets"] = last_targets
+        if position_ids is not None:
+            own["position_ids"] = position_ids
+        if segment_ids is not None:
+            own["segment_ids"] = segment_ids
+        if cu_seqlens is not None:
+            own["cu_seqlens"] = cu_seqlens
+        if max_seqlen is not None:
+            own["max_seqlen"] = max_seqlen
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Made when first asked for: most steps never look."""
-        if isinstance(self._metadata, tuple):
-            function, *arguments = self._metadata
-            self._metadata = function(*arguments)
-        elif self._metadata is None:
-            self._metadata = {}
-        made: dict[str, Any] = self._metadata  # type: ignore[assignment]
-        return made
+    # Not fields of the dataclass:
+    _block = cast("tuple[Any, int, int] | None", None)
+    """(tokens, first, last): input_ids and targets are views of tokens[first:last], [rows, tokens + 1], so that a
+    device copy moves it once."""
+    _targets = cast("Any", None)
+    """Targets as they were given, perhaps a view with gaps."""
+    _metadata = cast("Any", None)
+    _ones = cast("tuple[str, ...]", ())
+    """Masks of ones that are looked up when they are first asked for, so that a batch that waits in a queue does not
+    hold a mask into which somebody writes meanwhile."""
 
-    def __getattr__(self, name: str) -> Any:
-        """Only for what is not there yet: a mask of ones."""
-        if name not in self._ones:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        mask = self._adapter().shared_ones(name, self.input_ids)
-        setattr(self, name, mask)
-        return mask
+    # What is made when it is first asked for
 
-    def keys(self) -> list[str]:
-        return [name for name in _FIELDS if self._is_unmade(name) or getattr(self, name) is not None]
+    if not TYPE_CHECKING:
 
-    def __getitem__(self, name: str) -> Any:
-        value = getattr(self, name, None) if name in _FIELDS else None
-        if value is None:
-            raise KeyError(name)
-        return value
+        def __getattr__(self, name: str) -> Any:
+            """Only called for what is not there yet."""
+            made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
+            self.__dict__[name] = made
+            return made
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.keys()
+    def _make(self, name: str) -> Any:
+        match name:
+            case "labels":
+                targets = self._raw_targets()
+                labels = _joined(_ignored_column(targets), targets[:, :-1])
+                # A padded row may have one more target than tokens: it would stand at the padding.
+                return labels if self._block is not None else labels + (self.attention_mask == 0) * (_IGNORED - labels)
+            case "last_targets":
+                return self._raw_targets()[:, -1]
+            case "metadata":
+                return self._make_metadata()
+            case "attention_mask" | "loss_mask" if name in self._ones:
+                return self._adapter().shared_ones(name, self.input_ids)
+            case "attention_mask":
+                return self.input_ids * 0 + 1
+            case "loss_mask":
+                return _as_floats(self._raw_targets() != _IGNORED)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _raw_targets(self) -> Any:
+        """Targets, perhaps as a view with gaps."""
+        own = self.__dict__
+        if self._block is not None:
+            tokens, first, last = self._block
+            return tokens[first:last, 1:]
+        if self._targets is not None:
+            return self._targets
+        if "targets" in own:
+            return own["targets"]
+        labels = own.get("labels")
+        if labels is None:
+            return self.input_ids * 0 + _IGNORED
+        last_targets = own.get("last_targets")
+        return _joined(labels[:, 1:], _ignored_column(labels) if last_targets is None else last_targets[:, None])
+
+    def _make_metadata(self) -> dict[str, Any]:
+        metadata = self.__dict__.pop("_metadata", None)
+        if isinstance(metadata, tuple):
+            function, *arguments = metadata
+            metadata = function(*arguments)
+        return {} if metadata is None else metadata
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name in ("input_ids", "labels", "last_targets", "targets"):
+            kept = {"targets": (), "labels": ("last_targets",), "last_targets": ("labels",)}.get(name, ("targets",))
+            made = {other: getattr(self, other) for other in kept}
+            for other in ("targets", "_targets", "labels", "last_targets", "_block"):
+                own.pop(other, None)
+            own.update(made)
+        own[name] = value
+
+    # As a mapping: what a model of Hugging Face accepts
+
+    def _names(self) -> tuple[str, ...]:
+        """The names that a model of Hugging Face accepts."""
+        if self.position_ids is None:
+            return _PLAIN
+        if self.segment_ids is None and self.cu_seqlens is None:
+            return (*_PLAIN, "position_ids")
+        return _PACKED if self.cu_seqlens is None else (*_PACKED, *_BORDERS)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
+        return iter(self._names())
+
+    def keys(self) -> KeysView[str]:
+        """Called by `**batch`."""
+        if "side" in self.metadata:
+            raise SpecError(
+                "a batch of preference pairs is not the input of one model: it would learn the rejected answers too",
+                parameter="batch",
+                remedy="use batch.input_ids, batch.targets and batch.loss_mask: chosen and rejected rows alternate",
+            )
+        return dict.fromkeys(self).keys()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names():
+            raise KeyError(name)
+        return False if name == "use_cache" else getattr(self, _BORDERS.get(name, name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self._names():
+            raise KeyError(name)
+        if value is not self[name]:
+            setattr(self, _BORDERS.get(name, name), value)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("fields of a batch cannot be deleted; dict(batch) is a mapping of your own")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
 
     def __len__(self) -> int:
         """Rows."""
         return int(self.input_ids.shape[0])
 
-    def to(self, device: Any, non_blocking: bool = False) -> TrainingBatch:
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    # Elsewhere
+
+    def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
         """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
 
-        In torch the tokens are copied once; input_ids and labels are views of them. With non_blocking, the memory that
-        is copied from is not used again before the copy is done, even if this batch is dropped at once.
+        In torch the tokens are copied once. With non_blocking, the memory that is copied from is not used again before
+        the copy is done, even if this batch is dropped at once.
         """
         adapter = self._adapter()
         return self._moved(lambda array: adapter.copied(array, device, non_blocking))
@@ -146,47 +275,48 @@ class TrainingBatch:
             )
         return adapter
 
-    def _tokens(self) -> Any:
-        """[rows, tokens + 1], of which input_ids and labels are views; None where somebody assigned others."""
-        if self._block is None:
-            return None
-        tokens, first, last = self._block
-        tokens = tokens[first:last]
-        are_views = _is_same(self.input_ids, tokens[:, :-1]) and _is_same(self.labels, tokens[:, 1:])
-        return tokens if are_views else None
-
-    def _is_unmade(self, name: str) -> bool:
-        return name in self._ones and name not in self.__dict__
+    def _arrays(self) -> dict[str, Any]:
+        """What this batch is made of, by the names that the constructor takes."""
+        names = ("input_ids", *_MASKS, *_OTHERS)
+        return {name: self.__dict__[name] for name in names if name in self.__dict__} | {"targets": self._raw_targets()}
 
     def _constant_masks(self) -> tuple[str, ...]:
         """The masks that are ones for every batch: made again where they are needed, not moved."""
         adapter = _adapter_of(self.input_ids)
         if adapter is None:
             return ()
-        return tuple(name for name in _MASKS if self._is_unmade(name) or adapter.is_shared(getattr(self, name)))
+        own = self.__dict__
+        return tuple(n for n in _MASKS if (adapter.is_shared(own[n]) if n in own else n in self._ones))
 
     def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
-        tokens, ones = self._tokens(), self._constant_masks()
-        fields = {name: self[name] for name in self.keys() if name not in ones}
-        if tokens is not None:
-            tokens = move(tokens)
-            moved = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-        else:
-            moved = {"input_ids": move(self.input_ids)}
-            if self.labels is self.input_ids:
-                moved["labels"] = moved["input_ids"]
-        for name in fields.keys() - moved.keys():
-            moved[name] = move(fields[name]) if _can_move(fields[name]) else fields[name]
-        metadata = self.metadata  # made now: it would hold the memory copied from
-        if arrays := {name: move(value) for name, value in metadata.items() if _can_move(value)}:
-            metadata = {**metadata, **arrays}
-        return _make_batch(moved, tokens, ones, metadata)
+        def moved(value: Any) -> Any:
+            return move(value) if _can_move(value) else value
+
+        arrays, tokens, ones, metadata = self._parts()
+        arrays = {name: moved(value) for name, value in arrays.items()}
+        # Metadata is made now: it would hold the memory copied from.
+        if any(map(_can_move, metadata.values())):
+            metadata = {name: moved(value) for name, value in metadata.items()}
+        return _rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
+
+    def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
+        """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
+        tokens, ones = None, self._constant_masks()  # whoever writes into a mask must not reach other processes
+        arrays = {name: value for name, value in self._arrays().items() if name not in ones}
+        if self._block is not None:
+            block, first, last = self._block
+            tokens = block[first:last]
+            del arrays["input_ids"], arrays["targets"]
+        return arrays, tokens, ones, self.metadata
 
     def __reduce__(self) -> tuple[Any, ...]:
-        tokens, ones = self._tokens(), self._constant_masks()  # whoever writes into a mask must not reach processes
-        skipped = ones if tokens is None else ("input_ids", "labels", *ones)
-        fields = {name: self[name] for name in self.keys() if name not in skipped}
-        return _rebuild_batch, (fields, tokens, ones, self.metadata)
+        return _rebuild, self._parts()
+
+    def __copy__(self) -> TrainingBatch:
+        dict(self.items())  # made now, so that both have the same arrays
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first rows, token by token."""
@@ -196,32 +326,42 @@ class TrainingBatch:
 
     def __repr__(self) -> str:
         rows, tokens = self.input_ids.shape
-        return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(self.keys())})"
+        others = [name for name in _OTHERS if getattr(self, name) is not None]
+        names = ["input_ids", "attention_mask", "labels", "targets", "loss_mask", *others]
+        return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(names)})"
 
 
-def _make_batch(fields: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: Any) -> TrainingBatch:
-    others = {name: value for name, value in fields.items() if name not in ("input_ids", "labels", *_MASKS)}
-    batch = TrainingBatch(
-        fields["input_ids"],
-        fields.get("attention_mask"),
-        fields.get("labels"),
-        fields.get("loss_mask"),
-        metadata,
-        **others,
-    )
-    batch._block = None if tokens is None else (tokens, 0, len(tokens))
-    batch._ones = ones
-    for name in ones:
-        delattr(batch, name)
+def _rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
+    if tokens is not None:
+        arrays = {"input_ids": tokens[:, :-1]} | arrays
+    batch = TrainingBatch(**arrays, metadata=metadata)
+    batch.__dict__["_ones"] = ones
+    if tokens is not None:
+        batch.__dict__["_block"] = (tokens, 0, len(tokens))
     return batch
 
 
-def _rebuild_batch(
-    fields: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]
-) -> TrainingBatch:
-    if tokens is not None:
-        fields |= {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-    return _make_batch(fields, tokens, ones, metadata)
+def _contiguous(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    return array.contiguous() if hasattr(array, "contiguous") else array
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """[rows, a] and [rows, b] as [rows, a + b]."""
+    adapter = _adapter_of(left)
+    return np.concatenate([left, right], axis=1) if adapter is None else adapter.joined(left, right)
+
+
+def _ignored_column(like: Any) -> Any:
+    return like[:, :1] * 0 + _IGNORED
+
+
+def _as_floats(mask: Any) -> Any:
+    """A mask of bools as float32."""
+    if isinstance(mask, np.ndarray):
+        return mask.astype(np.float32)
+    return mask.float() if hasattr(mask, "float") else mask * 1.0
 
 
 def _adapter_of(array: Any) -> Any:
@@ -239,18 +379,14 @@ def _can_move(value: Any) -> bool:
     return hasattr(value, "pin_memory") or (hasattr(value, "shape") and _adapter_of(value) is not None)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two arrays are the same memory, seen in the same way."""
-    if type(one) is not type(other) or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if hasattr(one, "data_ptr"):
-        return bool(one.data_ptr() == other.data_ptr() and one.stride() == other.stride())
-    return bool(one.ctypes.data == other.ctypes.data and one.strides == other.strides)
-
-
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order."""
+    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order.
+
+    The row is at `position`, used by `step`, as `row_in_batch` of a `rank`, in an `epoch` of its `source`. The piece is
+    tokens `window_span` of the window and `document_span` of the document: `row` and `lines` of a `file`, with this
+    `text`. `is_skipped`: an amendment passes over the row.
+    """
 
     step: int | None
     """The step that uses the row; None where the plan does not say how batches were cut."""

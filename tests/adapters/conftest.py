@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import batchwright as bw
+from shared import arrays_of
 
 
 def as_values(batch):
     """Everything a batch says, as lists and dicts that compare."""
     about = {name: getattr(value, "tolist", lambda value=value: value)() for name, value in batch.metadata.items()}
-    return {name: batch[name].tolist() for name in batch.keys()} | about  # noqa: SIM118
+    return {name: array.tolist() for name, array in arrays_of(batch).items()} | about
 
 
 @pytest.fixture(scope="session")

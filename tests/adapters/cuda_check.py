@@ -66,12 +66,12 @@ def expected_tokens(num_steps: int) -> list[np.ndarray]:
 
 def assert_is(batch: TrainingBatch, tokens: np.ndarray) -> None:
     assert np.array_equal(batch.input_ids.cpu().numpy(), tokens[:, :-1]), "input_ids are not the loader's"
-    assert np.array_equal(batch.labels.cpu().numpy(), tokens[:, 1:]), "labels are not the loader's"
+    assert np.array_equal(batch.targets.cpu().numpy(), tokens[:, 1:]), "labels are not the loader's"
 
 
 def are_one_block(batch: TrainingBatch) -> bool:
-    same_storage = batch.input_ids.untyped_storage().data_ptr() == batch.labels.untyped_storage().data_ptr()
-    return same_storage and batch.labels.data_ptr() == batch.input_ids.data_ptr() + 8
+    """Whether the tokens came in one piece, which labels and targets are made of."""
+    return bool(batch.input_ids.stride() == (ROW_TOKENS + 1, 1))
 
 
 @contextmanager
@@ -239,11 +239,12 @@ def open_packed() -> DataLoader:
 def check_packed_batches_arrive_whole_with_all_their_fields() -> None:
     for batch in islice(open_packed(), 20):
         there = batch.pin_memory().to("cuda", non_blocking=True)
-        assert list(there.keys()) == list(batch.keys())
+        names = ("input_ids", "targets", "labels", "loss_mask", "position_ids", "segment_ids", "cu_seqlens")
+        assert list(there) == list(batch)
         assert there.max_seqlen == batch.max_seqlen
-        for name in set(batch.keys()) - {"max_seqlen"}:
-            assert there[name].is_cuda, name
-            assert torch.equal(there[name].cpu(), batch[name]), name
+        for name in names:
+            assert getattr(there, name).is_cuda, name
+            assert torch.equal(getattr(there, name).cpu(), getattr(batch, name)), name
 
 
 def check_variable_length_attention_over_cu_seqlens_keeps_samples_apart() -> None:
@@ -325,7 +326,7 @@ def open_rollouts() -> RolloutDataLoader:
 def check_advantages_and_log_probs_arrive_with_their_batch_from_pinned_memory_behind_a_busy_stream() -> None:
     loader, moved = open_rollouts(), []
     expected = [
-        (batch.metadata["row"].clone(), batch.labels.clone(), batch.metadata["advantages"].clone()) for batch in loader
+        (batch.metadata["row"].clone(), batch.targets.clone(), batch.metadata["advantages"].clone()) for batch in loader
     ]
     loader.reset()
     torch.cuda._sleep(SLEEP_CYCLES)
@@ -335,9 +336,9 @@ def check_advantages_and_log_probs_arrive_with_their_batch_from_pinned_memory_be
         moved.append(pinned.to("cuda", non_blocking=True))
         del pinned
     assert len(moved) == len(expected) == -(-2_000 // BATCH_ROWS)
-    for batch, (rows, labels, advantages) in zip(moved, expected, strict=True):
+    for batch, (rows, targets, advantages) in zip(moved, expected, strict=True):
         assert batch.metadata["advantages"].device.type == "cuda"
-        assert torch.equal(batch.labels.cpu(), labels)
+        assert torch.equal(batch.targets.cpu(), targets)
         assert torch.equal(batch.metadata["advantages"].cpu(), advantages), "advantages changed on the way"
         log_probs = batch.metadata["old_log_probs"].cpu()
         rows = rows[:, None].float()

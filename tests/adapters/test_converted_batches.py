@@ -12,14 +12,13 @@ import pytest
 from batchwright.adapters.jax import JaxBlocks  # where one is missing, this says what to install
 from batchwright.adapters.mlx import MlxBlocks
 from harness import wait_for
+from shared import arrays_of
 
 BLOCKS = {"jax": JaxBlocks, "mlx": MlxBlocks}
 MODULES = {"jax": "jaxlib", "mlx": "mlx"}
 SETTINGS = {
     "tokens": {},
     "borders": {"border_loss": False, "position_ids": True, "segment_ids": True},
-    "same": {"alignment": "same"},
-    "same, borders": {"alignment": "same", "border_loss": False},
     "padded": {"epoch_end": "pad", "batch_size": 100},
     "rank": {"rank": 1, "world_size": 3},
     "prefetch": {"prefetch": 2},
@@ -31,7 +30,7 @@ every_framework = pytest.mark.parametrize("framework", BLOCKS)
 
 
 def copies(batch):
-    arrays = {name: batch[name] for name in batch} | {name: batch.metadata[name] for name in ("position", "weight")}
+    arrays = arrays_of(batch) | {name: batch.metadata[name] for name in ("position", "weight")}
     return {name: np.asarray(array).copy() for name, array in arrays.items()}
 
 
@@ -44,7 +43,7 @@ def test_an_epoch_holds_what_numpys_holds(open_small, values, framework, setting
     given = SETTINGS[settings]
     expected = open_small("numpy", **given | {"prefetch": 0, "workers": 0})
     for ours, theirs in zip(open_small(framework, **given), expected, strict=True):
-        assert {type(ours[name]).__module__.partition(".")[0] for name in ours} == {MODULES[framework]}
+        assert {type(a).__module__.partition(".")[0] for a in arrays_of(ours).values()} == {MODULES[framework]}
         assert values(ours) == values(theirs)
 
 
@@ -61,12 +60,6 @@ def test_metadata_stays_numpy(open_small, framework):
     metadata = open_small(framework).get_batch().metadata
     assert type(metadata["position"]) is type(metadata["weight"]) is np.ndarray
     assert set(metadata["source"]) <= {"web", "code", "notes"}
-
-
-@every_framework
-def test_where_labels_are_the_inputs_they_are_copied_once(open_small, framework):
-    batch = open_small(framework, alignment="same").get_batch()
-    assert batch.labels is batch.input_ids
 
 
 @every_framework
@@ -159,10 +152,10 @@ def test_a_loader_pickles_and_goes_on(open_small, values, framework):
 @every_framework
 @pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
 def test_a_converted_batch_copies_and_pickles_whole(open_small, values, framework, again):
-    for settings in ("tokens", "borders", "same"):
+    for settings in ("tokens", "borders"):
         batch = open_small(framework, **SETTINGS[settings]).get_batch()
         assert values(again(batch)) == values(batch)
-        assert type(again(batch).labels) is type(batch.labels)
+        assert type(again(batch).targets) is type(batch.targets)
 
 
 @every_framework

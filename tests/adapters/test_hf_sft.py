@@ -12,7 +12,7 @@ from transformers import modeling_flash_attention_utils as flash
 
 import batchwright as bw
 from batchwright.adapters import hf
-from batchwright.adapters.hf import feed, model_inputs
+from batchwright.adapters.hf import feed
 from batchwright.errors import SpecError
 from refusals import refused
 
@@ -109,19 +109,19 @@ def worst_difference(network, batch, logits):
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_packed_sample_has_the_logits_that_it_has_alone(opened, attention):
-    batch = opened(packing="best_fit", framework="torch", alignment="same").get_batch()
+    batch = opened(packing="best_fit", framework="torch").get_batch()
     assert int(batch.segment_ids.max()) > 1
     network = model(attention).double().eval()
-    assert worst_difference(network, batch, network(**model_inputs(batch)).logits) < 1e-5
+    assert worst_difference(network, batch, network(**batch).logits) < 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("given", ["attention_mask", "use_cache"])
 def test_with_an_attention_mask_or_a_cache_transformers_would_let_samples_see_each_other(opened, given):
-    # Why model_inputs leaves out both. Where a release does otherwise, it need not any more.
-    batch = opened(packing="best_fit", framework="torch", alignment="same").get_batch()
+    # Why a batch leaves out both. Where a release does otherwise, it need not any more.
+    batch = opened(packing="best_fit", framework="torch").get_batch()
     network = model().double().eval()
-    inputs = model_inputs(batch) | {given: True if given == "use_cache" else batch.attention_mask}
+    inputs = dict(batch) | {given: True if given == "use_cache" else batch.attention_mask}
     assert worst_difference(network, batch, network(**inputs).logits) > 0.01
 
 
@@ -137,12 +137,12 @@ def test_flash_attention_is_told_where_samples_begin(opened, monkeypatch):
         parts = zip(*(x.tensor_split(cu_seqlens_k[1:-1].long()) for x in (q, k, v)), strict=True)
         return torch.cat([plain(*(x[None] for x in part), causal=causal)[0] for part in parts])
 
-    batch = opened(packing="best_fit", framework="torch", alignment="same").get_batch()
+    batch = opened(packing="best_fit", framework="torch").get_batch()
     network = model().double().eval()
     network.config._attn_implementation = "flash_attention_2"
     monkeypatch.setattr(flash, "_loaded_implementation", None)
     monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: (plain, of_parts, None, None, None))
-    logits = network(**model_inputs(batch)).logits
+    logits = network(**batch).logits
     network.config._attn_implementation = "sdpa"
     assert worst_difference(network, batch, logits) < 1e-5
 
@@ -155,14 +155,14 @@ def test_preference_pairs_are_refused(tmp_path):
     loader = bw.ConversationDataLoader(pairs, "bytes", MAX_LENGTH, "chatml", check=False)
     with refused(SpecError, parameter="loader", remedy="collate_fn"):
         trainer_of(model(), loader, tmp_path)
-    assert (loader.position, loader.alignment) == (0, "next")
+    assert loader.position == 0
 
 
 def test_packed_rows_without_position_ids_are_refused(opened, tmp_path):
     loader = opened(packing="best_fit", position_ids=False)
     with refused(SpecError, parameter="position_ids", remedy="packing="):
         trainer_of(model(), loader, tmp_path)
-    assert (loader.position, loader.alignment) == (0, "next")
+    assert loader.position == 0
 
 
 def test_packed_rows_are_refused_by_a_transformers_that_does_not_keep_samples_apart(opened, tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_packed_rows_are_refused_by_a_transformers_that_does_not_keep_samples_ap
     loader = opened(packing="best_fit")
     with refused(SpecError, parameter="packing", remedy="pip install -U transformers"):
         trainer_of(model(), loader, tmp_path)
-    assert (loader.position, loader.alignment) == (0, "next")
+    assert loader.position == 0
 
 
 def test_a_weight_that_the_trainer_does_not_know_is_said(tmp_path, caplog):

@@ -89,7 +89,7 @@ def test_a_resumed_trainer_reads_no_batch_that_was_seen(opened, made, checkpoint
     loader = opened()
     resumed = made(loader)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    expected = opened(framework="torch", alignment="same")
+    expected = opened(framework="torch")
     expected.seek(step=10)
     given = [ids.tolist() for ids, _, _ in resumed.model.given]
     assert given == [expected.get_batch().input_ids.tolist() for _ in range(14)]
@@ -97,7 +97,7 @@ def test_a_resumed_trainer_reads_no_batch_that_was_seen(opened, made, checkpoint
 
 
 def test_the_loss_is_the_one_computed_by_hand_and_not_shifted_twice(opened, made):
-    loader = opened(alignment="next")
+    loader = opened()
     trainer = made(loader, dropout=0.0, max_steps=1, gradient_accumulation_steps=1)
     tokens = opened(framework="torch").get_batch().input_ids
     with torch.no_grad():
@@ -110,17 +110,6 @@ def test_the_loss_is_the_one_computed_by_hand_and_not_shifted_twice(opened, made
         ) / (tokens.shape[0] * (tokens.shape[1] - 1))
     trainer.train()
     assert losses(trainer)[1] == pytest.approx(by_hand, rel=1e-5)
-    assert loader.alignment == "same"
-
-
-def test_a_batch_made_ahead_in_the_other_alignment_is_not_given(opened, made):
-    loader = opened(alignment="next", framework="torch")
-    loader.get_batch()
-    trainer = made(loader, max_steps=1, gradient_accumulation_steps=1)
-    trainer.train()
-    ((ids, _, labels),) = trainer.model.given
-    assert torch.equal(ids, labels)
-    assert loader.step == 2
 
 
 def test_each_rank_trains_on_its_own_share(opened, made, monkeypatch):
@@ -151,17 +140,17 @@ def test_the_state_is_in_the_trainers_own_file(opened, checkpoint):
 
 
 def test_a_trainer_without_a_number_of_steps_is_refused_and_told_one(opened, made):
-    loader = opened(alignment="next")
+    loader = opened()
     with refused(SpecError, parameter="max_steps", remedy="6 "):
         made(loader, max_steps=-1)
-    assert (loader.position, loader.alignment) == (0, "next")
+    assert loader.position == 0
 
 
 def test_a_loader_of_more_ranks_than_the_trainer_has_is_refused(opened, made):
-    loader = opened(rank=0, world_size=2, alignment="next")
+    loader = opened(rank=0, world_size=2)
     with refused(SpecError, parameter="world_size", remedy="torchrun"):
         made(loader)
-    assert (loader.position, loader.alignment) == (0, "next")
+    assert loader.position == 0
 
 
 def test_a_checkpoint_without_a_loaders_state_is_refused_and_the_cursor_stays(opened, made, checkpoint, tmp_path):

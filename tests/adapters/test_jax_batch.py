@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from batchwright.adapters.jax import JaxBlocks
+from shared import arrays_of
 
 
 def types_of(batch):
-    return {name: batch[name].dtype.name for name in batch}
+    return {name: array.dtype.name for name, array in arrays_of(batch).items()}
 
 
 def test_integers_are_int32_unless_x64_is_on(open_small):
     loader = open_small("jax", position_ids=True, segment_ids=True, border_loss=False)
-    integers = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")
+    integers = ("input_ids", "attention_mask", "labels", "targets", "position_ids", "segment_ids")
     assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int32") | {"loss_mask": "float32"}
     with jax.enable_x64(True):
         assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int64") | {"loss_mask": "float32"}
@@ -32,12 +33,12 @@ def test_what_is_given_to_jax_is_aligned_and_nobody_elses(monkeypatch):
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda arrays: given.extend(arrays) or put(arrays))
     block = np.arange(34).reshape(2, 17)
-    inputs, labels = JaxBlocks().copies([block[:, :-1], block[:, 1:]])
+    inputs, targets = JaxBlocks().copies([block[:, :-1], block[:, 1:]])
     assert all(array.ctypes.data % 64 == 0 and not np.shares_memory(array, block) for array in given)
     assert not np.shares_memory(*given)
     block[:] = -1
     assert inputs.tolist()[1][-1] == 32
-    assert labels.tolist()[1][-1] == 33
+    assert targets.tolist()[1][-1] == 33
 
 
 def test_a_step_compiled_once_takes_every_batch(open_small):
@@ -46,10 +47,10 @@ def test_a_step_compiled_once_takes_every_batch(open_small):
     @jax.jit
     def step(batch):
         traced.append(batch)
-        return (batch["labels"] * batch["loss_mask"]).sum()
+        return (batch["targets"] * batch["loss_mask"]).sum()
 
     for batch in open_small("jax"):
-        step(dict(batch))
+        step(arrays_of(batch))
     assert len(traced) == 1
 
 
@@ -73,8 +74,9 @@ def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
         one, two = jax.devices()
         settings = dict(chunk_size=16, batch_size=12, seed=7, framework="jax", epoch_end="short")
         loader = bw.PretrainDataLoader(sys.argv[1], **settings)
+        names = ["input_ids", "attention_mask", "targets", "loss_mask"]
         def where(batch):
-            return [sorted(d.id for d in batch[name].devices()) for name in batch]
+            return [sorted(d.id for d in getattr(batch, name).devices()) for name in names]
         assert where(loader.get_batch()) == [[0]] * 4
         with jax.default_device(two):
             assert where(loader.get_batch()) == [[1]] * 4
@@ -82,8 +84,8 @@ def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
         assert where(batch.to(two)) == [[1]] * 4
         rows = NamedSharding(Mesh([one, two], "data"), P("data"))
         halves = batch.to(rows)
-        assert halves.labels.sharding == rows and halves.loss_mask.sharding == rows
-        assert (halves.labels == batch.to(rows).labels).all() and halves.labels.tolist() == batch.labels.tolist()
+        assert halves.targets.sharding == rows and halves.loss_mask.sharding == rows
+        assert (halves.targets == batch.to(rows).targets).all() and halves.targets.tolist() == batch.targets.tolist()
         assert halves.metadata is batch.metadata
         with jax.transfer_guard("disallow"):
             loader.get_batch()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from batchwright.types import TrainingBatch
+from shared import arrays_of
 
 
 def storage_of(tensor):
@@ -22,38 +23,34 @@ def storage_of(tensor):
 
 def test_fields_have_the_dtypes_of_the_contract(open_small):
     batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
-    assert {name: batch[name].dtype for name in batch} == {
+    arrays = arrays_of(batch)
+    assert {name: array.dtype for name, array in arrays.items()} == {
         "input_ids": torch.int64,
         "attention_mask": torch.int64,
         "labels": torch.int64,
+        "targets": torch.int64,
         "loss_mask": torch.float32,
         "position_ids": torch.int64,
         "segment_ids": torch.int64,
     }
-    assert all(batch[name].shape == (12, 16) for name in batch)
+    assert all(array.shape == (12, 16) for array in arrays.values())
 
 
-@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}, {"alignment": "same"}])
+@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}])
 def test_tensors_hold_what_the_arrays_hold(open_small, settings):
     for ours, theirs in zip(open_small(**settings), open_small(**settings, framework="numpy"), strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in ours.keys():  # noqa: SIM118
-            np.testing.assert_array_equal(ours[name].numpy(), theirs[name])
+        assert arrays_of(ours).keys() == arrays_of(theirs).keys()
+        for name, array in arrays_of(ours).items():
+            np.testing.assert_array_equal(array.numpy(), getattr(theirs, name))
 
 
-def test_inputs_and_labels_are_views_of_one_block_one_token_apart(open_small):
-    batch = open_small().get_batch()
-    assert storage_of(batch.input_ids) == storage_of(batch.labels)
-    assert batch.labels.data_ptr() == batch.input_ids.data_ptr() + 8
-    assert batch.input_ids[:, 1:].equal(batch.labels[:, :-1])
-
-
-def test_views_flatten_but_cannot_be_viewed_flat(open_small):
-    batch = open_small().get_batch()
-    assert not batch.labels.is_contiguous()
-    assert batch.labels.flatten().equal(batch.labels.reshape(-1))
-    with pytest.raises(RuntimeError, match=r"view size is not compatible"):
-        batch.labels.view(-1)
+@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}])
+def test_labels_and_targets_can_be_viewed_flat(open_small, settings):
+    batch = open_small(**settings).get_batch()
+    assert batch.targets.view(-1).equal(batch.targets.flatten())
+    assert batch.labels.view(-1).equal(batch.labels.flatten())
+    assert batch.labels[:, 1:].equal(batch.targets[:, :-1])
+    assert (batch.labels[:, 0] == -100).all()
 
 
 # Moving
@@ -68,9 +65,7 @@ def test_a_copy_to_a_device_moves_the_tokens_once(open_small, monkeypatch):
     copied.clear()
     moved = second.to("meta")
     assert copied == [(12, 17)]  # [rows, tokens + 1], and no mask: those are there since the first batch
-    assert storage_of(moved.input_ids) == storage_of(moved.labels)
-    assert (moved.input_ids.storage_offset(), moved.labels.storage_offset()) == (0, 1)
-    assert all(moved[name].device.type == "meta" for name in moved)
+    assert all(array.device.type == "meta" for array in arrays_of(moved).values())
 
 
 def test_a_moved_batch_says_the_same_about_itself(open_small, values):
@@ -80,7 +75,9 @@ def test_a_moved_batch_says_the_same_about_itself(open_small, values):
 
 def test_a_moved_batch_does_not_hold_the_memory_that_was_copied():
     block = torch.arange(6).reshape(2, 3)
-    batch = TrainingBatch(block[:, :-1], torch.ones(2, 2), block[:, 1:], metadata=(lambda kept: {"sum": 15}, block))
+    metadata = (lambda kept: {"sum": 15}, block)
+    batch = TrainingBatch(block[:, :-1], torch.ones(2, 2), targets=block[:, 1:], metadata=metadata)
+    del metadata
     moved, block = batch.to("meta"), weakref.ref(block)
     del batch
     assert block() is None
@@ -89,29 +86,22 @@ def test_a_moved_batch_does_not_hold_the_memory_that_was_copied():
 
 def test_a_field_that_was_assigned_is_what_moves(open_small):
     batch = open_small().get_batch()
-    batch.labels = torch.full_like(batch.labels, -100)
+    batch.targets = torch.full_like(batch.targets, -100)
     batch.input_ids = batch.input_ids.clone()
     batch.input_ids[:, 0] = 0
     moved = batch.to("cpu")
-    assert (moved.labels == -100).all()
+    assert (moved.targets == -100).all()
     assert (moved.input_ids[:, 0] == 0).all()
-    assert pickle.loads(pickle.dumps(batch)).labels.equal(batch.labels)
+    assert pickle.loads(pickle.dumps(batch)).targets.equal(batch.targets)
 
 
 def test_all_fields_move_and_what_is_no_tensor_stays(open_small):
     batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
     batch.max_seqlen = 16
-    moved = batch.to("meta")
-    assert moved.keys() == [*batch.keys()]
-    assert moved.max_seqlen == 16
-    assert {moved[name].device.type for name in moved if name != "max_seqlen"} == {"meta"}
-
-
-def test_where_labels_are_the_inputs_they_stay_one_tensor(open_small):
-    batch = open_small(alignment="same").get_batch()
-    assert batch.labels is batch.input_ids
-    moved = batch.to("meta")
-    assert moved.labels is moved.input_ids
+    moved = arrays_of(batch.to("meta"))
+    assert moved.keys() == arrays_of(batch).keys()
+    assert moved.pop("max_seqlen") == 16
+    assert {array.device.type for array in moved.values()} == {"meta"}
 
 
 def test_a_batch_of_arrays_says_why_it_cannot_move(open_small):
@@ -121,15 +111,15 @@ def test_a_batch_of_arrays_says_why_it_cannot_move(open_small):
 
 def test_a_batch_built_by_hand_moves_too():
     ids = torch.arange(6).reshape(2, 3)
-    batch = TrainingBatch(ids[:, :-1], torch.ones(2, 2), ids[:, 1:])
+    batch = TrainingBatch(ids[:, :-1], torch.ones(2, 2), targets=ids[:, 1:])
     assert batch.to("meta").input_ids.device.type == "meta"
-    assert batch.to("cpu", non_blocking=True).labels.equal(ids[:, 1:])
+    assert batch.to("cpu", non_blocking=True).targets.equal(ids[:, 1:])
 
 
 @pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_a_batch_copies_and_pickles_whole(open_small, values, framework, again):
-    for settings in ({}, {"border_loss": False, "position_ids": True}, {"alignment": "same"}):
+    for settings in ({}, {"border_loss": False, "position_ids": True}):
         batch = open_small(framework=framework, **settings).get_batch()
         assert values(again(batch)) == values(batch)
 
@@ -177,12 +167,12 @@ def test_masks_keep_their_place_and_type_under_other_defaults(open_small):
     try:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"):
-            batches = [open_small(batch_size=11, alignment=alignment).get_batch() for alignment in ("next", "same")]
+            batch = open_small(batch_size=11).get_batch()
+            arrays = arrays_of(batch)
     finally:
         torch.set_default_dtype(dtype)
-    for batch in batches:
-        assert {batch[name].device.type for name in batch} == {"cpu"}
-        assert batch.loss_mask.dtype == torch.float32
+    assert {array.device.type for array in arrays.values()} == {"cpu"}
+    assert batch.loss_mask.dtype == torch.float32
 
 
 def test_a_batch_taken_in_inference_mode_does_not_spoil_the_next_one_for_training(open_small):

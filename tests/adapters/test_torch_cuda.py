@@ -22,4 +22,4 @@ def test_the_checks_own_expectation_is_the_loaders_stream():
     for tokens in cuda_check.expected_tokens(5):
         batch = loader.get_batch()
         assert np.array_equal(batch.input_ids.numpy(), tokens[:, :-1])
-        assert np.array_equal(batch.labels.numpy(), tokens[:, 1:])
+        assert np.array_equal(batch.targets.numpy(), tokens[:, 1:])

@@ -127,9 +127,11 @@ def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(open_sm
     assert loader.workers == 2
 
 
-def test_torch_leaves_a_batch_as_it_is(open_small):
+def test_torch_leaves_a_batch_as_it_is(open_small, values):
     batch = open_small().get_batch()
-    assert default_convert(batch) is batch
+    converted = default_convert(batch)  # torch copies mappings, and puts its own values into the copy
+    assert values(converted) == values(batch)
+    assert converted._block is batch._block
     assert type(next(iter(through(open_small(), 0)))) is TrainingBatch
     assert type(next(iter(through(open_small(), 1)))) is TrainingBatch
 
@@ -189,8 +191,7 @@ def test_batches_from_workers_share_their_masks_and_keep_their_tokens_in_one_pie
     one, two = islice(through(open_small(), 1), 2)
     assert one.attention_mask is two.attention_mask
     assert one.loss_mask is two.loss_mask
-    assert one.labels.data_ptr() == one.input_ids.data_ptr() + 8
-    assert one._tokens() is not None
+    assert one._block is not None
 
 
 def test_the_dataset_pickles_without_threads_maps_or_tokens(open_loader, long_store, values):

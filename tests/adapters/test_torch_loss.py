@@ -32,43 +32,41 @@ def loss_by_hand(logits, tokens, counts):
     return total / number
 
 
-def test_a_model_that_shifts_gets_the_loss_computed_by_hand_from_the_same_alignment(opened):
-    batch = opened(alignment="same").get_batch()
+def test_a_model_that_shifts_gets_the_loss_computed_by_hand_from_labels(opened):
+    batch = opened().get_batch()
     logits = logits_of(batch.input_ids)
-    counts = torch.ones(4, 15)
     loss = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
-    assert float(loss) == pytest.approx(loss_by_hand(logits, batch.input_ids, counts), rel=1e-5)
+    assert float(loss) == pytest.approx(loss_by_hand(logits, batch.input_ids, torch.ones(4, 15)), rel=1e-5)
 
 
-def test_labels_already_shifted_would_be_shifted_twice_by_such_a_model(opened):
-    batch = opened(alignment="next").get_batch()
+def test_targets_would_be_shifted_twice_by_such_a_model(opened):
+    batch = opened().get_batch()
     logits = logits_of(batch.input_ids)
     right = loss_by_hand(logits, batch.input_ids, torch.ones(4, 15))
-    twice = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    twice = ForCausalLMLoss(logits=logits, labels=batch.targets, vocab_size=VOCABULARY)
     assert float(twice) != pytest.approx(right, rel=1e-3)
 
 
-def test_a_loop_that_does_not_shift_gets_the_loss_computed_by_hand_from_our_own_alignment(opened):
-    batch = opened(alignment="next").get_batch()
+def test_a_loop_that_does_not_shift_gets_the_loss_computed_by_hand_from_targets(opened):
+    batch = opened().get_batch()
     logits = logits_of(batch.input_ids)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
-    tokens = torch.cat([batch.input_ids, batch.labels[:, -1:]], dim=1)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.view(-1))
+    tokens = torch.cat([batch.input_ids, batch.targets[:, -1:]], dim=1)
     assert float(loss) == pytest.approx(loss_by_hand(logits, tokens, torch.ones(4, 16)), rel=1e-5)
 
 
-def test_documents_are_not_predicted_from_one_another_in_either_alignment(opened):
-    ours, theirs = (opened(alignment=a, border_loss=False).get_batch() for a in ("next", "same"))
-    logits = logits_of(ours.input_ids)
-    counts = ours.loss_mask
+def test_documents_are_not_predicted_from_one_another_either_way(opened):
+    batch = opened(border_loss=False).get_batch()
+    logits = logits_of(batch.input_ids)
+    counts = batch.loss_mask
     assert 0 < counts.sum() < counts.numel()
-    tokens = torch.cat([ours.input_ids, opened().get_batch().labels[:, -1:]], dim=1)
-    own_loop = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ours.labels.flatten())
+    tokens = torch.cat([batch.input_ids, opened().get_batch().targets[:, -1:]], dim=1)
+    own_loop = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     assert float(own_loop) == pytest.approx(loss_by_hand(logits, tokens, counts), rel=1e-5)
-    shifting = ForCausalLMLoss(logits=logits, labels=theirs.labels, vocab_size=VOCABULARY)
-    assert float(shifting) == pytest.approx(loss_by_hand(logits, theirs.input_ids, counts[:, :-1]), rel=1e-5)
+    shifting = ForCausalLMLoss(logits=logits, labels=batch.labels, vocab_size=VOCABULARY)
+    assert float(shifting) == pytest.approx(loss_by_hand(logits, batch.input_ids, counts[:, :-1]), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_real_model_gives_the_same_loss_and_learns_from_the_batch(opened):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -77,8 +75,8 @@ def test_a_real_model_gives_the_same_loss_and_learns_from_the_batch(opened):
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     model = LlamaForCausalLM(config)
-    batch = opened(alignment="same").get_batch()
-    made = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
+    batch = opened().get_batch()
+    made = model(**batch)
     by_hand = loss_by_hand(made.logits, batch.input_ids, torch.ones(4, 15))
     assert made.loss.item() == pytest.approx(by_hand, rel=1e-4)
     made.loss.backward()

@@ -31,12 +31,12 @@ def test_borders_restart_positions_and_segments_and_mask_the_first_token_of_a_do
     add_border_fields(block, [np.array([2, 5])], fields)
     assert block.extra["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
     assert block.extra["segment_ids"].tolist() == [[1, 1, 2, 2, 2]]
-    assert block.extra["labels"].tolist() == [[11, -100, 21, 22, -100]]
+    assert block.extra["targets"].tolist() == [[11, -100, 21, 22, -100]]
     assert block.extra["loss_mask"].tolist() == [[1, 0, 1, 1, 0]]
     assert {name: array.dtype.name for name, array in block.extra.items()} == {
         "position_ids": "int64",
         "segment_ids": "int64",
-        "labels": "int64",
+        "targets": "int64",
         "loss_mask": "float32",
     }
 
@@ -56,7 +56,7 @@ def test_border_fields_equal_a_loop_over_tokens(borders):
             assert block.extra["position_ids"][row, t] == place
             assert block.extra["segment_ids"][row, t] == segment
             assert block.extra["loss_mask"][row, t] == (t + 1 not in begins)
-            assert block.extra["labels"][row, t] == (-100 if t + 1 in begins else block.tokens[row, t + 1])
+            assert block.extra["targets"][row, t] == (-100 if t + 1 in begins else block.tokens[row, t + 1])
 
 
 def test_only_what_was_asked_for_is_made():
@@ -69,7 +69,7 @@ def test_only_what_was_asked_for_is_made():
 def test_rows_of_weight_0_teach_nothing():
     block = block_of([[1, 2, 3], [4, 5, 6]], weight=[1, 0])
     mask_padding(block)
-    assert block.extra["labels"].tolist() == [[2, 3], [-100, -100]]
+    assert block.extra["targets"].tolist() == [[2, 3], [-100, -100]]
     assert block.extra["loss_mask"].tolist() == [[1, 1], [0, 0]]
     assert block.extra["loss_mask"].dtype == np.float32
 
@@ -78,7 +78,7 @@ def test_padding_keeps_what_borders_masked():
     block = block_of([[1, 2, 3], [4, 5, 6]], weight=[1, 0])
     add_border_fields(block, [np.array([2]), np.array([], np.int64)], Fields(border_loss=False))
     mask_padding(block)
-    assert block.extra["labels"].tolist() == [[2, -100], [-100, -100]]
+    assert block.extra["targets"].tolist() == [[2, -100], [-100, -100]]
     assert block.extra["loss_mask"].tolist() == [[1, 0], [0, 0]]
 
 

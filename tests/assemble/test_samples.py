@@ -53,7 +53,7 @@ def test_a_packed_row_token_by_token():
     rows = rows_over([4, 3, 2], RowSpec(10, "best_fit", "drop"))
     block = fields_of(laid_out(rows, [0]), segment_ids=True, position_ids=True, cu_seqlens=True)
     assert block.tokens[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, PAD, PAD]
-    assert block.extra["labels"][0].tolist() == [1, 2, 3, -100, 5, 6, -100, 8, -100, -100]
+    assert block.extra["targets"][0].tolist() == [1, 2, 3, -100, 5, 6, -100, 8, -100, -100]
     assert block.extra["loss_mask"][0].tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 0, 0]
     assert block.extra["attention_mask"][0].tolist() == [1] * 9 + [0]
     assert block.extra["segment_ids"][0].tolist() == [1, 1, 1, 1, 2, 2, 2, 3, 3, 0]
@@ -66,14 +66,14 @@ def test_a_packed_row_token_by_token():
 def test_a_full_piece_of_a_cut_document_predicts_the_next_token():
     rows = rows_over([10], RowSpec(4, "best_fit", "split"))
     block = fields_of(laid_out(rows, [0, 1, 2]))
-    assert block.extra["labels"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, -100, -100, -100]]
+    assert block.extra["targets"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, -100, -100, -100]]
 
 
 def test_left_padding_moves_rows_to_the_right():
     rows = rows_over([2, 4], RowSpec(5, None, "drop"))
     block = fields_of(laid_out(rows, [0, 1], left=True), position_ids=True)
     assert block.tokens.tolist() == [[PAD, PAD, PAD, 0, 1, PAD], [PAD, 2, 3, 4, 5, PAD]]
-    assert block.extra["labels"].tolist() == [[-100, -100, -100, 1, -100], [-100, 3, 4, 5, -100]]
+    assert block.extra["targets"].tolist() == [[-100, -100, -100, 1, -100], [-100, 3, 4, 5, -100]]
     assert block.extra["attention_mask"].tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]]
     assert block.extra["position_ids"].tolist() == [[0, 0, 0, 0, 1], [0, 0, 1, 2, 3]]
 
@@ -84,7 +84,7 @@ def test_a_weight_belongs_to_the_token_that_is_predicted():
     rows = rows_over([6], RowSpec(6, None, "drop", "assistant"), masks)
     block = fields_of(laid_out(rows, [0]))
     assert block.extra["loss_mask"][0].tolist() == [0, 0.5, 0.5, 0, 0, 0]
-    assert block.extra["labels"][0].tolist() == [-100, 2, 3, -100, -100, -100]
+    assert block.extra["targets"][0].tolist() == [-100, 2, 3, -100, -100, -100]
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,11 +117,11 @@ def test_rows_are_their_documents_side_by_side(data):
             labels += [*piece[1:], -100] if len(piece) <= capacity else piece[1:]
         assert block.extra["segment_ids"][row][real].tolist() == segments
         assert block.extra["position_ids"][row][real].tolist() == positions
-        assert block.extra["labels"][row][real].tolist() == labels
+        assert block.extra["targets"][row][real].tolist() == labels
         outside = np.ones(capacity, bool)
         outside[real] = False
         assert (block.tokens[row, :-1][outside] == PAD).all()
-        assert (block.extra["labels"][row][outside] == -100).all()
+        assert (block.extra["targets"][row][outside] == -100).all()
         assert not block.extra["segment_ids"][row][outside].any()
 
 

@@ -121,7 +121,7 @@ def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
         for s in (whole, cut)
     ]
     for one, two in zip(*loaders, strict=True):
-        assert one.labels.tolist() == two.labels.tolist()
+        assert one.targets.tolist() == two.targets.tolist()
 
 
 def test_each_ingredient_has_its_own_format(raw, tmp_path):

@@ -119,7 +119,7 @@ def process_refuses(process: Run) -> Run:
 def store(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources web, code and notes; one plan is kept: rows of 16 tokens, 12 in a batch, seed 7."""
     path = tmp_path_factory.mktemp("cli") / "corpus.store"
-    shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans"))
+    shutil.copytree(small_store, path, ignore=shutil.ignore_patterns("plans", "rows"))
     bw.PretrainDataLoader(path, chunk_size=16, batch_size=12, seed=7, framework="numpy")
     return path
 

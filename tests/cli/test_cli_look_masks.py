@@ -86,8 +86,8 @@ def test_a_step_of_a_plan_is_what_a_loader_hands_over(chats, succeeds):
     loader = bw.ConversationDataLoader(chats, max_length=160, batch_size=2, seed=5, check=False, framework="numpy")
     batch = loader.get_batch()
     shown = succeeds(f"look {chats} {loader.plan.fingerprint} --batch-size 2 --json").json["rows"]
-    for name in ("input_ids", "attention_mask", "labels", "loss_mask"):
-        assert [row[name] for row in shown] == batch[name].tolist()
+    for name in ("input_ids", "attention_mask", "targets", "loss_mask"):
+        assert [row[name] for row in shown] == getattr(batch, name).tolist()
 
 
 def test_a_step_of_pairs_has_two_rows_for_each(pairs, succeeds):

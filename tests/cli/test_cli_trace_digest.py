@@ -8,7 +8,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.cli.common import lines_in_words
-from batchwright.digest import combine, row_hashes
+from batchwright.digesting import combine, row_hashes
 
 # trace
 

@@ -293,7 +293,7 @@ def test_a_mesh_of_data_and_tensor_parallel_ranks_is_in_step(four):
         ("seed", "ranks 1, 3 ", "seed: 7 here, 8 there"),
         ("one seed", "rank 0 ", "seed: 7 here, 8 there"),
         ("position", "rank 2 ", "position: 48 here, 60 there"),
-        ("border_loss", "rank 3 ", "labels, loss_mask"),
+        ("border_loss", "rank 3 ", "loss_mask, targets"),
         ("fields", "rank 1 ", "position_ids"),
         ("tp for dp", "data rank 1 of 2 ", "ranks 0, 2, 3 are data rank 0"),
     ],

@@ -22,7 +22,7 @@ from batchwright.files import write_whole
 from harness import Processes, say, stand_still
 from shared import bake_source
 
-_FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask", "segment_ids", "position_ids")
+_FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask", "segment_ids", "position_ids")
 
 
 def bake_in_order(path: Path, rows: Any, step: Any = None, name: str = "text") -> str:
@@ -45,7 +45,7 @@ def notes(numbers: range) -> list[str]:
 
 def handed(batch: Any) -> list[list[Any]]:
     """[position, digest of what it has, as wide as it is] of each row of a batch."""
-    fields = [batch[name] for name in _FIELDS if name in batch]
+    fields = [array for name in _FIELDS if (array := getattr(batch, name)) is not None]
     rows = np.concatenate(fields, axis=1)
     positions = batch.metadata["position"].tolist()
     return [[p, xxhash.xxh3_64_hexdigest(row.tobytes())] for p, row in zip(positions, rows, strict=True)]

@@ -51,7 +51,7 @@ def test_pad_fills_the_last_batch_with_rows_of_weight_0(open_numbers):
         assert [row_numbers(first), row_numbers(second), row_numbers(last)[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert last.metadata["weight"].tolist() == [1, 1, 0, 0]
         assert last.loss_mask.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
-        assert last.labels[2:].tolist() == [[-100] * 3] * 2
+        assert last.targets[2:].tolist() == [[-100] * 3] * 2
         assert first.metadata["weight"].tolist() == [1, 1, 1, 1]
     assert loader.position == 20
 
@@ -411,7 +411,7 @@ def test_a_rank_without_rows_still_counts_steps(open_numbers, ahead):
     assert [batch.input_ids.shape for batch in batches] == [(1, 3)] * 5
     for batch in batches:  # one row, from which nothing is learned
         assert batch.metadata["weight"].tolist() == [0]
-        assert (batch.labels == -100).all()
+        assert (batch.targets == -100).all()
         assert not batch.loss_mask.any()
         assert batch.metadata["global_rows"] == 2
     assert (loader.position, loader.step) == (10, 5)
@@ -483,7 +483,6 @@ def test_work_ahead_ends_with_its_iterator(open_numbers):
         ({"prefetch": -1}, -1),
         ({"workers": -1}, -1),
         ({"framework": "numpi"}, "'numpi'"),
-        ({"alignment": "both"}, "'both'"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(open_numbers, settings, named):

@@ -37,7 +37,7 @@ def text(ids):
 
 def trained(batch, row=0):
     """The labels of a row as text, one dot for each that is not learned."""
-    return "".join("." if label == -100 else chr(label) for label in batch.labels[row].tolist())
+    return "".join("." if label == -100 else chr(label) for label in batch.targets[row].tolist())
 
 
 def by_text(loader):
@@ -92,7 +92,7 @@ def test_messages_say_themselves_what_is_learned():
     ]
     batch = open_loader([{"messages": turns}]).get_batch()
     assert trained(batch).replace(".", " ").split() == ["a?</s>", "B!</s>"]
-    weights = batch.loss_mask[0][batch.labels[0] != -100].tolist()
+    weights = batch.loss_mask[0][batch.targets[0] != -100].tolist()
     assert weights == [1.0] * 6 + [0.5] * 6
 
 
@@ -174,9 +174,9 @@ def test_all_ranks_get_the_width_of_the_global_batch():
     for rank in range(3):
         batch = open_loader(as_messages(THREE), batch_size=3, rank=rank, world_size=3).get_batch()
         shapes.add(batch.input_ids.shape)
-        rows.append(batch.labels[0].tolist())
+        rows.append(batch.targets[0].tolist())
     assert shapes == {(1, 39)}
-    assert rows == open_loader(as_messages(THREE), batch_size=3).get_batch().labels.tolist()
+    assert rows == open_loader(as_messages(THREE), batch_size=3).get_batch().targets.tolist()
 
 
 # Packing
@@ -246,7 +246,7 @@ def test_a_plan_opens_the_same_rows_again():
     state = json.loads(json.dumps(first.state_dict()))
     again = bw.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
     again.load_state_dict(state)
-    assert again.get_batch().labels.tolist() == first.get_batch().labels.tolist()
+    assert again.get_batch().targets.tolist() == first.get_batch().targets.tolist()
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_conversations_mix_with_text(tmp_path):
         real = int(batch.attention_mask[row].sum())
         if source == "web":
             assert real == 40
-            assert (batch.labels[row, :40] != -100).all()
+            assert (batch.targets[row, :40] != -100).all()
         else:
             assert trained(batch, row)[:real] == masks[text(batch.input_ids[row, :real])]
-        assert (batch.labels[row, real:] == -100).all()
+        assert (batch.targets[row, real:] == -100).all()
 
 
 def test_pairs_mix_with_nothing_else():

@@ -14,8 +14,9 @@ from elastic_jobs import amend_if_due, bake_in_order, handed, live, open_source
 import batchwright as bw
 from batchwright.errors import PlanError, SpecError
 from refusals import refused
+from shared import arrays_of
 
-FIELDS = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids")
+FIELDS = ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids")
 
 
 def talk(n):
@@ -80,7 +81,8 @@ def _conversations(store, **given):
 def values(batch):
     """Everything a batch says, as lists that compare."""
     about = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in batch.metadata.items()}
-    return {n: batch[n] if n == "max_seqlen" else batch[n].tolist() for n in batch.keys()} | about  # noqa: SIM118
+    arrays = arrays_of(batch)
+    return {n: array if n == "max_seqlen" else array.tolist() for n, array in arrays.items()} | about
 
 
 def all_values(batches):
@@ -150,16 +152,17 @@ def test_ranks_together_have_the_rows_and_widths_of_one(stores, open_loader, wor
         for r in range(world_size)
     ]
     for whole, *parts in zip(alone, *ranks, strict=True):
-        for name in (name for name in FIELDS if name in whole):
-            assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name]), name
+        for name in (name for name in FIELDS if getattr(whole, name) is not None):
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            assert np.array_equal(joined, getattr(whole, name)), name
         assert np.concatenate([part.metadata["weight"] for part in parts]).tolist() == whole.metadata["weight"].tolist()
 
 
 def test_pairs_of_ranks_together_are_those_of_one(pair_store):
     (alone,) = _conversations(pair_store, batch_size=22).get_iterator()
     ranks = [next(_conversations(pair_store, batch_size=22, rank=r, world_size=2).get_iterator()) for r in range(2)]
-    for name in ("input_ids", "labels", "loss_mask"):
-        assert np.array_equal(np.concatenate([batch[name] for batch in ranks]), alone[name]), name
+    for name in ("input_ids", "targets", "loss_mask"):
+        assert np.array_equal(np.concatenate([getattr(batch, name) for batch in ranks]), getattr(alone, name)), name
     assert ranks[1].metadata["side"] == ["chosen", "rejected"] * 11
 
 
@@ -207,29 +210,28 @@ def test_a_framework_has_every_field_as_its_own_array(stores, open_loader, frame
     expected = open_loader(stores).get_batch()
     batch = open_loader(stores, framework=framework).get_batch()
     assert values(batch) == values(expected)
-    assert ("cu_seqlens" in batch) == ("segment_ids" in batch) == (open_loader is not open_talks)
-    for name in set(batch) - {"max_seqlen"}:
-        assert isinstance(batch[name], getattr(own, kind)), name
+    arrays = arrays_of(batch)
+    assert ("cu_seqlens" in arrays) == ("segment_ids" in arrays) == (open_loader is not open_talks)
+    for name in arrays.keys() - {"max_seqlen"}:
+        assert isinstance(arrays[name], getattr(own, kind)), name
 
 
 # What fills batches up
 
 
-@pytest.mark.parametrize("alignment", ["next", "same"])
-def test_rows_that_fill_the_last_batch_up_teach_nothing(stores, alignment):
-    *_, last = open_talks(stores, batch_size=24, epoch_end="pad", alignment=alignment).get_iterator()
+def test_rows_that_fill_the_last_batch_up_teach_nothing(stores):
+    *_, last = open_talks(stores, batch_size=24, epoch_end="pad").get_iterator()
     assert last.metadata["weight"].tolist() == [1] * 8 + [0] * 16
     assert not last.loss_mask[8:].any()
-    assert (last.labels[8:] == -100).all()
+    assert (last.targets[8:] == -100).all()
     assert last.loss_mask[:8].any(axis=1).all()
 
 
-@pytest.mark.parametrize("alignment", ["next", "same"])
-def test_pairs_that_fill_the_last_batch_up_teach_nothing(pair_store, alignment):
-    *_, last = _conversations(pair_store, batch_size=4, epoch_end="pad", alignment=alignment).get_iterator()
+def test_pairs_that_fill_the_last_batch_up_teach_nothing(pair_store):
+    *_, last = _conversations(pair_store, batch_size=4, epoch_end="pad").get_iterator()
     assert last.metadata["weight"].tolist() == [1] * 4 + [0] * 4  # two pairs, and two that repeat the second
     assert not last.loss_mask[4:].any()
-    assert (last.labels[4:] == -100).all()
+    assert (last.targets[4:] == -100).all()
     assert last.loss_mask[:4].any(axis=1).all()
 
 
@@ -254,7 +256,7 @@ def test_a_batch_of_another_size_has_the_next_rows_as_wide_as_they_are(stores):
         batch = loader.get_batch(size)
         width = batch.input_ids.shape[1]
         assert width == lengths[at : at + size].max()
-        assert np.array_equal(batch.labels, all_rows.labels[at : at + size, :width])
+        assert np.array_equal(batch.targets, all_rows.targets[at : at + size, :width])
         at += size
     assert loader.position == at
 

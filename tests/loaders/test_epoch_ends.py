@@ -33,7 +33,7 @@ def next_step(ranks):
     for batch in parts:
         weight = batch.metadata["weight"]
         assert weight.all() or weight.tolist() == [0]
-        assert (batch.labels[weight == 0] == -100).all()
+        assert (batch.targets[weight == 0] == -100).all()
         assert not batch.loss_mask[weight == 0].any()
         positions += batch.metadata["position"][weight > 0].tolist()
     assert {batch.metadata["global_rows"] for batch in parts} == {len(positions)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shared import arrays_of
+
 AHEAD = {"": {}, "prefetch": {"prefetch": 2}, "workers": {"workers": 2}}
 
 
 def copies(batch):
-    arrays = {name: batch[name] for name in batch} | {name: batch.metadata[name] for name in ("position", "weight")}
+    arrays = arrays_of(batch) | {name: batch.metadata[name] for name in ("position", "weight")}
     return {name: np.asarray(array).copy() for name, array in arrays.items()}
 
 
@@ -33,7 +35,7 @@ def test_a_kept_slice_keeps_its_memory(long_store, open_loader):
     slices = []
     for _ in range(100):
         batch = loader.get_batch()
-        slices.append((batch.labels[3, 5:9], batch.labels[3, 5:9].copy()))
+        slices.append((batch.targets[3, 5:9], batch.targets[3, 5:9].copy()))
         del batch
     assert all(np.array_equal(part, expected) for part, expected in slices)
 

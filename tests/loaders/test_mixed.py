@@ -132,7 +132,7 @@ def test_weights_by_tokens_are_shares_of_tokens_where_rows_are_padded(stores):
     for batch in loader:
         real = batch.attention_mask.sum(axis=1)
         assert (real == batch.loss_mask.sum(axis=1)).all()
-        assert ((batch.labels == -100) == (batch.attention_mask == 0)).all()
+        assert ((batch.targets == -100) == (batch.attention_mask == 0)).all()
         assert (batch.input_ids[batch.attention_mask == 0] == 0).all()
         for source, count in zip(batch.metadata["source"], real.tolist(), strict=True):
             tokens[source] += count
@@ -149,7 +149,7 @@ def test_padded_rows_are_those_of_the_short_source(stores):
     mine = [row for row, source in enumerate(batch.metadata["source"]) if source == "code"]
     expected = short.get_batch(len(mine))
     assert (batch.input_ids[mine, :16] == expected.input_ids).all()
-    assert (batch.labels[mine, :16] == expected.labels).all()
+    assert (batch.targets[mine, :16] == expected.targets).all()
     assert (batch.input_ids[mine, 16:] == 7).all()
 
 

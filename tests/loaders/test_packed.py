@@ -11,6 +11,7 @@ import pytest
 
 import batchwright as bw
 from refusals import refused
+from shared import arrays_of
 
 # Documents of different lengths, each beginning with its own letter, longer ones than a row among them.
 TEXTS = [chr(65 + n % 26) + str(n) + "." * (n * 7 % 45) for n in range(120)]
@@ -30,20 +31,20 @@ def open_loader(store, **settings):
 
 
 def samples_of(batch):
-    """The real samples of a batch: (tokens, labels) of each."""
+    """The real samples of a batch: (tokens, targets) of each."""
     for row in np.flatnonzero(batch.metadata["weight"] > 0):
         for segment in range(1, int(batch.segment_ids[row].max()) + 1):
             mine = batch.segment_ids[row] == segment
-            yield batch.input_ids[row][mine].tolist(), batch.labels[row][mine].tolist()
+            yield batch.input_ids[row][mine].tolist(), batch.targets[row][mine].tolist()
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "first_fit", "greedy"])
 def test_an_epoch_has_every_document_whole_or_in_full_pieces(store, packing):
     whole, pieces = [], []
     for batch in open_loader(store, packing=packing):
-        for tokens, labels in samples_of(batch):
-            (pieces if labels[-1] != -100 or tokens[-1] != 256 else whole).append(bytes(t for t in tokens if t < 256))
-            assert labels[:-1] == tokens[1:]
+        for tokens, targets in samples_of(batch):
+            (pieces if targets[-1] != -100 or tokens[-1] != 256 else whole).append(bytes(t for t in tokens if t < 256))
+            assert targets[:-1] == tokens[1:]
     short = sorted(text for text in TEXTS if len(text) + 1 <= ROW)
     found = sorted(text.decode() for text in whole)
     assert [text for text in found if text in short] == short
@@ -53,8 +54,8 @@ def test_an_epoch_has_every_document_whole_or_in_full_pieces(store, packing):
 
 def test_no_label_is_lost_at_a_cut(store):
     # Every token but the first of each document is predicted once.
-    labels = sum(int((batch.labels != -100).sum()) for batch in open_loader(store))
-    assert labels == store.num_tokens - len(TEXTS)
+    targets = sum(int((batch.targets != -100).sum()) for batch in open_loader(store))
+    assert targets == store.num_tokens - len(TEXTS)
 
 
 def test_every_epoch_has_the_same_rows_in_another_order(store):
@@ -75,24 +76,24 @@ def test_a_state_goes_on_with_another_batch_size_and_other_ranks(store):
         two.load_state_dict(state)
         for batch in expected:
             mine = two.get_batch()
-            for name in ("input_ids", "labels", "loss_mask", "segment_ids", "position_ids"):
-                assert mine[name].tolist() == batch[name][2 * rank : 2 * rank + 2].tolist()
+            for name in ("input_ids", "targets", "loss_mask", "segment_ids", "position_ids"):
+                assert getattr(mine, name).tolist() == getattr(batch, name)[2 * rank : 2 * rank + 2].tolist()
 
 
 def test_workers_and_threads_give_the_same_batches(store):
     plain = [batch for batch, _ in zip(open_loader(store), range(6), strict=False)]
     for settings in ({"prefetch": 2}, {"workers": 2}):
         for batch, expected in zip(open_loader(store, **settings), plain, strict=False):
-            assert list(batch.keys()) == list(expected.keys())
-            for name in batch.keys():  # noqa: SIM118
-                assert np.array_equal(batch[name], expected[name]), name
+            assert arrays_of(batch).keys() == arrays_of(expected).keys()
+            for name, array in arrays_of(batch).items():
+                assert np.array_equal(array, getattr(expected, name)), name
 
 
 def test_a_loader_travels_to_another_process_without_its_index(store):
     loader = open_loader(store)
     data = pickle.dumps(loader)
     assert len(data) < 8_000
-    assert pickle.loads(data).get_batch().labels.tolist() == loader.get_batch().labels.tolist()
+    assert pickle.loads(data).get_batch().targets.tolist() == loader.get_batch().targets.tolist()
 
 
 def test_weights_mix_packed_sources(tmp_path):

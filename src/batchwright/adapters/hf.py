@@ -33,27 +33,24 @@ except ImportError:
 
 if TYPE_CHECKING:
     from batchwright.loaders.base import DataLoader
-    from batchwright.types import TrainingBatch
 
-__all__ = ["LoaderState", "WholeRun", "feed", "model_inputs"]
+__all__ = ["LoaderState", "WholeRun", "feed"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _KEY = "batchwright.loader"
-_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
 
 
 def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
     """Let a Trainer train on a loader's batches, and keep the loader's state in its checkpoints.
 
     Works for any subclass of Trainer. The loader's rank, its global batch size and its epochs are what counts; workers
-    and pinned memory are those of TrainingArguments, or torch's DataLoader options given here. Sets
-    alignment="same", because models of transformers shift labels themselves.
+    and pinned memory are those of TrainingArguments, or torch's DataLoader options given here.
 
     The run is one pass that is counted in steps: max_steps must be set. A resumed run reads nothing twice, seeks in
     O(1), and accumulates gradients over the edge of an epoch as the uninterrupted one did.
 
-    Rows of several samples are passed as `model_inputs` says, so that no sample attends to another.
+    The model gets `dict(batch)`: of packed rows, what keeps samples apart.
     """
     arguments = trainer.args
     if arguments.max_steps <= 0:
@@ -72,37 +69,17 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
         )
     if "collate_fn" not in options:
         _check_samples(loader)
-    if loader.alignment != "same":
-        loader._close_stream()  # nothing that was made ahead in the other alignment
-        loader.alignment = "same"
     options = {
         "num_workers": arguments.dataloader_num_workers,
         "pin_memory": arguments.dataloader_pin_memory and torch.cuda.is_available(),
         "persistent_workers": arguments.dataloader_persistent_workers,
         "prefetch_factor": arguments.dataloader_prefetch_factor,
-        "collate_fn": model_inputs,
+        "collate_fn": dict,
     } | options
     batches = WholeRun(loader.torch().loader(**options))
     arguments.ignore_data_skip = True  # the state says where to go on
     trainer.get_train_dataloader = lambda: batches  # not prepared by accelerate: that would cut a share of our share
     trainer.add_callback(LoaderState(loader))
-
-
-def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
-    """What a model of transformers takes. The loss mask is in the labels already, as -100.
-
-    Of rows whose samples are kept apart, no attention mask and no cache: only without both does transformers tell
-    samples apart, by positions that begin again. Flash attention does not look at those if there is more than one
-    row, so it gets the borders themselves. (What fills a row up comes last, and nothing attends to it.)
-    """
-    inputs = {name: batch[name] for name in _INPUTS if name in batch}
-    if "position_ids" in inputs and ("segment_ids" in batch or "cu_seqlens" in batch):
-        del inputs["attention_mask"]
-        inputs["use_cache"] = False
-        if "cu_seqlens" in batch:
-            inputs |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
-            inputs |= dict.fromkeys(("max_length_q", "max_length_k"), batch.max_seqlen)
-    return inputs
 
 
 def _check_samples(loader: DataLoader) -> None:
@@ -140,7 +117,7 @@ class WholeRun:
 
     def __init__(self, batches: Any) -> None:
         self.batches = batches
-        self.dataset = batches.dataset
+        self.dataset: Any = batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
         while not self.dataset.source._next_start()[1]:

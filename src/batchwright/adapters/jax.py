@@ -22,7 +22,7 @@ except ImportError:
         "batchwright.adapters.jax needs jax, which is not installed", remedy="pip install 'batchwright[jax]'"
     ) from None
 
-__all__ = ["JaxBlocks", "copied", "handed", "is_shared", "numbers", "picked", "pinned"]
+__all__ = ["JaxBlocks", "copied", "handed", "is_shared", "joined", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -91,6 +91,11 @@ def _check_range(name: Any, array: NDArray[Any]) -> None:
                 parameter=str(name),
                 remedy="jax.config.update('jax_enable_x64', True), or a column of smaller numbers",
             )
+
+
+def joined(left: Any, right: Any) -> Any:
+    """[rows, a] and [rows, b] as [rows, a + b]."""
+    return jax.numpy.concatenate((left, right), 1)
 
 
 def picked(array: Any, rows: NDArray[np.int64]) -> Any:

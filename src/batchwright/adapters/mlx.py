@@ -18,7 +18,7 @@ except ImportError:
         "batchwright.adapters.mlx needs mlx, which is not installed", remedy="pip install 'batchwright[mlx]'"
     ) from None
 
-__all__ = ["MlxBlocks", "copied", "handed", "is_shared", "numbers", "picked", "pinned"]
+__all__ = ["MlxBlocks", "copied", "handed", "is_shared", "joined", "numbers", "picked", "pinned"]
 
 K = TypeVar("K")
 
@@ -48,6 +48,11 @@ def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any
             f"device={device!r}: MLX arrays are on every device already", parameter="device", remedy="device=None"
         )
     return numbers(arrays)
+
+
+def joined(left: Any, right: Any) -> Any:
+    """[rows, a] and [rows, b] as [rows, a + b]."""
+    return mx.concatenate([left, right], 1)
 
 
 def picked(array: Any, rows: NDArray[Any]) -> Any:

@@ -39,6 +39,7 @@ __all__ = [
     "generator",
     "handed",
     "is_shared",
+    "joined",
     "memory_for",
     "numbers",
     "picked",
@@ -84,16 +85,6 @@ class TorchBlocks:
             masks = _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
             self._masks[rows, tokens] = masks
         return masks
-
-    def same_alignment(self, inputs: Any, loss: Any, attention: Any = None) -> tuple[Any, Any]:
-        """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
-        shifted = torch.ones(inputs.shape, dtype=torch.float32, device=inputs.device)
-        if loss is not None:
-            shifted[:, 1:] = loss[:, :-1]
-        if attention is not None:
-            shifted *= attention  # what fills a row up is not learned, also right after its last token
-        shifted[:, 0] = 0  # the first token is never predicted
-        return torch.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 
 
 _CPU = torch.device("cpu")
@@ -149,6 +140,11 @@ def _writable(array: NDArray[Any], share: bool) -> NDArray[Any]:
         return array
     is_memory = isinstance(array.base, np.ndarray) and array.base.flags.writeable  # a write to a mapped file kills
     return np.asarray(_SameMemory(array)) if share and is_memory else array.copy()
+
+
+def joined(left: Any, right: Any) -> Any:
+    """[rows, a] and [rows, b] as [rows, a + b]."""
+    return torch.cat((left, right), 1)
 
 
 def picked(tensor: Any, rows: NDArray[np.int64]) -> Any:
@@ -298,7 +294,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     """
 
     def __init__(self, loader: CursorLoader[Any]) -> None:
-        self.source = loader
+        self.source: CursorLoader[Any] = loader
         self._taken = 0
         self._passes = 0
 

@@ -35,7 +35,7 @@ class Fields:
     segment_ids: bool = False
     """Number of the document inside its row, from 1."""
     border_loss: bool = True
-    """False: the first token of a document is not predicted from the document before it (loss 0, label -100)."""
+    """False: the first token of a document is not predicted from the document before it (loss 0, target -100)."""
     cu_seqlens: bool = False
     """Where the parts of a batch begin that do not attend to each other, for rows of samples."""
     roles: bool = False
@@ -113,7 +113,7 @@ def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields
         block.extra["position_ids"] = places - latest
     if not fields.border_loss:
         block.extra["loss_mask"] = (~begins[:, 1:]).astype(np.float32)
-        block.extra["labels"] = np.where(begins[:, 1:], -100, block.tokens[:, 1:])
+        block.extra["targets"] = np.where(begins[:, 1:], -100, block.tokens[:, 1:])
 
 
 def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
@@ -122,31 +122,31 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     place = np.arange(width)
     is_real = place[:-1] < widths[:, None]
     loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
-    labels = block.extra.get("labels", block.tokens[:, 1:])
+    targets = block.extra.get("targets", block.tokens[:, 1:])
     block.extra["attention_mask"] = is_real.astype(np.int64)
     block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
-    block.extra["labels"] = np.where(is_real, labels, -100)
+    block.extra["targets"] = np.where(is_real, targets, -100)
     if "segment_ids" in block.extra:
         block.extra["segment_ids"] = np.where(is_real, block.extra["segment_ids"], 0)
-    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a label, where input begins to pad
+    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, where input begins to pad
 
 
 def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Allocate = fresh) -> None:
-    """Masks and labels of rows of samples, and what says which sample a token is of.
+    """Masks and targets of rows of samples, and what says which sample a token is of.
 
     Everything large goes to memory of `allocate`: fresh memory costs more than all that is computed here.
     """
     rows, width = laid.tokens.shape[0], laid.tokens.shape[1] - 1
     place, end = np.arange(width), laid.offset + laid.length
     loss = laid.weight[:, 1:]
-    labels, attention = allocate(rows, width), allocate(rows, width)
-    labels[:] = laid.tokens[:, 1:]
-    labels[loss == 0] = -100
+    targets, attention = allocate(rows, width), allocate(rows, width)
+    targets[:] = laid.tokens[:, 1:]
+    targets[loss == 0] = -100
     is_real = place < end[:, None]
     if laid.offset.any():
         is_real &= place >= laid.offset[:, None]
     attention[:] = is_real
-    block.extra |= {"loss_mask": loss, "labels": labels, "attention_mask": attention}
+    block.extra |= {"loss_mask": loss, "targets": targets, "attention_mask": attention}
     block.widths = laid.widths
     if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
         return
@@ -219,6 +219,6 @@ def mask_padding(block: Block) -> None:
     rows, width = len(block.tokens), block.tokens.shape[1] - 1
     real = np.repeat(block.weight, rows // len(block.weight))[:, None]
     loss = block.extra.get("loss_mask", constant_mask(rows, width, "float32"))
-    labels = block.extra.get("labels", block.tokens[:, 1:])
+    targets = block.extra.get("targets", block.tokens[:, 1:])
     block.extra["loss_mask"] = (loss * real).astype(np.float32)
-    block.extra["labels"] = np.where(real > 0, labels, -100)
+    block.extra["targets"] = np.where(real > 0, targets, -100)

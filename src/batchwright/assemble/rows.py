@@ -200,7 +200,9 @@ class SpanWeights:
 
     def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:
         """Document d has the spans [starts[d], starts[d + 1]); a span ends at token `stop` of its document."""
-        self.starts, self.stop, self.weight = starts, stop, weight
+        self.starts: NDArray[Any] = starts
+        self.stop: NDArray[Any] = stop
+        self.weight: NDArray[np.float32] = weight
 
     def count(self, document: Numbers, begin: Numbers, end: Numbers) -> Numbers:
         """How many of the tokens [begin, end) of each document have a weight above 0."""

@@ -94,11 +94,18 @@ class SampleRows:
         `reopen` is (function, arguments): how another process opens the same rows, if not by value.
         """
         self._reopen = reopen
-        self.stream, self.index, self.spec, self.trained = stream, index, spec, trained
-        self.columns = columns or {}
+        self.stream: Stream = stream
+        self.index: RowIndex = index
+        self.spec: RowSpec = spec
+        self.trained: SpanWeights | None = trained
+        self.columns: Mapping[str, NDArray[Any]] | dict[str, NDArray[Any]] = columns or {}
         self.borders = borders
-        self.name, self.split, self.fingerprint = name or stream.name, stream.split, stream.fingerprint
-        self.row_tokens, self.num_rows, self.num_tokens = spec.row_tokens, index.num_rows, index.num_tokens
+        self.name: str = name or stream.name
+        self.split: str = stream.split
+        self.fingerprint: str = stream.fingerprint
+        self.row_tokens: int = spec.row_tokens
+        self.num_rows: int = index.num_rows
+        self.num_tokens: int = index.num_tokens
         self.sequences = 2 if spec.pairs else 1
         """Rows of a batch that one row is: two for a pair."""
         if not self.num_rows:
@@ -128,17 +135,12 @@ class SampleRows:
         row = int(np.argmax(self._row_length))
         return row, int(self._row_length[row])
 
-    def totals(self, index: NDArray[np.int64], *, shifted: bool = True) -> tuple[float, int]:
-        """(sum of the loss masks, samples) of some rows together, from the index alone.
-
-        `shifted`: labels are the next tokens; otherwise a token that follows a row's last one is not learned.
-        """
+    def totals(self, index: NDArray[np.int64]) -> tuple[float, int]:
+        """(sum of the loss masks, samples) of some rows together, from the index alone."""
         table = self.index
         first = table.row_starts[index]
         piece = ragged(first, table.row_starts[index + 1] - first)
-        length = table.length[piece].astype(np.int64)
-        if shifted:
-            length += table.goes_on[piece]
+        length = table.length[piece].astype(np.int64) + table.goes_on[piece]
         if self.trained is None:
             return float((length - 1).sum()), len(piece)
         document = table.document[piece]

@@ -76,12 +76,14 @@ class WindowRows:
         self.stream = stream
         is_whole = len(num_tokens) < 2 and all(tokens == stream.num_tokens for _, tokens in num_tokens)
         self._grown = () if is_whole else num_tokens
-        self.row_tokens = at_least(1, chunk_size=row_tokens)
-        self.seed, self.recut = seed, recut
-        self.name, self.split = name or stream.name, stream.split
-        self.fingerprint = stream.fingerprint
-        self.num_tokens = stream.num_tokens
-        self.num_rows = max(stream.num_tokens - 1, 0) // row_tokens
+        self.row_tokens: int = at_least(1, chunk_size=row_tokens)
+        self.seed: int = seed
+        self.recut: bool = recut
+        self.name: str = name or stream.name
+        self.split: str = stream.split
+        self.fingerprint: str = stream.fingerprint
+        self.num_tokens: int = stream.num_tokens
+        self.num_rows: int = max(stream.num_tokens - 1, 0) // row_tokens
         if not self.num_rows:
             raise SpecError(
                 f"chunk_size={row_tokens} needs {row_tokens + 1:,} tokens; "
@@ -195,10 +197,10 @@ class JointWindows:
     """Shards that it may hold mapped; sources with more are found one by one."""
 
     def __init__(self, rows: Sequence[WindowRows]) -> None:
-        self.rows = list(rows)
+        self.rows: list[WindowRows] = list(rows)
         streams: list[Any] = [each.stream for each in rows]
-        self.length = rows[0].row_tokens + 1
-        self.itemsize = streams[0].dtype.itemsize
+        self.length: int = rows[0].row_tokens + 1
+        self.itemsize: Any = streams[0].dtype.itemsize
         sizes = np.array([int(stream.token_starts[-1]) for stream in streams], np.int64)
         self._base = np.cumsum(sizes) - sizes
         num_shards = [len(stream.token_starts) - 1 for stream in streams]

@@ -14,6 +14,7 @@ from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.rows import Reading, UnitReport, apply_step, is_selected, kept_rows, pass_over
 from batchwright.prepare.rows import RowStep
 from batchwright.spec import one_of
+from batchwright.typing import OnError
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Cut
@@ -58,7 +59,7 @@ class Explanation:
         return "\n".join([*lines, f"└─ {self.num_rows:,} row{'s' * (self.num_rows != 1)} in the end"])
 
 
-def explain(recipe: DatasetRecipe, *, on_error: str = "raise") -> Explanation:
+def explain(recipe: DatasetRecipe, *, on_error: OnError = "raise") -> Explanation:
     """What every instruction of a recipe will do, in order, with counts.
 
     Reads the sources and runs `where`, `select` and the steps as `bake` would; `on_error` is as there.

@@ -33,7 +33,7 @@ class HeldTokens:
     def __init__(self, folder: Path, dtype: np.dtype[Any], most_bytes: int | None = None) -> None:
         """`folder` is where the file lies, should there be one."""
         self.folder, self.dtype = folder, dtype
-        self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
+        self.most_bytes: int = _MOST_BYTES if most_bytes is None else most_bytes
         self.documents: list[NDArray[Any]] = []
         self._first_in_memory = 0
         self._bytes_in_memory = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.formats import format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths
 from batchwright.sources.memory import TableRows, table_rows
+from batchwright.typing import Data
 
 __all__ = ["Ingredient", "Instruction", "Step", "add_ingredient", "bad_name", "prepare_step"]
 
@@ -97,7 +98,7 @@ Instruction = Ingredient | Step
 
 
 def add_ingredient(
-    source: str | os.PathLike[str] | Iterable[Any],
+    source: Data,
     text: str = "text",
     *,
     format: str | None = None,
@@ -107,7 +108,12 @@ def add_ingredient(
     options: Mapping[str, Any] | None = None,
     version: str | None = None,
 ) -> Ingredient:
-    """The instruction to add a source: `DatasetRecipe.add_ingredient`, for a list of instructions."""
+    """The instruction to add a source: `DatasetRecipe.add_ingredient`, for a list of instructions.
+
+    `source` is files, a folder or glob, rows, or a table. `format` is what the files are, if their names do not say it,
+    with its `options`. `text` is the column, path or template of the text. `where` chooses rows, `quantity` how many of
+    them. `name` is how mixtures call it. `version` names `where`, should it use things that cannot be compared.
+    """
     TextColumn(text)  # says now, not at the bake, that it cannot be one
     checked_options = _checked_options(options)
     if format is not None:
@@ -143,7 +149,11 @@ def prepare_step(
     name: str | None = None,
     version: str | None = None,
 ) -> Step:
-    """The instruction to do something with rows: `DatasetRecipe.prepare_step`, for a list of instructions."""
+    """The instruction to do something with rows: `DatasetRecipe.prepare_step`, for a list of instructions.
+
+    `step` is a function of a row that returns one, or None to drop it; or `bw.tokenize(...)`, or `bw.chat(...)`.
+    `select` says which rows it sees. `name` is how reports call it, `version` names functions that cannot be compared.
+    """
     if isinstance(step, Tokenize | Chat):
         if select is not None:
             raise SpecError(

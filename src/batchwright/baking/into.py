@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Baked", "bake_folder", "check_buffer", "put", "read_recipe", "tokens_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 @dataclass(frozen=True, slots=True)

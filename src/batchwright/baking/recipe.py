@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.spec import at_least, suggest
+from batchwright.typing import Data
 
 __all__ = ["DatasetRecipe", "check_recipe", "spec_of_step"]
 
@@ -21,7 +21,8 @@ Row = dict[str, Any]
 
 
 class DatasetRecipe:
-    """What a dataset is made of. Methods change the recipe and return it.
+    """What a dataset is made of: a list of `instructions`, and the `seed` of all that is shuffled or chosen. Methods
+    change the recipe and return it.
 
     >>> recipe = DatasetRecipe(seed=0).add_ingredient(["one", "two", "three"], name="words", quantity=2)
     >>> recipe
@@ -36,9 +37,9 @@ class DatasetRecipe:
     """
 
     def __init__(self, instructions: Iterable[Instruction] = (), *, seed: int = 0) -> None:
-        self.seed = at_least(0, seed=seed)
+        self.seed: int = at_least(0, seed=seed)
         self._instructions: list[Instruction] = []
-        self.holdout_fraction = 0.0
+        self.holdout_fraction: float = 0.0
         listed = _checked_list(instructions)
         for number, instruction in enumerate(listed, 1):
             try:
@@ -49,7 +50,7 @@ class DatasetRecipe:
 
     def add_ingredient(
         self,
-        source: str | os.PathLike[str] | Iterable[Any],
+        source: Data,
         text: str = "text",
         *,
         format: str | None = None,
@@ -97,7 +98,7 @@ class DatasetRecipe:
         return self._add(prepare_step(step, select=select, name=name, version=version))
 
     def holdout(self, fraction: float) -> DatasetRecipe:
-        """Hold this share of the documents out for validation: `split="val"`.
+        """Hold this `fraction` of the documents out for validation: `split="val"`.
 
         A document's side is a hash of the text that is tokenised: duplicates fall together, new files move nothing.
         """

@@ -22,6 +22,7 @@ from batchwright.prepare.tokenize import special_in_words
 from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
+from batchwright.typing import OnError
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -31,7 +32,7 @@ __all__ = ["bake"]
 
 _SHARD_BYTES = 1 << 30
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 @overload
@@ -41,7 +42,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -54,7 +55,7 @@ def bake(
     to: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -67,7 +68,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -85,7 +86,7 @@ def bake(
 
     Without `to` the rows are appended to `into`, or to a new buffer in memory: the documents of that store, with their
     tokens; or, where the recipe has no tokenize step, the rows as they are after its steps, in the order of the
-    sources. Such a recipe with `to` gives a buffer in that folder, opened to read.
+    sources. Such a recipe with `to` gives a buffer in that folder, opened to read. `show_progress=False`: say nothing.
     """
     check_recipe(recipe)
     one_of(("raise", "skip"), on_error=on_error)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import BpeSettings, train_bpe
 from batchwright.progress import progress
 from batchwright.spec import at_least, local_path, one_of
+from batchwright.typing import Data, OnError
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
@@ -31,11 +32,11 @@ __all__ = ["train_tokenizer"]
 _SAMPLE_BITS = 20
 """A sample is cut between groups of rows with the same first bits of their hashes: a millionth of the text or so."""
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def train_tokenizer(
-    source: str | os.PathLike[str] | Iterable[Any],
+    source: Data,
     vocab_size: int = 32_000,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -47,7 +48,7 @@ def train_tokenizer(
     min_frequency: int = 2,
     max_bytes: int | None = None,
     seed: int = 0,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     force: bool = False,
     show_progress: bool = True,
 ) -> JsonTokenizer:
@@ -63,7 +64,8 @@ def train_tokenizer(
       over the source. The source is then read twice.
     - `pattern` is where text is cut before merging: "llama3", "gpt2", or a regular expression.
     - Malformed rows are as in `bake`: `on_error="raise"` names the first, `"skip"` leaves them out.
-    - A file at `out` is replaced only with `force=True`.
+    - `text`, `format` and `options` are as in `add_ingredient`. `special_tokens` get ids of their own.
+    - A file at `out` is replaced only with `force=True`. `show_progress=False`: say nothing.
     """
     from batchwright.baking.work import plan_work  # and Arrow with it, which `bake` can often do without
 

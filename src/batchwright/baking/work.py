@@ -45,7 +45,7 @@ from batchwright.sources.listing import InputFile
 from batchwright.sources.memory import TableRows
 from batchwright.sources.units import Span, Unit
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 __all__ = [
     "Cut",

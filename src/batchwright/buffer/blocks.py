@@ -49,9 +49,9 @@ class Counters:
     __slots__ = ("copied", "written")
 
     def __init__(self) -> None:
-        self.written = 0
+        self.written: int = 0
         """Into blocks, when rows came or were changed."""
-        self.copied = 0
+        self.copied: int = 0
         """Of rows that were there: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
 
 
@@ -78,12 +78,14 @@ class NumberColumn:
     __slots__ = ("address", "edition", "row_bytes", "shared", "valid", "values")
 
     def __init__(self, values: NDArray[Any], valid: NDArray[np.bool_] | None = None, *, shared: bool = False) -> None:
-        self.values, self.valid, self.shared = values, valid, shared
+        self.values: NDArray[Any] = values
+        self.valid: NDArray[np.bool_] | None = valid
+        self.shared: bool = shared
         """`shared`: somebody else sees this memory, so rows that are there are changed in a copy."""
-        self.edition = 0
+        self.edition: int = 0
         """How often rows that were there got new values."""
-        self.address = values.ctypes.data
-        self.row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
+        self.address: int = values.ctypes.data
+        self.row_bytes: int = values.dtype.itemsize * int(np.prod(values.shape[1:]))
 
     @classmethod
     def empty(cls, field: Field, capacity: int, missing: int = 0) -> NumberColumn:
@@ -140,7 +142,8 @@ class ArrowColumn:
     edition = 0
 
     def __init__(self, kind: pa.DataType, whole: pa.Array | None = None) -> None:
-        self.type, self.shared = kind, False
+        self.type: pa.DataType = kind
+        self.shared: bool = False
         self._pieces: list[pa.Array] = [] if whole is None else [whole]
         self._levels: list[int] = [] if whole is None else [_level(len(whole))]
         self._pending: list[Any] = []
@@ -271,14 +274,16 @@ class Block:
     __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
-        self.serial, self.capacity, self.num_rows = serial, capacity, 0
+        self.serial: int = serial
+        self.capacity: int = capacity
+        self.num_rows: int = 0
         self.columns: dict[str, Column] = {}
-        self.first_id = first_id
+        self.first_id: int = first_id
         """Row i has the id first_id + i,"""
         self.ids: NDArray[np.int64] | None = None
         """unless the block was put together of rows from others."""
         self._is_ascending: bool | None = None
-        self.ledger = array("q")
+        self.ledger: array[int] = array("q")
         """(first row, journal number, time in microseconds, number of the origin) of every append, end to end."""
 
     def write(self, schema: Schema, columns: Columns, begin: int, end: int, counters: Counters) -> None:

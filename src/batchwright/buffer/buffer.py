@@ -35,6 +35,7 @@ from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import SampleError, SampleTypeError, SpecError, StoreError
 from batchwright.spec import at_least, local_path, whole_number
+from batchwright.typing import Array
 
 __all__ = ["DatasetBuffer", "buffer_of"]
 
@@ -53,7 +54,7 @@ class DatasetBuffer(Reads):
 
     def __init__(
         self,
-        data: Any = None,
+        data: object = None,
         max_size: int | None = None,
         drop_strategy: str = "oldest",
         seed: int = 0,
@@ -66,6 +67,9 @@ class DatasetBuffer(Reads):
 
         With `path` every change is kept in that folder, and a folder that has a buffer is opened: settings that are
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
+
+        `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
+        `seed`: what random choices follow. `schema`: the columns, where they shall not follow from the first rows.
         """
         most = None if max_size is None else at_least(1, max_size=max_size)
         settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
@@ -141,15 +145,17 @@ class DatasetBuffer(Reads):
 
     def append(
         self,
-        samples: Any,
+        samples: object,
         retain_prior: float = 1.0,
         retain_prior_by: str = "random",
         *,
         origin: str | None = None,
     ) -> range:
-        """Add a sample, or a list of them, and give their ids. What is kept of the rows before is decided first.
+        """Add a sample, or a list of `samples`, and give their ids. What is kept of the rows before is decided first:
+        the share `retain_prior` of them, chosen by `retain_prior_by` ("random", "oldest", "latest" or a column).
 
-        A dict, object, tensor or image is one sample; a list, a `datasets.Dataset` or a table is many.
+        `origin` is a name for `provenance`. A dict, object, tensor or image is one sample; a list, a `datasets.Dataset`
+        or a table is many.
         """
         if type(samples) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
@@ -176,13 +182,16 @@ class DatasetBuffer(Reads):
 
     def extend(
         self,
-        columns: Any,
+        columns: object,
         retain_prior: float = 1.0,
         retain_prior_by: str = "random",
         *,
         origin: str | None = None,
     ) -> range:
-        """Add many rows by column, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...]."""
+        """Add many rows by `columns`, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...].
+
+        `retain_prior`, `retain_prior_by` and `origin` are as in `append`.
+        """
         if type(columns) is dict and retain_prior == 1.0 and retain_prior_by == "random" and origin is None:
             with self._lock:
                 count = self._table.put_columns(columns) if self._can_put() else 0
@@ -303,8 +312,8 @@ class DatasetBuffer(Reads):
 
     # Changes
 
-    def update(self, index: int, row: Any) -> None:
-        """New values for the columns that `row` names, in one row. Its id stays."""
+    def update(self, index: int, row: object) -> None:
+        """New values for the columns that `row` names, in row number `index`. Its id stays."""
         found = normalize(row)
         if len(found.rows) != 1:
             raise SpecError(
@@ -321,8 +330,8 @@ class DatasetBuffer(Reads):
             columns, changed = rows_to_columns([values], some if len(some) else known)
             self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
 
-    def set(self, ids: Any, /, **columns: Any) -> None:
-        """New values for many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
+    def set(self, ids: Array, /, **columns: object) -> None:
+        """New values in `columns` of many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
 
         Each id once: a batch that was drawn may have a row twice. A column that is not there yet is added.
         """
@@ -351,7 +360,7 @@ class DatasetBuffer(Reads):
 
         self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 
-    def drop(self, ids: Any) -> None:
+    def drop(self, ids: Array) -> None:
         """Remove the rows with these ids."""
         with self._lock:
             self._check_writer()
@@ -416,7 +425,8 @@ class DatasetBuffer(Reads):
             return BufferVersion(self._table.view(), self.seed, self.kind)
 
     def diff(self, older: str | int | VersionInfo, newer: str | int | VersionInfo | None = None) -> BufferDiff:
-        """What is not the same in two versions; `newer` is the buffer as it is now, if not given."""
+        """What is not the same in two versions, `older` and `newer`; `newer` is the buffer as it is now, if not
+        given."""
         with self._lock:
             find = self._contents.find
             return take_diff(find(older).view, self._table.view() if newer is None else find(newer).view)
@@ -449,15 +459,16 @@ class DatasetBuffer(Reads):
     # In and out
 
     @classmethod
-    def from_table(cls, table: Any, **settings: Any) -> Self:
-        """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it."""
+    def from_table(cls, table: object, **settings: Any) -> Self:
+        """A buffer with the rows of a table: lists of a fixed length, of numbers, are arrays in it. `settings` are
+        those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.extend(table)
         return buffer
 
     @classmethod
-    def from_hf_dataset(cls, dataset: Any, **settings: Any) -> Self:
-        """A buffer with the rows of a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
+    def from_hf_dataset(cls, dataset: object, **settings: Any) -> Self:
+        """A buffer with the rows of `dataset`, a `datasets.Dataset`. `settings` are those of `DatasetBuffer`."""
         buffer = cls(**settings)
         buffer.append(dataset)
         return buffer
@@ -471,7 +482,8 @@ class DatasetBuffer(Reads):
 
     @classmethod
     def salvage(cls, path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Self:
-        """The rows of a folder with a damaged journal, after every change before the damage, in a new folder.
+        """The rows of the folder `path` with a damaged journal, after every change before the damage, in the new folder
+        `to`.
 
         Versions are not taken along.
         """

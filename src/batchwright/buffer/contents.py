@@ -26,9 +26,9 @@ class Contents:
     """Rows, what kind of samples they are, how they are chosen, and the versions that were committed."""
 
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008  # a value: it does not change
-        self.table = Table()
+        self.table: Table = Table()
         self.kind: str | None = None
-        self.settings = settings
+        self.settings: Settings = settings
         self.versions: list[Kept] = []
 
     @classmethod

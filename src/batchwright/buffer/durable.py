@@ -38,14 +38,15 @@ _CHECKPOINT_RECORDS = 20_000
 
 Document = dict[str, Any]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class Durable:
     """The folder behind a buffer: writes changes down, makes checkpoints, opens again."""
 
     def __init__(self, folder: BufferFolder, *, read_only: bool) -> None:
-        self.folder, self.read_only = folder, read_only
+        self.folder: BufferFolder = folder
+        self.read_only: bool = read_only
         self._is_open = True
         self._process = os.getpid()
         self._parts = Parts(folder)

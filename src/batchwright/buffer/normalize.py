@@ -26,7 +26,7 @@ from batchwright.errors import BatchwrightError, SampleError, SampleTypeError
 
 __all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 Normalizer = Callable[[Any], Any]
 F = TypeVar("F", bound=Normalizer)
 
@@ -43,7 +43,7 @@ class Normalized(NamedTuple):
 
 
 def register_normalizer(kind: type) -> Callable[[F], F]:
-    """Says how samples of a class become rows: a dict, or a list of dicts.
+    """Says how samples of the class `kind` become rows: a dict, or a list of dicts.
 
     The normalizer of an object's own class is used, else the newest one of a class that it is an instance of.
 

@@ -22,6 +22,7 @@ from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import BatchwrightError, SpecError
+from batchwright.typing import Array
 
 if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer
@@ -87,7 +88,7 @@ class Reads:
         """Each row's id, which it keeps for ever."""
         return self._look().ids.copy()
 
-    def index_of(self, ids: Any) -> NDArray[np.int64]:
+    def index_of(self, ids: Array) -> NDArray[np.int64]:
         """The row numbers that these ids have now: `buffer[int(buffer.index_of(7)[0])]`."""
         return self._look().index_of(ids)
 
@@ -100,8 +101,9 @@ class Reads:
     def column_names(self) -> list[str]:
         return self._look().schema.names
 
-    def provenance(self, indices: Any = None, *, ids: Any = None) -> pa.Table:
-        """id, journal number, time and origin of the append that rows came with; of all rows, or of some."""
+    def provenance(self, indices: Array | None = None, *, ids: Array | None = None) -> pa.Table:
+        """id, journal number, time and origin of the append that rows came with; of all rows, or those of some
+        `indices` or `ids`."""
         view = self._look()
         if ids is not None:
             return view.provenance(view.index_of(ids))
@@ -163,13 +165,13 @@ class Reads:
         return bool(equal.any())
 
     @_steady
-    def get_batch(self, indices: Any) -> pa.Table:
-        """Some rows as a table, in this order, with one gather. Negative numbers count from the end."""
+    def get_batch(self, indices: Array) -> pa.Table:
+        """The rows at `indices` as a table, in this order, with one gather. Negative numbers count from the end."""
         view = self._look()
         return _table(view, view.checked(indices))
 
-    def select(self, indices: Any) -> DatasetBuffer:
-        """A buffer in memory with these rows, in this order. Both share them while neither changes them."""
+    def select(self, indices: Array) -> DatasetBuffer:
+        """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
         from batchwright.buffer.contents import Contents
         from batchwright.buffer.retain import Settings
@@ -179,7 +181,7 @@ class Reads:
         refuse_twice(index, "indices")
         return buffer_of(Contents.of(view, self.kind, Settings(seed=self.seed), index))
 
-    def filter(self, where: Any) -> DatasetBuffer:
+    def filter(self, where: Callable[[Row], object] | Array | pa.compute.Expression) -> DatasetBuffer:
         """A buffer with the rows for which `where(row)` is true; or a mask of booleans, or an Arrow expression."""
         view = self._hold()
         if isinstance(where, pa.compute.Expression):
@@ -249,7 +251,8 @@ class Reads:
     def loader(
         self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
     ) -> RowDataLoader:
-        """Batches of all rows as they are now, by the order contract: shuffled, resumed at once, elastic over ranks.
+        """Batches of `batch_size` rows, of all as they are now, shuffled by `seed`, by the order contract: shuffled,
+        resumed at once, elastic over ranks.
 
         With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
         are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,

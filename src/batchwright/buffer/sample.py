@@ -104,8 +104,8 @@ class Priorities:
             shares = np.ldexp(plain, -math.frexp(largest)[1])  # their sum would overflow, or be too small to divide by
         self.shares: F64 = shares
         self.sums: F64 = np.cumsum(shares)
-        self.total = float(self.sums[-1])
-        self.num_available = int(np.count_nonzero(shares))
+        self.total: float = float(self.sums[-1])
+        self.num_available: int = int(np.count_nonzero(shares))
 
     def __len__(self) -> int:
         return len(self.shares)

@@ -63,14 +63,14 @@ class Table:
     """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
 
     def __init__(self) -> None:
-        self.schema = Schema()
-        self.num_rows = 0
-        self.next_id = 0
-        self.number = 0
+        self.schema: Schema = Schema()
+        self.num_rows: int = 0
+        self.next_id: int = 0
+        self.number: int = 0
         """Of the last change."""
         self.origins: list[str | None] = [None]
-        self.counters = Counters()
-        self.next_serial = 0
+        self.counters: Counters = Counters()
+        self.next_serial: int = 0
         self._sealed: list[Segment] = []
         self._tail: Block | None = None
         self._tail_start = 0

@@ -39,9 +39,11 @@ class View:
         origins: Sequence[str | None],
         counters: Counters,
     ) -> None:
-        self.segments = [segment for segment in segments if segment.num_rows]
-        self.schema, self.number = schema, number
-        self.origins, self._counters = origins, counters
+        self.segments: list[Segment] = [segment for segment in segments if segment.num_rows]
+        self.schema: Schema = schema
+        self.number: int = number
+        self.origins: Sequence[str | None] = origins
+        self._counters = counters
         self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
         """Number of the first row of each segment, and of all rows."""
         self._num_rows = int(self._first[-1])

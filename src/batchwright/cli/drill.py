@@ -27,7 +27,7 @@ from batchwright.errors import PlanError, SpecError
 from batchwright.spec import local_path
 
 if TYPE_CHECKING:
-    from batchwright.drill import DrillReport, Leg, LegResult
+    from batchwright.drilling import DrillReport, Leg, LegResult
     from batchwright.plan import Plan
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -65,7 +65,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.drill import legs_over, run_drill
+    from batchwright.drilling import drill, legs_over
     from batchwright.spec import at_least
 
     store, plan = _target(arguments)
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     at_least(len(legs), steps=arguments.steps)
     if not arguments.json:
         _begin(arguments, store, plan, rows, legs)
-    report = run_drill(
+    report = drill(
         store,
         plan,
         steps=arguments.steps,

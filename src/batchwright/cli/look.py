@@ -266,7 +266,7 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
     out = _Out()
     out.heading(
         f"step {step:,} of plan {plan.fingerprint}: {counted(len(rows), 'row')} of {plan.row_tokens:,} tokens and one "
-        "more for the last label"
+        "more for the last target"
     )
     for row in shown:
         first = row[0]
@@ -318,7 +318,7 @@ def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict
         "source": pieces[0].source,
         "epoch": pieces[0].epoch,
         **({"side": known["side"][number]} if "side" in known else {}),
-        **{name: batch[name][number] for name in ("input_ids", "attention_mask", "labels", "loss_mask")},
+        **{name: getattr(batch, name)[number] for name in ("input_ids", "attention_mask", "targets", "loss_mask")},
         "pieces": [asdict(piece) for piece in pieces],
     }
 

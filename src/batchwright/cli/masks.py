@@ -80,17 +80,21 @@ def batch_of_documents(rows: Sequence[DocumentRow]) -> TrainingBatch:
             out[number, : len(row.tokens)] = getattr(row, name)
         return out
 
-    tokens, weight = padded("tokens", 0, np.int64), padded("weight", 0, np.float32)
+    def ahead(name: str, fill: int, dtype: type) -> NDArray[Any]:
+        """What is said of the token that each position predicts."""
+        return np.append(padded(name, fill, dtype)[:, 1:], np.full((len(rows), 1), fill, dtype), axis=1)
+
+    tokens, weight = padded("tokens", 0, np.int64), ahead("weight", 0, np.float32)
     is_real = np.arange(length) < np.array([len(row.tokens) for row in rows])[:, None]
     metadata = {
         "source": [row.source for row in rows],
-        "role": padded("role", -1, np.int64),
-        "turn": padded("turn", -1, np.int64),
-        "alignment": "same",
+        "role": ahead("role", -1, np.int64),
+        "turn": ahead("turn", -1, np.int64),
         **({"side": [row.side or "" for row in rows]} if any(row.side for row in rows) else {}),
         **({"origins": [[row.words] for row in rows]} if any(row.words for row in rows) else {}),
     }
-    return TrainingBatch(tokens, is_real.astype(np.int64), np.where(weight != 0, tokens, -100), weight, metadata)
+    targets = np.where(weight != 0, ahead("tokens", 0, np.int64), -100)
+    return TrainingBatch(tokens, is_real.astype(np.int64), None, weight, metadata, targets=targets)
 
 
 def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]]) -> TrainingBatch:
@@ -104,13 +108,12 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
     per, extra = flow.sequences, dict(block.extra)
     tokens = block.tokens
     ones = np.ones((len(tokens), tokens.shape[1] - 1), np.int64)
-    attention, labels = extra.pop("attention_mask", ones), extra.pop("labels", tokens[:, 1:])
+    attention, targets = extra.pop("attention_mask", ones), extra.pop("targets", tokens[:, 1:])
     is_packed = not flow.has_samples or any(dict(source.rows).get("packing") for source in plan.all_sources)
     width = attention.shape[1] if is_packed else int(np.flatnonzero(attention.any(axis=0)).max(initial=0)) + 1
     metadata = {
         "source": [row[0].source for row in rows for _ in range(per)],
         "position": np.repeat(positions, per),
-        "alignment": "next",
         **({"side": list(_SIDES) * len(rows)} if per > 1 else {}),
         **{name: values[:, 1 : width + 1] for name, values in block.shown.items()},
         "origins": [
@@ -124,10 +127,11 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
     return TrainingBatch(
         tokens[:, :-1][:, :width],
         attention[:, :width],
-        labels[:, :width],
+        None,
         mask[:, :width],
         metadata,
-        **({} if segments is None else {"segment_ids": segments[:, :width]}),
+        targets=targets[:, :width],
+        segment_ids=None if segments is None else segments[:, :width],
     )
 
 

@@ -17,6 +17,7 @@ from batchwright.deliver.ranks import torch_distributed
 from batchwright.errors import EndOfRun, SpecError, SyncError
 from batchwright.fingerprint import fingerprint, fingerprint_value
 from batchwright.plan import Plan
+from batchwright.types import TrainingBatch
 
 __all__ = ["Standing", "SyncReport", "check_standing", "compare", "digests_of", "digests_of_next"]
 
@@ -82,7 +83,8 @@ def digests_of(batch: Any) -> dict[str, str]:
     >>> digests_of({"input_ids": np.arange(4)}) == digests_of({"input_ids": np.arange(4, dtype=np.int32)})
     False
     """
-    return {name: fingerprint_value(np.asarray(batch[name])) for name in batch}
+    fields = batch._arrays() if isinstance(batch, TrainingBatch) else batch
+    return {name: fingerprint_value(np.asarray(fields[name])) for name in fields}
 
 
 def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None]:
@@ -217,7 +219,7 @@ def _refuse_unequal(rank: int, replicas: Sequence[Standing]) -> None:
         f"{_named(others)} would get another next batch than rank {one.process}: replicas, all data rank {rank}",
         position=one.settings["position"],
         differs=", ".join(name for name in fields if one.batch.get(name) != other.batch.get(name)),
-        remedy="the same fields, masks and alignment on every rank, and stores with the same content",
+        remedy="the same fields and masks on every rank, and stores with the same content",
     )
 
 

@@ -294,9 +294,9 @@ def _train_on_answers(folder: Path, tokenizer: Path, num_steps: int) -> bool:
         else "NOT AS EXPECTED: the losses do not show what was trained"
     )
     say(
-        "In the first step all labels outside of the mask were replaced: the same gradient, bit for bit."
+        "In the first step all targets outside of the mask were replaced: the same gradient, bit for bit."
         if blind
-        else "NOT AS EXPECTED: the gradient depends on labels that the mask leaves out"
+        else "NOT AS EXPECTED: the gradient depends on targets that the mask leaves out"
     )
     return all(held)
 
@@ -308,11 +308,11 @@ def _train(loader: bw.ConversationDataLoader, vocab_size: int, num_steps: int) -
     with LiveLine(sys.stdout) as line:
         for step in range(num_steps):
             batch = loader.get_batch()
-            mask, segments = batch.loss_mask, batch.segment_ids
-            losses, gradients = _step(weights, batch, batch.labels)
+            mask, segments = batch.loss_mask, np.asarray(batch.segment_ids)
+            losses, gradients = _step(weights, batch, batch.targets)
             if not step:
                 others = np.where(
-                    mask > 0, batch.labels, np.random.default_rng(0).integers(vocab_size, size=mask.shape)
+                    mask > 0, batch.targets, np.random.default_rng(0).integers(vocab_size, size=mask.shape)
                 )
                 _, again = _step(weights, batch, others)
                 blind = all(np.array_equal(gradients[name], again[name]) for name in gradients)
@@ -325,9 +325,9 @@ def _train(loader: bw.ConversationDataLoader, vocab_size: int, num_steps: int) -
     return weights, blind
 
 
-def _step(weights: Weights, batch: bw.TrainingBatch, labels: Any) -> tuple[Any, Weights]:
+def _step(weights: Weights, batch: bw.TrainingBatch, targets: Any) -> tuple[Any, Weights]:
     return token_losses_and_gradients(
-        weights, batch.input_ids, labels, loss_mask=batch.loss_mask, segment_ids=batch.segment_ids
+        weights, batch.input_ids, targets, loss_mask=batch.loss_mask, segment_ids=batch.segment_ids
     )
 
 
@@ -339,7 +339,7 @@ def _losses(store: Path, weights: Weights) -> dict[str, float]:
         loader = _open(store, role, shuffle=False, check=False)
         for _ in range(4):
             batch = loader.get_batch()
-            losses, _ = _step(weights, batch, batch.labels)
+            losses, _ = _step(weights, batch, batch.targets)
             total += float((losses * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
         means[role] = total / count

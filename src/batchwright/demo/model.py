@@ -43,24 +43,24 @@ def new_weights(vocab_size: int, *, embedding: int = 32, hidden: int = 128, seed
     }
 
 
-def loss_and_gradients(weights: Weights, input_ids: NDArray[Any], labels: NDArray[Any]) -> tuple[float, Weights]:
-    """Mean cross-entropy of labels [rows, tokens] in nats, and its gradient by every weight."""
-    losses, gradients = row_losses_and_gradients(weights, input_ids, labels)
+def loss_and_gradients(weights: Weights, input_ids: NDArray[Any], targets: NDArray[Any]) -> tuple[float, Weights]:
+    """Mean cross-entropy of targets [rows, tokens] in nats, and its gradient by every weight."""
+    losses, gradients = row_losses_and_gradients(weights, input_ids, targets)
     return float(losses.mean()), gradients
 
 
 def row_losses_and_gradients(
-    weights: Weights, input_ids: NDArray[Any], labels: NDArray[Any]
+    weights: Weights, input_ids: NDArray[Any], targets: NDArray[Any]
 ) -> tuple[NDArray[Any], Weights]:
     """Mean cross-entropy of each row, and the gradient of the mean over all rows."""
-    losses, gradients = token_losses_and_gradients(weights, input_ids, labels)
+    losses, gradients = token_losses_and_gradients(weights, input_ids, targets)
     return losses.mean(axis=1, dtype=np.float64), gradients
 
 
 def token_losses_and_gradients(
     weights: Weights,
     input_ids: NDArray[Any],
-    labels: NDArray[Any],
+    targets: NDArray[Any],
     *,
     loss_mask: NDArray[Any] | None = None,
     segment_ids: NDArray[Any] | None = None,
@@ -89,7 +89,7 @@ def token_losses_and_gradients(
     logits -= logits.max(axis=1, keepdims=True)
     probabilities = np.exp(logits)
     total = probabilities.sum(axis=1, keepdims=True)
-    each, right = np.arange(B * T), np.maximum(labels.ravel(), 0)  # -100 is no label: the mask must leave it out
+    each, right = np.arange(B * T), np.maximum(targets.ravel(), 0)  # -100 is no token: the mask must leave it out
     losses = (np.log(total[:, 0]) - logits[each, right]).reshape(B, T)
 
     by_logits = probabilities / total

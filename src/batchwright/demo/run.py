@@ -210,7 +210,7 @@ def _trace_a_step(store: Path, whole: Run, state: dict[str, Any]) -> int:
     show_pieces(records, library)
     file = records[0].file
     uses = bw.find(store, state, file=file, until=state["position"])
-    steps = sorted({record.step for record in uses})
+    steps = sorted({record.step for record in uses if record.step is not None})
     say()
     say(f"And the other way: {os.path.relpath(file, library)} was used in {len(steps)} of the {whole.num_steps} steps:")
     say(textwrap.shorten(", ".join(map(str, steps)), COLUMNS - 2, placeholder=" ..."))

@@ -112,7 +112,7 @@ def train(
     started, first_step = time.perf_counter(), adam.num_updates
     for step in range(first_step, num_steps):
         batch = loader.get_batch()
-        losses, gradients = row_losses_and_gradients(weights, batch.input_ids, batch.labels)
+        losses, gradients = row_losses_and_gradients(weights, batch.input_ids, batch.targets)
         adam.update(weights, gradients, rate=_learning_rate(step, num_steps))
         if (step + 1) % checkpoint_steps == 0 or step + 1 == num_steps:
             checkpoint = Checkpoint(weights, adam, loader.state_dict())

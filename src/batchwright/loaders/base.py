@@ -19,10 +19,11 @@ from batchwright.loaders.stream import Batches, BatchStream, NumpyBlocks
 from batchwright.memory import BlockPool
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, keep_plan, with_places
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.types import TrainingBatch
+from batchwright.typing import Balance, Framework, ShardingLike, Skip, SourceLike, WeightsLike
 
 __all__ = ["DataLoader"]
 
@@ -42,22 +43,26 @@ class DataLoader(CursorLoader[TrainingBatch]):
         batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
-        framework: str | None = None,
+        framework: Framework | None = None,
         uneven: bool = False,
-        sharding: Any = None,
-        alignment: str = "next",
+        sharding: ShardingLike | None = None,
         prefetch: int = 0,
         workers: int = 0,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
+        """`flow` assembles the rows of a `plan`. `batch_size` rows or `batch_tokens` tokens make a batch, in multiples
+        of `row_multiple` rows, as arrays of `framework`. `epochs=None` never ends.
+
+        `ranks` says which rank this is, of how many. `sharding`, `balance`, `equal_counts` and `uneven` say how a batch
+        is shared. `prefetch` batches are made ahead; `workers` processes make them.
+        """
         self._flow = flow
         self._sequences = flow.sequences
-        self.alignment = one_of(("next", "same"), alignment=alignment)
-        self.prefetch = at_least(0, prefetch=prefetch)
-        self.workers = at_least(0, workers=workers)
+        self.prefetch: int = at_least(0, prefetch=prefetch)
+        self.workers: int = at_least(0, workers=workers)
         super().__init__(
             plan,
             batch_size=batch_size,
@@ -77,7 +82,6 @@ class DataLoader(CursorLoader[TrainingBatch]):
         making: dict[str, Any] = {
             "flow": self._flow,
             "plan": self._plan.fingerprint,
-            "alignment": self.alignment,
             "adapt": self._adapt,
             "pool": self._pool,
             "prefetch": self.prefetch,
@@ -140,9 +144,9 @@ class DataLoader(CursorLoader[TrainingBatch]):
         self,
         *,
         at: int | None = None,
-        weights: Any = None,
-        add: Mapping[str, Any] | None = None,
-        skip: Any = None,
+        weights: WeightsLike | None = None,
+        add: Mapping[str, SourceLike] | None = None,
+        skip: Skip | None = None,
         max_epochs: Mapping[str, int] | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,

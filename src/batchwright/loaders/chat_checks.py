@@ -41,7 +41,7 @@ __all__ = [
     "refuse_bad",
 ]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 CHECKED_ROWS = 1000
 MOST_LEFT_OUT = 0.05

@@ -24,10 +24,26 @@ from batchwright.plans import find_plan, streams_for_plan
 from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
+from batchwright.typing import (
+    Balance,
+    Data,
+    EpochEnd,
+    Framework,
+    Mesh,
+    OnError,
+    Packing,
+    PadTo,
+    PlanLike,
+    ShardingLike,
+    Split,
+    StoreLike,
+    TokenizerLike,
+    WeightsLike,
+)
 
 __all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _TRUNCATIONS = ("drop", "keep_start", "keep_end", "drop_oldest", "raise")
 _PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
@@ -65,16 +81,16 @@ class ConversationDataLoader(StoreDataLoader):
 
     def __init__(
         self,
-        path: Any,
-        tokenizer: Any = None,
+        path: StoreLike | Data,
+        tokenizer: TokenizerLike | None = None,
         max_length: int | None = None,
         chat_template: str | None = None,
         *,
         loss: str | Sequence[str] | None = None,
         end_of_turn: bool = True,
         truncation: str | None = None,
-        packing: str | None = None,
-        pad_to: Any = None,
+        packing: Packing | None = None,
+        pad_to: PadTo | None = None,
         padding_side: str = "right",
         pad: int | str | None = None,
         format: str | None = None,
@@ -87,33 +103,59 @@ class ConversationDataLoader(StoreDataLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         pool_rows: int | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        weights: Any = None,
+        plan: PlanLike | None = None,
+        weights: WeightsLike | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,
         stop: str | None = None,
-        split: str = "train",
-        epoch_end: str | None = None,
+        split: Split = "train",
+        epoch_end: EpochEnd | None = None,
         position_ids: bool | None = None,
         segment_ids: bool | None = None,
         cu_seqlens: bool | None = None,
         show_roles: bool = False,
-        alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = "contiguous",
+        sharding: ShardingLike = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
+        """Data: `path` is a store, or raw files or rows with a `tokenizer`. `split` is "train" or "val"; of raw data,
+        `holdout` is the share that "val" reads. `check` looks at the first rows for what would be trained wrong.
+
+        Conversations: `chat_template` with `template_args`, `format`, `columns` and `roles` as in `bw.chat`; `on_error`
+        as in `bake`.
+
+        Rows: `max_length` tokens at most, else `truncation`; `packing`; padded with the token `pad` on `padding_side`
+        ("right" or "left"), as wide as `pad_to` says. `loss` and `end_of_turn` say what is learned.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`) or "none". `plan` gives exactly the
+        rows of another run.
+
+        Length: `epochs` (None never ends). `weights` mix the sources; then `num_rows`, `num_tokens` or `stop`
+        ("first_exhausted", "all_exhausted") end the stream. `epoch_end` says what an epoch's last, partial batch is:
+        "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows or `batch_tokens` tokens, in multiples of `row_multiple` rows, as arrays of
+        `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which conversation a token is of; `show_roles`
+        says who speaks.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
+        equally many rows, unless `equal_counts=False`.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them.
+        """
         one_of(("train", "val"), split=split)
         drops_are_meant, truncation = truncation is not None, truncation or "drop"
         one_of(_TRUNCATIONS, truncation=truncation)
@@ -209,7 +251,6 @@ class ConversationDataLoader(StoreDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=prefetch,
             workers=workers,
             batch_tokens=batch_tokens,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +43,11 @@ from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan, State
 from batchwright.spec import at_least, one_of, whole_number
+from batchwright.typing import Balance, Framework, ProcessGroup, ShardingLike
 
 __all__ = ["CursorLoader", "Stream"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -95,6 +96,16 @@ class CursorLoader(ABC, Generic[B]):
     _of_another_plan = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
     """What to do about a state of another plan."""
 
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if "alignment" in settings:
+            raise SpecError(
+                "the name of an array says what it is aligned with; no setting does",
+                parameter="alignment",
+                remedy="leave it out: batch.labels for models that shift labels themselves (Hugging Face), "
+                "batch.targets for a loop that does not",
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         plan: Plan,
@@ -102,12 +113,12 @@ class CursorLoader(ABC, Generic[B]):
         batch_size: int | None = None,
         ranks: Ranks | None = None,
         epochs: int | None = 1,
-        framework: str | None = None,
+        framework: Framework | None = None,
         uneven: bool = False,
-        sharding: Any = None,
+        sharding: ShardingLike | None = None,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
     ) -> None:
         """`batch_size` is 8, if nothing else is said. `batch_tokens` cuts by tokens with padding in its place, into
@@ -130,8 +141,8 @@ class CursorLoader(ABC, Generic[B]):
             uneven=uneven or not equal_counts,
         )
         self.batch_size = at_least(1, batch_size=8 if batch_size is None else batch_size) if self._budget is None else 0
-        self.epochs = None if epochs is None else at_least(1, epochs=epochs)
-        self.framework = one_of(
+        self.epochs: int | None = None if epochs is None else at_least(1, epochs=epochs)
+        self.framework: str = one_of(
             ("numpy", "torch", "jax", "mlx"),
             framework=framework or ("torch" if sys.modules.get("torch") else "numpy"),
         )
@@ -380,8 +391,8 @@ class CursorLoader(ABC, Generic[B]):
         return state | budget_state(batch_in_block, self._pad_to())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same plan was. Another batch size (with batch_tokens: another budget),
-        other ranks or workers are fine."""
+        """Continue at `state`, exactly where a loader of the same plan was. Another batch size (with batch_tokens:
+        another budget), other ranks or workers are fine."""
         try:
             position, plan = index(state["position"]), state["plan"]
             steps = [[index(number) for number in triple] for triple in state["steps"]]
@@ -429,7 +440,7 @@ class CursorLoader(ABC, Generic[B]):
             self._steps = [*kept, [step, self._position, self._steps[-1][2]]]
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
-        """Go anywhere, at once. (By tokens, steps are counted by cutting all blocks before, once.)"""
+        """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
         if step is not None:
@@ -616,7 +627,7 @@ class CursorLoader(ABC, Generic[B]):
 
     # Ranks and processes
 
-    def check_sync(self, group: Any = None) -> SyncReport:
+    def check_sync(self, group: ProcessGroup | None = None) -> SyncReport:
         """Prove, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
 
         All must hold the same plan, position, batch size and sharding; every share of a batch must have its rank; and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchwright.errors import SpecError
@@ -23,6 +23,7 @@ from batchwright.plan import Plan, Segments
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.spec import at_least, one_of
 from batchwright.store.stream import TokenStream
+from batchwright.typing import EpochEnd, Framework, Mesh, PadTo, PlanLike, ShardingLike, SourceLike, Split, WeightsLike
 
 __all__ = ["MixedDataLoader", "plan_mixture"]
 
@@ -49,8 +50,8 @@ class MixedDataLoader(StoreDataLoader):
 
     def __init__(
         self,
-        sources: Any,
-        weights: Any = None,
+        sources: Mapping[str, SourceLike] | Sequence[SourceLike] | SourceLike,
+        weights: WeightsLike | None = None,
         *,
         chunk_size: int | None = None,
         by: str = "rows",
@@ -65,29 +66,53 @@ class MixedDataLoader(StoreDataLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         pool_rows: int | None = None,
         lanes: int | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        split: str = "train",
-        epoch_end: str | None = None,
+        plan: PlanLike | None = None,
+        split: Split = "train",
+        epoch_end: EpochEnd | None = None,
         recut: bool = True,
-        pad_to: Any = "max_length",
+        pad_to: PadTo = "max_length",
         position_ids: bool | None = None,
         segment_ids: bool | None = None,
         cu_seqlens: bool | None = None,
         show_roles: bool = False,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = "contiguous",
+        sharding: ShardingLike = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
         read_ahead: bool | None = None,
     ) -> None:
+        """Data: `sources` by name (with `plan`, also a list), each a store, its path or a loader. `split` is "train" or
+        "val".
+
+        Mixture: `weights` of the sources, as shares of rows or tokens (`by`); without them, sizes flattened by a
+        `temperature`. `max_epochs` caps sources; `exhausted`: what happens when one has given its rows.
+
+        Rows: `chunk_size` tokens each; shorter ones are filled up with the token `pad`, as wide as `pad_to` says.
+        `recut` cuts windows at other places in each epoch.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`, with `lanes` of their own for
+        ranks) or "none". `plan` gives exactly the rows of another run.
+
+        Length: `epochs` (None never ends); `num_rows`, `num_tokens` or `stop`. `epoch_end` says what an epoch's last,
+        partial batch is: "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows, as arrays of `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which
+        sample a token is of; `show_roles` says who speaks. `border_loss=False` does not train a document's first token.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them. `read_ahead` reads cold data before it
+        is needed.
+        """
         one_of(("train", "val"), split=split)
         if plan is not None:
             made, streams = _of_plan(sources, plan)
@@ -151,7 +176,6 @@ class MixedDataLoader(StoreDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=prefetch,
             workers=workers,
         )
@@ -159,7 +183,7 @@ class MixedDataLoader(StoreDataLoader):
 
 def plan_mixture(
     sources: Any,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     *,
     chunk_size: int | None = None,
     split: str = "train",

@@ -20,7 +20,7 @@ from batchwright.deliver.ranks import Ranks, find_ranks
 from batchwright.errors import MemoryLimitError, PlanError, SpecError
 from batchwright.order.mixing import MixingReport
 from batchwright.order.refills import NoRoom
-from batchwright.pool.augment import apply, augmentation_for
+from batchwright.pool.augment import Augmentation, apply, augmentation_for
 from batchwright.pool.checks import (
     checked_memory,
     checked_most_rows,
@@ -47,7 +47,7 @@ from batchwright.spec import at_least, one_of
 
 __all__ = ["StreamingMixedShardDataset", "create_datasets"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _ROWS_AT_ONCE = 1024
 """Rows that are drawn at once where they are handed out one by one."""
@@ -81,7 +81,7 @@ class StreamingMixedShardDataset:
         allow_pickle: bool = False,
         columns: Sequence[str] | None = None,
         transform: Callable[[Columns], Mapping[str, Any]] | None = None,
-        augmentation: Any = None,
+        augmentation: str | Augmentation | Callable[..., Any] | None = None,
         batch_size: int | None = None,
         is_validation: bool = False,
         on_memory_limit: str = "raise",
@@ -89,28 +89,39 @@ class StreamingMixedShardDataset:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """`pool_size` and `refill_threshold` count entries over all ranks and workers: `factor` for each position, if
-        it is augmented. refill_threshold=None is three quarters of the pool. `max_memory_gb` is for each rank.
+        """`data_dirs` hold the shards; `shard_ranges` says which of each directory: "0-99", or "all". `columns` reads
+        only these. `allow_pickle` also reads pickles: they can run code. `max_examples_unaugmented` ends each shard
+        early.
 
-        `transform(columns) -> columns` is applied to every batch, after augmentation. `drop_last` leaves out what does
-        not fill a batch on every rank, so that all ranks have equally many.
+        `pool_size` and `refill_threshold` count entries over all ranks and workers: `factor` for each position, if
+        it is augmented. refill_threshold=None is three quarters of the pool. `max_memory_gb` is for each rank; at the
+        limit, `on_memory_limit` is "raise" or "stop". `random_seed` fixes the stream.
+
+        `augmentation` is a name or a function; `enable_augmentation=False` leaves it out, and so does `is_validation`,
+        which also keeps the order of the shards. `transform(columns) -> columns` is applied to every batch afterwards.
+
+        `batch_size` makes the dataset give batches in place of positions. `drop_last` leaves out what does not fill a
+        batch on every rank, so that all ranks have equally many. `rank` and `world_size` are by default what the
+        launcher says. `verbose` logs more.
         """
         _register_with_torch()
         if verbose:
             _show_log()
-        self.pool_size = at_least(1, pool_size=pool_size)
-        self.batch_size = None if batch_size is None else self._checked_batch(batch_size)
-        self.on_memory_limit = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
-        self.transform = checked_transform(transform)
-        self.is_validation, self.drop_last = bool(is_validation), bool(drop_last)
-        self.max_examples_unaugmented = most_rows = checked_most_rows(max_examples_unaugmented)
+        self.pool_size: int = at_least(1, pool_size=pool_size)
+        self.batch_size: int | None = None if batch_size is None else self._checked_batch(batch_size)
+        self.on_memory_limit: str = one_of(("raise", "stop"), on_memory_limit=on_memory_limit)
+        self.transform: Callable[[Columns], Mapping[str, Any]] | None = checked_transform(transform)
+        self.is_validation: bool = bool(is_validation)
+        self.drop_last: bool = bool(drop_last)
+        most_rows = checked_most_rows(max_examples_unaugmented)
+        self.max_examples_unaugmented: int | None = most_rows
         is_augmented = enable_augmentation and not is_validation
         self._augmentation = augmentation_for(augmentation) if is_augmented else None
         if is_augmented and self._augmentation is None:
             log.info("no augmentation is given: each position is one entry")
         threshold, memory = checked_threshold(refill_threshold, self.pool_size), checked_memory(max_memory_gb)
         found = find_shards(data_dirs, shard_ranges)
-        self.data_dirs = [str(directory) for directory in data_dirs]
+        self.data_dirs: list[str] = [str(directory) for directory in data_dirs]
         shards = ShardSet(
             shard_sequence(found), allow_pickle=allow_pickle, columns=columns, most_rows=most_rows, budget=memory
         )
@@ -127,7 +138,7 @@ class StreamingMixedShardDataset:
         self._is_seed_given = random_seed is not None
         self._names = ShardNames.of(shards.files, shards.marks, len(found))
         self._given_ranks = None if rank is None and world_size is None else find_ranks(rank, world_size)
-        self.stopped_early = False
+        self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did (on_memory_limit="stop")."""
         self._progress = Progress()
         self._pass = 0
@@ -190,7 +201,8 @@ class StreamingMixedShardDataset:
         return self.num_batches(self.batch_size)
 
     def num_batches(self, batch_size: int, *, drop_last: bool | None = None, num_workers: int = 0) -> int:
-        """Batches of a whole epoch on this rank, if so many workers draw them: each lane may end with a short one."""
+        """Batches of `batch_size` in a whole epoch on this rank, if `num_workers` draw them: each lane may end with a
+        short one, unless `drop_last`."""
         rows, ranks = self._checked_batch(batch_size), self._ranks()
         chosen = ranks.world_size * max(1, num_workers)
         lanes = self._progress.lanes_for(chosen)
@@ -215,7 +227,10 @@ class StreamingMixedShardDataset:
         return self._positions() if self.batch_size is None else self.batches()
 
     def batches(self, batch_size: int | None = None, *, drop_last: bool | None = None) -> Iterator[Columns]:
-        """Batches from the cursor to the end of the epoch: dicts of columns whose first axis is rows."""
+        """Batches from the cursor to the end of the epoch: dicts of columns whose first axis is rows.
+
+        `batch_size` and `drop_last` are those of the dataset, if not given.
+        """
         if batch_size is None and self.batch_size is None:
             raise SpecError("how large shall batches be?", parameter="batch_size", remedy="ds.batches(1024)")
         rows = self._checked_batch(self.batch_size if batch_size is None else batch_size)
@@ -227,7 +242,8 @@ class StreamingMixedShardDataset:
     ) -> Any:
         """A torch DataLoader of column batches as tensors, whose `state_dict()` is of what was handed over.
 
-        `options` are torch's: pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
+        `num_workers` processes make them; `batch_size` and `drop_last` are as in `batches`. `options` are torch's:
+        pin_memory, prefetch_factor, persistent_workers, multiprocessing_context, ...
         """
         from batchwright.adapters.torch_pool import PoolLoader
 
@@ -438,8 +454,8 @@ class StreamingMixedShardDataset:
         return state if own_lanes is None else state | {"own_lanes": own_lanes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a dataset over the same shards was. Another pool or memory limit is fine from here on;
-        so is another number of ranks and workers that divides the number of lanes."""
+        """Continue at `state`, exactly where a dataset over the same shards was. Another pool or memory limit is fine
+        from here on; so is another number of ranks and workers that divides the number of lanes."""
         cursor = cursor_of(state)
         self._names.refuse_others(state["shards"], self._plan.shards.files)
         if self._is_seed_given and state["seed"] != self._plan.seed:
@@ -504,12 +520,14 @@ class StreamingMixedShardDataset:
         return MemoryReport.now(limit=self._plan.max_memory_bytes, pool=pool, shards=shards)
 
     def mixing_report(self, block: int = 1024, *, most_draws: int = 8_000_000) -> MixingReport:
-        """How well this epoch is mixed, computed from numbers: directory shares and blockwise correlation of the
-        stream, of sequential reading and of a perfect shuffle. Of a long epoch, the first `most_draws` draws."""
+        """How well this epoch is mixed, computed from numbers: directory shares and blockwise correlation (of `block`
+        draws) of the stream, of sequential reading and of a perfect shuffle. Of a long epoch, the first `most_draws`
+        draws."""
         return self._plan.mixing(self._planned(), at_least(2, block=block), at_least(1, most_draws=most_draws))
 
     def trace(self, draw: int, count: int = 1, *, lane: int = 0) -> list[TracedPosition]:
-        """Which rows of which files some draws of a lane are, in the epoch of the cursor. Nothing is read."""
+        """Which rows of which files `count` draws of a lane are, from number `draw` on, in the epoch of the cursor.
+        Nothing is read."""
         cursor = self._planned()
         if not 0 <= lane < cursor.lanes:
             raise SpecError(f"there is no lane {lane}", parameter="lane", remedy=f"0 to {cursor.lanes - 1}")
@@ -557,8 +575,8 @@ def create_datasets(
     random_seed: int | None = None,
     **settings: Any,
 ) -> tuple[StreamingMixedShardDataset, StreamingMixedShardDataset | None]:
-    """A dataset for training and one for validation, which share no shard. `settings` are of both; validation reads
-    all of its positions, also with drop_last.
+    """A dataset for training and one for validation, which share no shard. `data_dirs`, `shard_ranges` and `settings`
+    are those of `StreamingMixedShardDataset`, for both; validation reads all of its positions, also with drop_last.
 
     The split depends on `split_seed` alone: another `random_seed` is another order of the same training data. With
     validation_split=0 the second is None.

@@ -24,7 +24,7 @@ from batchwright.store.stream import TokenStream
 
 __all__ = ["open_samples", "plan_entry", "spec_of_entry"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _INDEX_FORMAT = 1
 _COLUMNS = ("start", "length", "document", "goes_on")

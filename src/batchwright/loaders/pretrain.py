@@ -26,10 +26,24 @@ from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
+from batchwright.typing import (
+    CorpusLike,
+    EpochEnd,
+    Framework,
+    Mesh,
+    OnError,
+    Packing,
+    PlanLike,
+    ShardingLike,
+    Split,
+    StoreLike,
+    TokenizerLike,
+    WeightsLike,
+)
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class PretrainDataLoader(StoreDataLoader):
@@ -50,17 +64,17 @@ class PretrainDataLoader(StoreDataLoader):
     `batch_size` is 8 rows over all ranks together if nothing else is said; with `plan=`, what that plan's run had.
     """
 
-    def __new__(cls, *_: Any, streaming: bool = False, **__: Any) -> PretrainDataLoader:
+    def __new__(cls, *_: Any, streaming: bool = False, **settings: Any) -> PretrainDataLoader:
         if streaming and cls is PretrainDataLoader:
             from batchwright.streaming import StreamingPretrainDataLoader
 
             cls = StreamingPretrainDataLoader
-        return super().__new__(cls)
+        return super().__new__(cls, **settings)
 
     def __init__(
         self,
-        path: Any,
-        tokenizer: Any = None,
+        path: CorpusLike,
+        tokenizer: TokenizerLike | None = None,
         chunk_size: int | None = None,
         *,
         streaming: bool = False,
@@ -68,30 +82,29 @@ class PretrainDataLoader(StoreDataLoader):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         shuffle_rows: int | None = None,
         pool_rows: int | None = None,
         lanes: int | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        weights: Any = None,
+        plan: PlanLike | None = None,
+        weights: WeightsLike | None = None,
         num_rows: int | None = None,
         num_tokens: int | None = None,
         stop: str | None = None,
-        split: str = "train",
-        epoch_end: str | None = None,
+        split: Split = "train",
+        epoch_end: EpochEnd | None = None,
         recut: bool = True,
-        packing: str | None = None,
+        packing: Packing | None = None,
         pad: int | None = None,
         position_ids: bool | None = None,
         segment_ids: bool | None = None,
         cu_seqlens: bool | None = None,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
-        sharding: Any = "contiguous",
+        sharding: ShardingLike = "contiguous",
         prefetch: int | None = None,
         workers: int = 0,
         read_ahead: bool | None = None,
@@ -100,8 +113,35 @@ class PretrainDataLoader(StoreDataLoader):
         options: Mapping[str, Any] | None = None,
         append_eos: bool = True,
         eos: int | str | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ) -> None:
+        """Data: `path` is a store, or raw files with a `tokenizer`; beside a store, the tokenizer must be the store's
+        own. `split` is "train" or "val". `streaming` reads raw files without a bake.
+
+        Rows: `chunk_size` tokens each. `packing` makes them of whole documents ("best_fit", "first_fit" or "greedy"),
+        filled up with the token `pad`. `recut` cuts windows at other places in each epoch.
+
+        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`, with `lanes` of their own for
+        ranks) or "none"; with streaming, inside windows of `shuffle_rows`. `plan` gives exactly the rows of another
+        run.
+
+        Length: `epochs` (None never ends). `weights` mix the sources; then `num_rows`, `num_tokens` or `stop`
+        ("first_exhausted", "all_exhausted") end the stream. `epoch_end` says what an epoch's last, partial batch is:
+        "drop", "short", "pad" or "wrap".
+
+        Batches: `batch_size` rows, as arrays of `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which
+        document a token is of. `border_loss=False` does not train a document's first token.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows.
+
+        Speed: `prefetch` batches are made ahead; `workers` processes make them. `read_ahead` reads cold data before it
+        is needed.
+
+        Raw files: `text` is the column, `format` and its `options` as in `add_ingredient`; `append_eos` and `eos` as in
+        `tokenize`; `on_error` as in `bake`.
+        """
         if shuffle_rows is not None:
             raise SpecError(
                 "shuffle_rows= is for streaming=True", parameter="shuffle_rows", remedy="leave it out, or pool_rows="
@@ -158,7 +198,7 @@ class PretrainDataLoader(StoreDataLoader):
                 pad=pad,
             )
             streams = {source.name: store.stream(source.name, split) for source in made.sources}
-        self.store = store
+        self.store: Store = store
         if tokenizer is not None:
             check_tokenizer(store, tokenizer)
         super().__init__(
@@ -177,10 +217,11 @@ class PretrainDataLoader(StoreDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=prefetch,
             workers=workers,
         )
+
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose signature help() and inspect show
 
 
 _OF_RAW_FILES = {
@@ -194,7 +235,7 @@ _OF_RAW_FILES = {
 """Settings for raw files, and what means that they were not given."""
 
 
-def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[Any, Any]:
+def _store_of(path: Any, tokenizer: Any, of_raw_files: dict[str, Any]) -> tuple[StoreLike, Any]:
     """(store, tokenizer to compare with it). Raw files with a tokenizer are baked into a cache, once."""
     if not isinstance(path, Store) and (
         not isinstance(path, str | os.PathLike) or (tokenizer is not None and not is_store(local_path(path=path)))
@@ -217,7 +258,7 @@ def make_plan(
     store: Store,
     chunk_size: int,
     *,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     split: str = "train",
     packing: str | None = None,
     pad: int | None = None,

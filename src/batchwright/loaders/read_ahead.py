@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["start_read_ahead"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _THREAD_NAME = "batchwright-read-ahead"
 _UNIT_BYTES = 64 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +13,20 @@ from numpy.typing import NDArray
 
 from batchwright.deliver.ranks import Ranks, find_ranks
 from batchwright.errors import PlanError, SpecError
-from batchwright.loaders.cursor import CursorLoader
+from batchwright.loaders.cursor import CursorLoader, Stream
 from batchwright.loaders.door import padding_of
 from batchwright.loaders.rollout_batches import Maker
 from batchwright.plan import Plan, State
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.columns import Rollouts
+from batchwright.rl.dialects import Dialect
 from batchwright.rl.dialects import dialect as dialect_of
 from batchwright.rl.estimate import Estimator
 from batchwright.rollout_log import RolloutLog
 from batchwright.rollouts import read_rollouts
-from batchwright.spec import at_least, one_of, whole_number
+from batchwright.spec import at_least, whole_number
 from batchwright.types import TrainingBatch
+from batchwright.typing import Balance, Data, EpochEnd, Framework, Mesh, PadTo, PlanLike, ShardingLike, TokenizerLike
 
 __all__ = ["Asked", "Read", "RolloutDataLoader"]
 
@@ -61,7 +62,7 @@ class Asked:
 
 
 class RolloutDataLoader(CursorLoader[TrainingBatch]):
-    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with labels.
+    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with targets.
 
     RolloutDataLoader(rollout_samples, tokenizer, compute_advantages=True)         a list of dicts or dataclasses
     RolloutDataLoader("rollouts.jsonl", tokenizer, "leave_one_out", epochs=4)      a file; four passes over it
@@ -74,7 +75,7 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
 
     Batches have `batch_size` rows over all ranks, or at most `batch_tokens` tokens, padding included. `balance` shares
     them so that all ranks have about the same work. `batch.metadata` has "rewards", "advantages", "returns",
-    "old_log_probs", ... aligned with labels, and "global_tokens", "global_sequences", "global_groups" to divide by.
+    "old_log_probs", ... aligned with targets, and "global_tokens", "global_sequences", "global_groups" to divide by.
     """
 
     _longest: int
@@ -83,26 +84,26 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
     def __new__(cls, rollout_data: Any = None, *args: Any, **settings: Any) -> RolloutDataLoader:
         """One of the two kinds: rollouts that are there whole, or a log that others add to."""
         if cls is not RolloutDataLoader:
-            return super().__new__(cls)
+            return super().__new__(cls, **settings)
         if isinstance(rollout_data, RolloutLog):
             from batchwright.loaders.rollout_logged import LoggedRollouts
 
-            return super().__new__(LoggedRollouts)
+            return super().__new__(LoggedRollouts, **settings)
         from batchwright.loaders.rollout_data import WholeRollouts
 
-        return super().__new__(WholeRollouts)
+        return super().__new__(WholeRollouts, **settings)
 
     def __init__(
         self,
-        rollout_data: Any,
-        tokenizer: Any = None,
+        rollout_data: Data | RolloutLog,
+        tokenizer: TokenizerLike | None = None,
         compute_advantages: bool | str = False,
         *,
         gamma: float | None = None,
         lam: float | None = None,
         kl_coef: float = 0.0,
         whiten: bool | None = None,
-        dialect: Any = None,
+        dialect: str | Dialect | None = None,
         group_size: int | None = None,
         chat_template: str | None = None,
         columns: Mapping[str, str] | None = None,
@@ -110,34 +111,44 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         row_multiple: int | None = None,
-        balance: Any = None,
+        balance: Balance | None = None,
         equal_counts: bool = True,
-        pad_to: Any = "longest",
+        pad_to: PadTo = "longest",
         padding_side: str = "right",
         pad: int | None = None,
         seed: int = 0,
         shuffle: bool | str | None = None,
         epochs: int | None = 1,
-        plan: Any = None,
-        epoch_end: str | None = None,
+        plan: PlanLike | None = None,
+        epoch_end: EpochEnd | None = None,
         max_staleness: int | None = None,
         timeout: float = 0.0,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
-        framework: str | None = None,
-        alignment: str = "next",
+        mesh: Mesh | None = None,
+        framework: Framework | None = None,
         uneven: bool = False,
-        sharding: Any = None,
+        sharding: ShardingLike | None = None,
     ) -> None:
-        """`gamma`, `lam` and `whiten` are the dialect's, if not given: ours has 1.0, 0.95 and no.
+        """Data: `rollout_data`, any source of rollouts. Text is encoded with `tokenizer` and its `chat_template`; ids
+        are below `vocab_size`. `columns` renames what rows have. Each group has `group_size` rows.
 
-        `max_staleness` and `timeout` (seconds to wait for rows that are not there yet) are for logs; `seed`, `shuffle`,
-        `epochs`, `group_size` and `columns` for all else. `epoch_end`: "short" keeps an
-        epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with rows of weight 0, "wrap" goes
-        on into the next epoch.
+        Advantages: `compute_advantages`, `gamma`, `lam` and `whiten` are the `dialect`'s, if not given: ours has 1.0,
+        0.95 and no. `kl_coef` subtracts the distance to the reference model from the rewards.
+
+        Of a log: `max_staleness`, and `timeout`, the seconds to wait for rows that are not there yet. `seed`,
+        `shuffle`, `epochs`, `group_size` and `columns` are for all else. `plan` gives exactly the rows of another run.
+        `epoch_end`: "short" keeps an epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with
+        rows of weight 0, "wrap" goes on into the next epoch.
+
+        Batches: `batch_size` rows or `batch_tokens` tokens, in multiples of `row_multiple` rows, as arrays of
+        `framework`; padded with the token `pad` on `padding_side` ("right" or "left"), as wide as `pad_to` says.
+
+        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
+        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
+        equally many rows, unless `equal_counts=False`.
         """
-        self.alignment = one_of(("next", "same"), alignment=alignment)
         self._estimator = Estimator(
             asked=compute_advantages,
             dialect=dialect_of(dialect),
@@ -173,28 +184,32 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         self._maker = Maker(
             self._padding,
             _pad_of(resolved, pad),
-            self.alignment,
             self.framework,
             tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         )
 
-    # What each kind says
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]  # whose signature help() and inspect show
 
-    @abstractmethod
+    # What each kind says. Not abstract, for type checkers: this class is the one that is called.
+
+    def _batches(self, rows: int) -> Stream[TrainingBatch]:
+        raise NotImplementedError
+
     def _open(self, rollout_data: Any, read: Read, asked: Asked) -> Plan:
         """Read what is there, set `_longest`, and say what fixes the rows. May change what the cursor is told."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """What a state says of what it belongs to: no plan of rollouts is kept."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _refuse(self, theirs: Mapping[str, Any]) -> PlanError | None:
         """Why a state of another plan, with these settings, does not belong here."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _in_words(self) -> list[str]:
         """How long it is; how advantages are computed; what it reads."""
+        raise NotImplementedError
 
     @property
     def policy_version(self) -> int | None:
@@ -224,14 +239,14 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         return self._padding.to
 
     def _settings_of_batches(self) -> dict[str, Any]:
-        return {"advantages": str(self._estimator), "pad_to": self._padding.to, "alignment": self.alignment}
+        return {"advantages": str(self._estimator), "pad_to": self._padding.to}
 
     def state_dict(self) -> State:
         """Where this loader is: JSON, for any number of ranks."""
         return {**super().state_dict(), "rollouts": self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same rollouts (or of the same log) was.
+        """Continue at `state`, exactly where a loader of the same rollouts (or of the same log) was.
 
         Another batch size, other ranks or another number of generators are fine. The trainer's version is asked anew.
         """

@@ -32,7 +32,6 @@ class Maker:
 
     padding: Padding
     pad: int
-    alignment: str
     framework: str
     tokenizer: str | None = None
     pool: BlockPool = field(default_factory=lambda: BlockPool(_ARRAYS))
@@ -55,13 +54,13 @@ class Maker:
         weight = None if step.weight is None else step.weight[step.mine]
         if weight is not None and not weight.all():
             filled = weight == 0
-            laid.labels[filled] = -100
+            laid.targets[filled] = -100
             laid.loss_mask[filled] = 0
             for column in laid.columns.values():
                 column[filled] = 0
         fields: dict[str, Any] = {
             "input_ids": laid.input_ids,
-            "labels": laid.labels,
+            "targets": laid.targets,
             "loss_mask": laid.loss_mask,
             "attention_mask": laid.attention_mask,
         }
@@ -83,7 +82,6 @@ class Maker:
             "global_tokens": int(rows.trained_tokens[real].sum()),
             **({} if groups is None else {"global_groups": groups}),
             **step.told(),
-            "alignment": self.alignment,
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
             "state": state,
         }
@@ -104,7 +102,7 @@ class Maker:
         return floats[0, : rows * width].reshape(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Maker, (self.padding, self.pad, self.alignment, self.framework, self.tokenizer)
+        return Maker, (self.padding, self.pad, self.framework, self.tokenizer)
 
 
 def _whiten(rows: RolloutRows, real: NDArray[np.int64], laid: Laid) -> None:

@@ -47,7 +47,7 @@ class WholeRollouts(RolloutDataLoader):
                 remedy="leave out epoch_end=: nothing is dropped",
             )
         rollouts = read(rollout_data, group_size=asked.group_size, columns=asked.columns)
-        self._rows = RolloutRows(rollouts, self._estimator, alignment=self.alignment)
+        self._rows = RolloutRows(rollouts, self._estimator)
         self._longest = int(self._rows.lengths.max())
         return plan_of_data(
             rollouts, seed=asked.seed, shuffle=asked.shuffle, epoch_end=asked.epoch_end, plan=asked.plan

@@ -33,7 +33,7 @@ from batchwright.types import TrainingBatch
 
 __all__ = ["LogRows", "LogStream", "LoggedRollouts", "Policy", "plan_of_log"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 Record = list[list[int]]
 
@@ -53,7 +53,7 @@ class LoggedRollouts(RolloutDataLoader):
         self._policy = Policy()
         if asked.max_staleness is not None:
             self._policy.max_staleness = at_least(0, max_staleness=asked.max_staleness)
-        self._rows = LogRows(self._log, read, self._estimator, self.alignment, self._policy, asked.timeout)
+        self._rows = LogRows(self._log, read, self._estimator, self._policy, asked.timeout)
         self._budget_of_log = budget_of(
             asked.batch_tokens,
             asked.row_multiple,
@@ -244,7 +244,6 @@ class LogRows:
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
     estimator: Estimator
-    alignment: str
     policy: Policy
     timeout: float = 0.0
     by_count: bool = True
@@ -289,7 +288,7 @@ class LogRows:
             chosen = np.arange(first, first + count)
             rollouts, first = rollouts.take(chosen), 0
             facts = {name: values[chosen] for name, values in facts.items()}
-        return Fetched(RolloutRows(rollouts, self.estimator, alignment=self.alignment), first, count, is_last, facts)
+        return Fetched(RolloutRows(rollouts, self.estimator), first, count, is_last, facts)
 
     def _not_ready(self, num_there: int, num_rows: int) -> NotReadyError:
         there = f"{num_there:,} of {num_rows:,} rows are there" if self.by_count else f"{num_there:,} rows are there"

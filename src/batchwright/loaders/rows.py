@@ -21,6 +21,7 @@ from batchwright.order.sharding import Share
 from batchwright.order.split import EPOCH_ENDS, Cut
 from batchwright.plan import Plan, PlanSource, State
 from batchwright.spec import one_of, whole_number
+from batchwright.typing import Framework
 
 __all__ = ["RowDataLoader", "Version"]
 
@@ -74,7 +75,7 @@ class RowDataLoader(CursorLoader[RowBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
-        framework: str = "numpy",
+        framework: Framework = "numpy",
         uneven: bool = False,
         sharding: Any = None,
     ) -> None:

@@ -18,7 +18,7 @@ from batchwright.store.stream import TokenStream
 
 __all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 Parts = dict[str, float | None]
 """The share that each source has in the one it came from; None where it is that one."""

@@ -49,7 +49,6 @@ class BlockFields(NamedTuple):
 
     tokens: Any
     inputs: Any
-    labels: Any
     attention: Any
     loss: Any
     extra: dict[str, Any]
@@ -65,7 +64,6 @@ class BlockBatches:
     flow: Flow
     plan: str
     """Fingerprint, for the states in batches' metadata."""
-    alignment: str
     adapt: Any
     """Turns a block's arrays into a framework's tensors, in place, and has its masks: NumpyBlocks, or an adapter's."""
     pool: BlockPool = field(default_factory=BlockPool)
@@ -78,24 +76,18 @@ class BlockBatches:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
         # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
         attention, loss = self.adapt.masks(width, self.flow.row_tokens if block.widths is None else 0)
-        inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
-        return BlockFields(block.tokens, inputs, labels, attention, loss, block.extra, block.widths, block.seams)
+        inputs = block.tokens[:, :-1]
+        return BlockFields(block.tokens, inputs, attention, loss, block.extra, block.widths, block.seams)
 
     def _batch(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
         if fields.widths is not None:
             return self._batch_of_samples(fields, first, last, metadata)
         inputs = fields.inputs[first:last]
         own = {name: array[first:last] for name, array in fields.extra.items()}
-        labels, loss = own.pop("labels", None), own.pop("loss_mask", fields.loss)
-        attention = own.pop("attention_mask", fields.attention)
-        if self.alignment == "same":
-            shown = None if attention is fields.attention else attention
-            labels, loss = self.adapt.same_alignment(inputs, None if labels is None else loss, shown)
-            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
-        if labels is not None:
-            return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
-        batch = TrainingBatch(inputs, attention, fields.labels[first:last], loss, metadata, **own)
-        batch._block = (fields.tokens, first, last)
+        loss, attention = own.pop("loss_mask", fields.loss), own.pop("attention_mask", fields.attention)
+        batch = TrainingBatch(inputs, attention, None, loss, metadata, **own)
+        if "targets" not in own:
+            batch.__dict__["_block"] = (fields.tokens, first, last)
         return batch
 
     def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
@@ -105,17 +97,14 @@ class BlockBatches:
         width = int(fields.widths[first * per])
         inputs = fields.inputs[rows, :width]
         own = {name: array[rows, :width] for name, array in fields.extra.items()}
-        labels, loss, attention = own.pop("labels"), own.pop("loss_mask"), own.pop("attention_mask")
-        if self.alignment == "same":
-            labels, loss = self.adapt.same_alignment(inputs, loss, attention)
         if fields.seams is not None:
             borders, own["max_seqlen"] = seqlens_of(fields.seams[rows, :width])
             own["cu_seqlens"] = self.adapt.small(borders)
-        return TrainingBatch(inputs, attention, labels, loss, metadata, **own)
+        return TrainingBatch(inputs, metadata=metadata, **own)
 
     def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
         """What all ranks together have at some positions, for rows of samples: from the index, without their tokens."""
-        totals = self.flow.totals(positions, shifted=self.alignment == "next")
+        totals = self.flow.totals(positions)
         if totals is None:
             return {}
         tokens = int(totals[0]) if totals[0].is_integer() else totals[0]  # messages may have weights of their own
@@ -127,15 +116,14 @@ class BlockBatches:
         weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
         shown: dict[str, Any] = {}
         if block.shown and block.widths is not None:
-            ahead, width = self.alignment == "next", int(block.widths[first * per])  # aligned with labels
-            shown = {n: a[first * per : last * per, ahead : width + ahead] for n, a in block.shown.items()}
+            width = int(block.widths[first * per])
+            shown = {n: a[first * per : last * per, 1 : width + 1] for n, a in block.shown.items()}  # as targets are
         return {
             "source": [names[s] for s in _each(block.source[first:last], per).tolist()],
             "position": _each(block.position[first:last], per),
             "weight": _each(weight, per),
             **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
             **shown,
-            "alignment": self.alignment,
             **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
         }
 
@@ -162,19 +150,18 @@ class BatchStream(BlockBatches):
         """(batch, position after it) from a position to the end of the run."""
         cut, adapt = self.cut, self.adapt
         rows = cut.rows_per_step
-        is_plain = self.alignment == "next"
         position = cut.settle(position)
         last_simple = cut.last_simple(position)
         for num_steps, block in self._made(position):
             adapt(block)
             width = len(block.source) // num_steps
             fields = self._fields(block, width)
-            tokens, inputs, labels, attention, loss, extra, *_ = fields
+            tokens, inputs, attention, loss, extra, *_ = fields
             for first in range(0, num_steps * width, width):
                 last = first + width
                 if adapt.masks_are_writable and (attention._version or loss._version):
                     # Somebody wrote into a mask: no later batch may see it.
-                    tokens, inputs, labels, attention, loss, extra, *_ = fields = self._fields(block, width)
+                    tokens, inputs, attention, loss, extra, *_ = fields = self._fields(block, width)
                 begin = position
                 if position <= last_simple:
                     position += rows
@@ -182,9 +169,9 @@ class BatchStream(BlockBatches):
                     position = cut.settle(cut.after(position, 1))
                     last_simple = cut.last_simple(position)
                 metadata = (self._metadata, block, first, last, position, record, begin)
-                if is_plain and not extra:  # nothing but tokens: the common case, kept short because it is hot
-                    batch = TrainingBatch(inputs[first:last], attention, labels[first:last], loss, metadata)
-                    batch._block = (tokens, first, last)
+                if not extra:  # nothing but tokens: the common case, kept short because it is hot
+                    batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
+                    batch.__dict__["_block"] = (tokens, first, last)
                 else:
                     batch = self._batch(fields, first, last, metadata)
                 yield batch, position
@@ -323,16 +310,6 @@ class NumpyBlocks:
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
-
-    def same_alignment(self, inputs: Any, loss: Any, attention: Any = None) -> tuple[Any, Any]:
-        """(labels, loss_mask) where labels are the inputs and the model shifts them: each mask moves with its token."""
-        shifted = np.ones(inputs.shape, np.float32)
-        if loss is not None:
-            shifted[:, 1:] = loss[:, :-1]
-        if attention is not None:
-            shifted *= attention  # what fills a row up is not learned, also right after its last token
-        shifted[:, 0] = 0  # the first token is never predicted
-        return np.where(shifted > 0, inputs, -100) if loss is not None else inputs, shifted
 
 
 def block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:

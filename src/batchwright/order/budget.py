@@ -122,7 +122,10 @@ class Blocks:
     ) -> None:
         """`lengths_at(positions)` says how long rows are, `tokens_of(lengths)` how many tokens each takes in a batch in
         which it is the longest."""
-        self.epochs, self.seed, self.lengths_at, self.tokens_of = epochs, seed, lengths_at, tokens_of
+        self.epochs: Epochs = epochs
+        self.seed: int = seed
+        self.lengths_at: Callable[[Numbers], Numbers] = lengths_at
+        self.tokens_of: Callable[[Numbers], Numbers] = tokens_of
         self._limit = None if epochs.limit is None else epochs.skips.live(epochs.limit)
         self._cuts: dict[tuple[int, tuple[Entry, ...]], _Cut] = {}
         self._counts: dict[tuple[int, tuple[Entry, ...]], int] = {}

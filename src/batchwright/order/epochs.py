@@ -33,7 +33,7 @@ class Skips:
                 merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
             elif first < stop:
                 merged.append((first, stop))
-        self.ranges = tuple(merged)
+        self.ranges: tuple[tuple[int, int], ...] = tuple(merged)
         self._first = np.array([first for first, _ in merged], np.int64)
         self._skipped = np.concatenate([[0], np.cumsum([stop - first for first, stop in merged])]).astype(np.int64)
         """Positions skipped by the first so many ranges."""

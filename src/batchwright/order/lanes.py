@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import SpecError
-from batchwright.order.epochs import Skips
+from batchwright.order.epochs import Epochs, Skips
 from batchwright.order.permute import Permutation, permutation
 from batchwright.order.pool import Pool, pool
 from batchwright.order.schedule import NEVER, Draw, Order, Stretch
@@ -29,8 +29,11 @@ class LanePool:
     """One lane's stretch [start, stop) of a source's permuted blocks, shuffled inside windows."""
 
     def __init__(self, whole: Pool, start: int, stop: int, *names: str | int) -> None:
-        self.whole, self.start, self.n, self._names = whole, start, stop - start, names
-        self.window_rows = min(whole.window_rows, self.n)
+        self.whole: Pool = whole
+        self.start: int = start
+        self.n: int = stop - start
+        self._names = names
+        self.window_rows: int = min(whole.window_rows, self.n)
 
     def window_start(self, window: int) -> int:
         return min(window * self.window_rows, self.n)
@@ -140,20 +143,24 @@ class LanedOrder:
         changes: Sequence[Change] = (),
     ) -> None:
         self.num_lanes, self.lane_rows = lanes
-        self.names, self.sizes, self.seed = tuple(sizes), tuple(sizes.values()), seed
+        self.names: tuple[str, ...] = tuple(sizes)
+        self.sizes: tuple[int, ...] = tuple(sizes.values())
+        self.seed: int = seed
         self.shuffle, self.pool = "pool", pool
-        self.growth = tuple((Size(0, 0, n),) for n in self.sizes)
+        self.growth: tuple[tuple[Size], ...] = tuple((Size(0, 0, n),) for n in self.sizes)
         self.bindings: tuple[()] = ()
-        self.skips = Skips(skips)
+        self.skips: Skips = Skips(skips)
         total = sum(self.sizes)
         self._epoch_rows = total if weights[0][1] is None else None
         """Rows after which lanes are dealt anew: an epoch, where every row comes once in it."""
         # Epochs are those of the same mixture without lanes.
-        self.epochs = Order(sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes).epochs
+        self.epochs: Epochs = Order(
+            sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes
+        ).epochs
         self._refuse_small_sources()
         shares = [self._before(lane + 1, total) if self._epoch_rows else lane + 1 for lane in range(-1, self.num_lanes)]
         cuts = _table(self.sizes, shares, exact=self._epoch_rows is not None)
-        self.lanes = [
+        self.lanes: list[_Lane] = [
             _Lane(
                 lane,
                 cuts,
@@ -296,7 +303,9 @@ class LaneView:
     """One lane, asked in positions of the whole stream: what reading ahead needs."""
 
     def __init__(self, order: LanedOrder, lane: int) -> None:
-        self.order, self.lane, self.sizes = order, lane, order.lanes[lane].sizes
+        self.order: LanedOrder = order
+        self.lane: int = lane
+        self.sizes: tuple[int, ...] = order.lanes[lane].sizes
 
     def counts(self, position: int) -> list[int]:
         return self.order.lanes[self.lane].counts(self.order._lane_position(self.lane, position))

@@ -72,9 +72,9 @@ class Pattern:
     """
 
     def __init__(self, source_of_slot: NDArray[Any], num_sources: int) -> None:
-        self.num_slots = len(source_of_slot)
-        self.source_of_slot = source_of_slot.astype(source_dtype(num_sources), copy=False)
-        self.counts_per_cycle = np.bincount(source_of_slot, minlength=num_sources).astype(np.int64)
+        self.num_slots: int = len(source_of_slot)
+        self.source_of_slot: NDArray[Any] = source_of_slot.astype(source_dtype(num_sources), copy=False)
+        self.counts_per_cycle: NDArray[np.int64] = np.bincount(source_of_slot, minlength=num_sources).astype(np.int64)
 
     @cached_property
     def _by_source(self) -> NDArray[np.int32]:

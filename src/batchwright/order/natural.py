@@ -23,7 +23,7 @@ class Natural:
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
-        self.num_rows = sum(sizes)
+        self.num_rows: int = sum(sizes)
         self._step = [_END // n if n else 0 for n in sizes]
         self._live = np.flatnonzero(sizes)
         self._size = np.array(sizes, np.int64)[self._live]

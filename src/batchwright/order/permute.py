@@ -63,7 +63,7 @@ class Permutation:
         a = isqrt(n - 1) + 1
         b = -(-n // a)
         keys = mix64(np.arange(1, _ROUNDS + 1, dtype=np.uint64), np.uint64(key))
-        self.network = Network(np.uint64(n), np.uint64(a), np.uint64(b), list(keys))
+        self.network: Network = Network(np.uint64(n), np.uint64(a), np.uint64(b), list(keys))
 
     @cached_property
     def _inverse_table(self) -> NDArray[np.int16]:

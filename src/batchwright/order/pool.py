@@ -51,13 +51,14 @@ class Pool:
     def __init__(self, n: int, block_rows: int, window_blocks: int, *names: str | int) -> None:
         if min(block_rows, window_blocks) < 1:
             raise ValueError(f"a window has at least one block of one row, got {window_blocks} of {block_rows}")
-        self.n, self._names = n, names
-        self.block_rows = min(block_rows, max(n, 1))
+        self.n: int = n
+        self._names = names
+        self.block_rows: int = min(block_rows, max(n, 1))
         num_blocks = -(-n // self.block_rows)
         self._order = permutation(num_blocks, *names, "blocks")
-        self.window_blocks = min(window_blocks, num_blocks)
-        self.window_rows = self.window_blocks * self.block_rows
-        self.num_windows = -(-num_blocks // self.window_blocks)
+        self.window_blocks: int = min(window_blocks, num_blocks)
+        self.window_rows: int = self.window_blocks * self.block_rows
+        self.num_windows: int = -(-num_blocks // self.window_blocks)
         self._num_blocks = num_blocks
         self._lacking = num_blocks * self.block_rows - n
         """Rows that the last block lacks."""

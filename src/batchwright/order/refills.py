@@ -93,7 +93,8 @@ class Refills:
 
         `sizes`: by the draw from which each is in force; the first is from 0.
         """
-        self._rows_of, self._num_shards, self._sizes, self.factor = rows_of, num_shards, list(sizes), factor
+        self._rows_of, self._num_shards, self._sizes = rows_of, num_shards, list(sizes)
+        self.factor: int = factor
         self._shard = self._row = self._number = 0
         self._at = self._entries = self._held_rows = 0
         """Where the last refill was, and how many entries there were after it, of how many rows."""

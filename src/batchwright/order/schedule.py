@@ -13,7 +13,7 @@ from batchwright.order.epochs import Epochs, Skips
 from batchwright.order.mix import Pattern
 from batchwright.order.permute import Permutation, Shuffles, permutation
 from batchwright.order.pool import Pool, pool
-from batchwright.order.sweep import Change, Leg, Schedule, sweep
+from batchwright.order.sweep import Binding, Change, Leg, Schedule, Size, sweep
 from batchwright.spec import one_of
 
 __all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
@@ -72,7 +72,7 @@ class Order:
     ) -> None:
         """`pool`: (rows of a block, blocks of a window), for shuffle="pool". `skips`: ranges [first, stop)."""
         self.seed = seed
-        self.shuffle = one_of(("global", "pool", "none"), shuffle=shuffle)
+        self.shuffle: str = one_of(("global", "pool", "none"), shuffle=shuffle)
         if (shuffle == "pool") != (pool is not None):
             raise SpecError(
                 f"shuffle={shuffle!r} {'needs' if pool is None else 'has no'} windows of blocks",
@@ -89,14 +89,15 @@ class Order:
             num_rows=num_rows,
             changes=changes,
         )
-        self.names = swept.names
-        self.growth = swept.sizes
+        self.names: tuple[str, ...] = swept.names
+        self.growth: tuple[tuple[Size, ...], ...] = swept.sizes
         """For each source, how many rows its epochs have, and from which on."""
-        self.sizes = tuple(growth[-1].num_rows for growth in swept.sizes)
+        self.sizes: tuple[int, ...] = tuple(growth[-1].num_rows for growth in swept.sizes)
         """Rows of an epoch of each source, with all that it has got."""
-        self.legs, self.bindings = swept.legs, swept.bindings
-        self.skips = Skips(skips)
-        self.epochs = Epochs(swept.eras, swept.limit, self.skips)
+        self.legs: tuple[Leg, ...] = swept.legs
+        self.bindings: tuple[Binding, ...] = swept.bindings
+        self.skips: Skips = Skips(skips)
+        self.epochs: Epochs = Epochs(swept.eras, swept.limit, self.skips)
         self._size = np.array(self.sizes, np.int64)
         self._shuffles = Shuffles(len(self.names))
         self._has_grown = [len(growth) > 1 for growth in swept.sizes]

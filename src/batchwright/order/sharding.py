@@ -39,7 +39,8 @@ class Sharding:
     """A strategy with its name, and the shares of the batch sizes that were checked."""
 
     def __init__(self, name: str, strategy: Strategy) -> None:
-        self.name, self.strategy = name, strategy
+        self.name: str = name
+        self.strategy: Strategy = strategy
         self._checked: dict[tuple[int, int], tuple[list[Share], list[int]]] = {}
         """(rows, world size): the share of each rank, and the rank of each row."""
 
@@ -155,7 +156,7 @@ _shardings: Registry[Sharding] = Registry("sharding", group="batchwright.shardin
 
 
 def register_sharding(name: str) -> Callable[[F], F]:
-    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy: `sharding="name"` then means it."""
+    """Make a function `f(num_rows, rank, world_size) -> row numbers` a strategy: `sharding=name` then means it."""
 
     def register(strategy: F) -> F:
         _shardings.add(name, Sharding(name, strategy))

@@ -85,7 +85,8 @@ _augmentations: Registry[Augmentation] = Registry("augmentation", group="batchwr
 
 
 def register_augmentation(name: str, factor: int) -> Callable[[F], F]:
-    """Make a function `f(columns, which) -> columns` an augmentation: `augmentation="name"` then means it."""
+    """Make a function `f(columns, which) -> columns` an augmentation with `factor` variants: `augmentation=name` means
+    it."""
 
     def register(function: F) -> F:
         _augmentations.add(name, Augmentation(name, factor, function))

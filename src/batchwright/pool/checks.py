@@ -24,7 +24,7 @@ __all__ = [
     "seed_for",
 ]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def checked_most_rows(max_examples_unaugmented: Any) -> int | None:

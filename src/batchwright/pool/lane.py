@@ -31,7 +31,7 @@ from batchwright.pool.records import Layout, Records
 
 __all__ = ["Columns", "Lane", "LaneRows", "Room"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 Columns = dict[str, NDArray[Any]]
 _AHEAD = 0.25
 """How far draws may be ahead of reading when a generation begins, as a part of it; less and less until it ends."""

@@ -32,7 +32,7 @@ class Progress:
     many turns further as it is itself."""
 
     def __init__(self) -> None:
-        self.cursor = Cursor()
+        self.cursor: Cursor = Cursor()
         self.ends: list[int] | None = None
         """Where each lane ends in this pass, if every rank shall have as many whole batches."""
         self.own_lanes: list[int] | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.memory import BlockPool
-from batchwright.shards import Schema
+from batchwright.shards import Column, Schema
 
 __all__ = ["Layout", "Records"]
 
@@ -32,10 +32,10 @@ class Layout:
     """
 
     def __init__(self, schema: Schema) -> None:
-        self.schema = dict(schema)
+        self.schema: dict[str, Column] = dict(schema)
         sizes = [column.num_bytes for column in schema.values()]
-        self.row_bytes = sum(sizes)
-        self.dtype = np.dtype(f"V{self.row_bytes}")
+        self.row_bytes: int = sum(sizes)
+        self.dtype: np.dtype[Any] = np.dtype(f"V{self.row_bytes}")
         # Columns as opaque bytes: NumPy then copies each row's part at once, whatever its type and alignment.
         self._fields = np.dtype(
             {

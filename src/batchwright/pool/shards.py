@@ -24,7 +24,7 @@ from batchwright.shards.find import ShardFile
 
 __all__ = ["LaneShards", "ShardSet"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class ShardSet:
@@ -44,19 +44,20 @@ class ShardSet:
         budget: int | None = None,
     ) -> None:
         """`most_rows`: the sequence ends there. `budget`: bytes that decoding a shard may take."""
-        self.files, self._allow_pickle, self._columns, self._most_rows = list(files), allow_pickle, columns, most_rows
+        self.files: list[ShardFile] = list(files)
+        self._allow_pickle, self._columns, self._most_rows = allow_pickle, columns, most_rows
         self._budget, self._lock = budget, threading.RLock()
         self._stamps = [_stamp(file.path) for file in self.files]
-        self.marks = [content_mark(file.path) for file in self.files]
+        self.marks: list[str] = [content_mark(file.path) for file in self.files]
         """A cheap name for the content of each."""
         facts = [peek(file.path, allow_pickle=allow_pickle, columns=columns) for file in self.files]
-        self.decode_bytes = max(fact.decode_bytes for fact in facts)
+        self.decode_bytes: int = max(fact.decode_bytes for fact in facts)
         """What decoding any of them takes at most."""
         hardest = max(range(len(facts)), key=lambda shard: facts[shard].decode_bytes)
-        self.hardest = self.files[hardest].path
+        self.hardest: str = self.files[hardest].path
         """The shard that takes most to decode."""
         self._rows = [fact.rows for fact in facts]
-        self.is_counted_by_headers = None not in self._rows
+        self.is_counted_by_headers: bool = None not in self._rows
         """Whether every process knows all rows from the beginning."""
         self._starts = [0]
         self._schema: Schema | None = None

@@ -54,7 +54,7 @@ class TextColumn:
             raise SpecError(f"text={spec!r} is not the name of a column", parameter="text", remedy="text='content'")
         if not spec:
             raise SpecError("text='' is not the name of a column", parameter="text", remedy="text='content'")
-        self.spec = spec
+        self.spec: str = spec
         is_template = "{" in spec or "}" in spec
         self._name = None if is_template else spec
         self._fields = _fields_of(spec) if is_template else [("", _keys_of(spec), "")]

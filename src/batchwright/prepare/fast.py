@@ -36,7 +36,7 @@ _BLANK = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Wh
 _BLANKS, _OTHERS = re.compile(f"[{_BLANK}]"), re.compile(f"[^{_BLANK}]")
 _RUNS = re.compile(f"[{_BLANK}]+|[^{_BLANK}]+")
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 Ids = NDArray[np.uint32]
 
@@ -63,8 +63,9 @@ class FastEncoder:
     """Both encoders of one tokenizer, and the choice between them for each document."""
 
     def __init__(self, backend: Any, proof: Proof) -> None:
-        self.backend, self.proof = backend, proof
-        self.encoding = make_encoding(backend.get_vocab(with_added_tokens=False), proof)
+        self.backend: Any = backend
+        self.proof: Proof = proof
+        self.encoding: Any = make_encoding(backend.get_vocab(with_added_tokens=False), proof)
         self.off: str | None = None
         """Why it is no longer used in this process."""
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]

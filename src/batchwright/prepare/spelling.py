@@ -35,7 +35,7 @@ class Spelling:
         self._decode: Callable[[Sequence[int]], str | None] = tokenizer.decode
         self._names = _names_of(tokenizer)
         self._bytes_of = _bytes_of(tokenizer)
-        self.can = self._bytes_of is not None or tokenizer.decode([]) is not None
+        self.can: bool = self._bytes_of is not None or tokenizer.decode([]) is not None
 
     def says(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Said]:
         """What some tokens say. `before` are a few tokens before them: some tokenizers need them to know of spaces."""

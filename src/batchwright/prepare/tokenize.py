@@ -15,12 +15,13 @@ from batchwright.errors import TokenizerError
 from batchwright.fingerprint import fingerprint
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
 from batchwright.spec import one_of
+from batchwright.typing import TokenizerLike
 
 __all__ = ["Tokenize", "special_in_words", "tokenize"]
 
 
 def tokenize(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     *,
     append_eos: bool = False,
     eos: int | str | None = None,
@@ -31,7 +32,7 @@ def tokenize(
     version: str | None = None,
     special: str = "text",
 ) -> Tokenize:
-    """A recipe step that encodes `row[text]`.
+    """A recipe step that encodes `row[text]` with `tokenizer`.
 
     tokenize("tokenizer.json", append_eos=True)      a Hugging Face file; padding and truncation in it are turned off
     tokenize(AutoTokenizer.from_pretrained("..."))   a transformers tokenizer, or a tokenizers.Tokenizer
@@ -42,6 +43,9 @@ def tokenize(
     `append_eos` ends every document with one id: `eos=` (an id or a token), else what tokenizer_config.json beside the
     file says, else the only special token, else a well-known name. The bake report says which; where there is no
     answer the error lists the candidates. Special tokens of the template are never added.
+
+    Of a function, `vocab_size` is one more than its largest id, `decode` its inverse, and `version` names it, should it
+    use things that cannot be compared. `dtype` is that of the stored ids: by default the smallest.
 
     `special="text"` encodes the name of a special token in a document (`<|endoftext|>` on a web page) as the characters
     that it is written with; "parse" makes it that token. The bake report counts these names.

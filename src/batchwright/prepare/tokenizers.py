@@ -47,7 +47,9 @@ WELL_KNOWN_EOS = (
 class BytesTokenizer:
     """UTF-8 bytes are the ids; 256 is the end of a document."""
 
-    name, kind, eos_id = "bytes", "bytes", 256
+    name = "bytes"
+    kind = "bytes"
+    eos_id = 256
     vocab_size = 256
 
     @property
@@ -68,7 +70,8 @@ class BytesTokenizer:
 class CharsTokenizer:
     """Every character that the corpus has is an id, in code point order; one more is the end of a document."""
 
-    name, kind = "chars", "chars"
+    name = "chars"
+    kind = "chars"
 
     def __init__(self, chars: str | None = None) -> None:
         self.chars = chars
@@ -119,7 +122,9 @@ class JsonTokenizer:
     kind = "tokenizer.json"
 
     def __init__(self, json: str, name: str, config: dict[str, Any] | None = None) -> None:
-        self.json, self.name, self.config = json, name, config or {}
+        self.json: str = json
+        self.name: str = name
+        self.config: dict[str, Any] = config or {}
 
     @cached_property
     def backend(self) -> Any:
@@ -213,7 +218,7 @@ class CallableTokenizer:
         eos_id: int | None = None,
     ) -> None:
         self.function, self.vocab_size, self._decode, self.eos_id = function, vocab_size, decode, eos_id
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
         self._version = version
         _ = self.fingerprint  # says now, not at the bake, that it needs a version
 
@@ -240,7 +245,7 @@ class PluginTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.name = str(getattr(tokenizer, "name", type(tokenizer).__name__))
+        self.name: str = str(getattr(tokenizer, "name", type(tokenizer).__name__))
         self.vocab_size, self.fingerprint = int(tokenizer.vocab_size), str(tokenizer.fingerprint)
         self.eos_id: int | None = getattr(tokenizer, "eos_id", None)
 

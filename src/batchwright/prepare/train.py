@@ -33,7 +33,7 @@ class BpeSettings:
     def __init__(
         self, vocab_size: int, *, special_tokens: Sequence[str], pattern: str, min_frequency: int, name: str
     ) -> None:
-        self.special_tokens = _checked_specials(special_tokens)
+        self.special_tokens: list[str] = _checked_specials(special_tokens)
         smallest = _BYTES + len(self.special_tokens)
         self.vocab_size, self.min_frequency, self.name = vocab_size, at_least(1, min_frequency=min_frequency), name
         if at_least(1, vocab_size=vocab_size) < smallest:
@@ -43,7 +43,7 @@ class BpeSettings:
                 parameter="vocab_size",
                 remedy=f"vocab_size={smallest} or more",
             )
-        self.empty = self._empty(pattern)
+        self.empty: Any = self._empty(pattern)
 
     def _empty(self, pattern: str) -> Any:
         """The tokenizer before it has learned anything."""

@@ -163,7 +163,7 @@ class BatchFileWriter:
 
     def __init__(self, path: str | os.PathLike[str], facts: FileFacts) -> None:
         self.facts = facts
-        self.num_appended = 0
+        self.num_appended: int = 0
         self._hashes = [xxhash.xxh3_64() for _ in facts.fields]
         self._first_byte = len(_encoded(facts, [0] * len(facts.fields)))
         self._places = [self._first_byte + offset for offset in facts.offsets]

@@ -73,7 +73,7 @@ class ClaimedStream:
         self.waiter = waiter
         self.reader = reader
         self.at_once = at_once
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._files: list[_Held] = []
         """Those that are claimed, in this order: read to their end, being read, and opened for the next batch."""
         self._at: tuple[_Held, int] | None = None

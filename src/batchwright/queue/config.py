@@ -101,7 +101,8 @@ class SharedConfig(Mapping[str, Any]):
 def load_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, data: str | os.PathLike[str] = "data"
 ) -> SharedConfig:
-    """Run the config files and check what they set. `overrides` are `--name=value`, values as Python writes them.
+    """Run the config files at `path` and check what they set. The dataset's folder is looked for in `data`. `overrides`
+    are `--name=value`, values as Python writes them.
 
     A config whose `dataset` is not a plain string (`dataset = 'name'`) is run twice: once alone, to find it.
     A `validator.py` beside the config may have a function `validate(config)`: the strings that it returns, or the

@@ -33,6 +33,7 @@ from batchwright.queue.seat import Seat
 from batchwright.queue.striped import StripedStream
 from batchwright.queue.waiting import Waiter
 from batchwright.spec import local_path
+from batchwright.typing import Device, Framework
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
@@ -68,9 +69,9 @@ class DatasetConsumer:
         batch_size: int | None = None,
         block_size: int | None = None,
         target_size: int | None = None,
-        device: Any = None,
+        device: Device | None = None,
         timeout_seconds: float = 60,
-        framework: str | None = None,
+        framework: Framework | None = None,
         delete: str = "consumed",
         *,
         provider: DataProviderBase | None = None,
@@ -78,7 +79,9 @@ class DatasetConsumer:
         world_size: int | None = None,
         lease_seconds: float = 30.0,
     ) -> None:
-        """`batch_size`: rows of a batch; None, those of the provider. `block_size`, `target_size`: checked, if given.
+        """`data_dir`: the dataset's folder. `device`: where batches go. `timeout_seconds`: how long to wait for a
+        batch. `batch_size`: rows of a batch; None, those of the provider. `block_size`, `target_size`: checked, if
+        given.
 
         `framework`: None is torch in a program that has imported it (or names a device), otherwise NumPy. `delete`:
         "consumed", files are deleted when they were read; "checkpoint", when `commit` is called. `provider`: made
@@ -108,7 +111,7 @@ class DatasetConsumer:
         self._pid = os.getpid()
         if provider is not None:
             self._meta = provider.meta
-            self.data_dir = provider.data_dir if data_dir is None else local_path(data_dir=data_dir)
+            self.data_dir: Path = provider.data_dir if data_dir is None else local_path(data_dir=data_dir)
         elif data_dir is None:
             raise SpecError(
                 "a consumer needs the folder of its dataset",
@@ -174,13 +177,14 @@ class DatasetConsumer:
         return self._said
 
     def schema(self, split: str) -> list[dict[str, Any]] | None:
-        """The fields of a batch: name, dtype, shape, role."""
+        """The fields of a batch of `split`: name, dtype, shape, role."""
         return self.meta.get("batch_schema")
 
     # Batches
 
-    def get_batch(self, split: str, device: Any = None) -> Any:
-        """The next batch of a split. Waits for it, at most `timeout_seconds`; nothing is taken where this raises."""
+    def get_batch(self, split: str, device: Device | None = None) -> Any:
+        """The next batch of a split, on `device`. Waits for it, at most `timeout_seconds`; nothing is taken where this
+        raises."""
         with self._lock:
             stream = self._streams.get(split)
             if stream is None or self._pid != os.getpid() or self._is_closed:

@@ -20,7 +20,7 @@ class DirectStream:
     def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
         self.provider = provider
         self.split = split
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._is_kept = split == "val" and bool(provider.val_batches)
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []

@@ -118,15 +118,15 @@ class SplitFolder:
         self.queue = queue
         self.name = name
         self.census = census
-        self.path = queue.path / name
-        self.identity = os.path.realpath(self.path)
+        self.path: Path = queue.path / name
+        self.identity: str = os.path.realpath(self.path)
         """By which a process knows it again, whatever way leads to it."""
-        self.control = queue.path / "control" / name
-        self.claimed = self.control / "claimed"
-        self.returned = self.control / "returned"
-        self.wanted = self.control / "wanted"
-        self.ranks = self.control / "ranks"
-        self.records = RankRecords(self.ranks)
+        self.control: Path = queue.path / "control" / name
+        self.claimed: Path = self.control / "claimed"
+        self.returned: Path = self.control / "returned"
+        self.wanted: Path = self.control / "wanted"
+        self.ranks: Path = self.control / "ranks"
+        self.records: RankRecords = RankRecords(self.ranks)
 
     def ready_path(self, number: int) -> Path:
         return self.path / file_name(number)

@@ -20,7 +20,7 @@ class KeptStream:
         self.folder = folder
         self.waiter = waiter
         self.fingerprint = fingerprint
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._reader = Reader()
         self._file: LoadedFile | None = None
         self._status: os.stat_result | None = None

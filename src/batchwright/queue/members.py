@@ -89,7 +89,7 @@ class Member:
 
     def __init__(self, who: Path, role: str, lease_seconds: float, **facts: Any) -> None:
         pid = os.getpid()
-        self.facts = Facts(
+        self.facts: Facts = Facts(
             id=f"{role}-{pid}-{secrets.token_hex(4)}",
             role=role,
             pid=pid,
@@ -99,8 +99,8 @@ class Member:
             lease_seconds=lease_seconds,
             **facts,
         )
-        self.id = self.facts.id
-        self.path = who / self.id
+        self.id: str = self.facts.id
+        self.path: Path = who / self.id
         self._line = msgspec.json.encode(self.facts) + b"\n"
         self._lock = threading.RLock()  # a collector may let go of a member in the middle of a beat
         self._count = 0

@@ -72,7 +72,11 @@ class DataProviderBase:
         val_batches: int | None = None,
         **config: Any,
     ) -> None:
-        """`max_backlog_files`: no new file is begun while so many of a split wait. `durable`: a power cut loses none.
+        """`data_dir`: the dataset's folder. `batch_size`: rows of a batch; `block_size` and `target_size`: what a row
+        has, for `sample_batch`. `batches_per_file`: batches of a file. `seed`: what batches are drawn from. `verbose`:
+        say more. `config`: all other names of the shared config.
+
+        `max_backlog_files`: no new file is begun while so many of a split wait. `durable`: a power cut loses none.
 
         `val_batches`: so many validation batches, made once and kept; None streams them like training batches.
         `sleep_seconds`: the longest time between two looks for work, where no change wakes it before.
@@ -103,7 +107,7 @@ class DataProviderBase:
                 parameter="rng_framework",
                 remedy='rng_framework = "numpy"',
             )
-        self.data_dir = local_path(data_dir=data_dir)
+        self.data_dir: Path = local_path(data_dir=data_dir)
         self.batch_size = batch_size
         self.block_size = block_size
         self.target_size = target_size
@@ -155,7 +159,7 @@ class DataProviderBase:
         )
 
     def sample_batch(self, split: str, rng: Any) -> Mapping[str, Any]:
-        """One batch: a dict with an array [batch_size, *shape] for each field. Draw from `rng` only."""
+        """One batch of `split`: a dict with an array [batch_size, *shape] for each field. Draw from `rng` only."""
         raise SpecError(
             f"{type(self).__name__} has no sample_batch",
             parameter="sample_batch",
@@ -195,7 +199,7 @@ class DataProviderBase:
         return self._knows
 
     def go_by(self, meta: Meta) -> None:
-        """Make files of a queue that says the same as this provider, in other words."""
+        """Make files of a queue whose `meta` says the same as this provider, in other words."""
         self._knows = meta, fields_of(meta.said)
 
     def num_batches(self, split: str) -> int:
@@ -203,7 +207,8 @@ class DataProviderBase:
         return self.val_batches if split == "val" and self.val_batches else self.batches_per_file
 
     def batches(self, split: str, number: int) -> Iterator[list[NDArray[Any]]]:
-        """The batches of file `number`: arrays in the order of the schema. The same ones whenever it is asked for."""
+        """The batches of file `number` of a `split`: arrays in the order of the schema. The same ones whenever it is
+        asked for."""
         _, fields = self._known()
         rng = self._rng(split, number)
         for index in range(self.num_batches(split)):
@@ -236,7 +241,7 @@ class DataProviderBase:
         *,
         accept_change: bool = False,
     ) -> int:
-        """Make files while they are needed, until `stop`, SIGINT or SIGTERM. Returns how many were made.
+        """Make files of `splits` while they are needed, until `stop`, SIGINT or SIGTERM. Returns how many were made.
 
         `max_files`: end after so many. `accept_change`: go on with a queue that other code, settings, seed or raw files
         began; the change is recorded in its meta. An error of `sample_batch` or `build_meta` ends it, and is raised in

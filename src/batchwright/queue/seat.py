@@ -25,8 +25,8 @@ class Seat:
         self.lease_seconds = lease_seconds
         self.rank = rank
         self.world_size = world_size
-        self.number = 0
-        self.pid = os.getpid()
+        self.number: int = 0
+        self.pid: int = os.getpid()
         self._member: Member | None = None
 
     @property

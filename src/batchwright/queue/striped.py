@@ -61,7 +61,7 @@ class StripedStream:
         self._rank = rank
         self.world_size = world_size
         self.at_once = at_once
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._at: Position | None = None
         """Where the next step begins. None: this rank has not joined the others."""
         self._files: dict[int, LoadedFile] = {}

@@ -27,9 +27,9 @@ class Waiter:
         self.queue = queue
         self.census = census
         self.timeout_seconds = timeout_seconds
-        self.seconds = 0.0
-        self.longest_seconds = 0.0
-        self.is_stopped = False
+        self.seconds: float = 0.0
+        self.longest_seconds: float = 0.0
+        self.is_stopped: bool = False
         self._watches: dict[str, FolderWatch] = {}
 
     def stop(self) -> None:

@@ -185,7 +185,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.begin: Begin | None = None
-        self.cursor = 0
+        self.cursor: int = 0
         """Ordinals below it were issued at least once."""
         self.in_flight: dict[int, Held] = {}
         self.again: list[int] = []
@@ -200,9 +200,9 @@ class Ledger:
         """How often, of those that are not taken or dropped."""
         self.void: dict[int, int] = {}
         """Attempts up to this one no longer count: one of them was answered, and stale."""
-        self.num_stale = 0
-        self.num_late = 0
-        self.num_events = 0
+        self.num_stale: int = 0
+        self.num_late: int = 0
+        self.num_events: int = 0
         self.decided_version: int | None = None
         """The trainer's highest policy version at a decision."""
 

@@ -1,4 +1,4 @@
-"""Rollouts with everything that a batch takes of them: each column aligned with labels, and what a row counts for."""
+"""Rollouts with everything that a batch takes of them: each column aligned with targets, and what a row counts for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, int], Any], NDArray[Any]]
 """(shape, dtype) -> memory of any content."""
 
 IGNORED = -100
-"""The label of what is not learned."""
+"""The target where nothing is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Laid:
     """Some rows one below the other, [rows, width] each."""
 
     input_ids: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    targets: NDArray[np.int64]
     loss_mask: NDArray[np.float32]
     attention_mask: NDArray[np.int64]
     columns: dict[str, NDArray[np.float32]]
@@ -46,14 +46,13 @@ class Laid:
 class RolloutRows:
     """Rows of rollouts, and batches of them: place t of a row has what belongs to the token that place t predicts."""
 
-    def __init__(self, rollouts: Rollouts, estimator: Estimator, *, alignment: str = "next") -> None:
+    def __init__(self, rollouts: Rollouts, estimator: Estimator) -> None:
         self.rollouts = rollouts
-        self.method = estimator.method(rollouts)
+        self.method: str | None = estimator.method(rollouts)
         self.whitening: Dialect | None = estimator.dialect if estimator.whitens(self.method) else None
         """By whose rules advantages are whitened over a global batch; None: they are not."""
         estimate = estimator(rollouts)
-        self.lengths = rollouts.lengths()
-        self._shift = int(alignment == "next")
+        self.lengths: NDArray[np.int64] = rollouts.lengths()
         self._trained = rollouts.trained
         begins = rollouts.starts[:-1]
         if self._trained[begins].any():
@@ -61,9 +60,9 @@ class RolloutRows:
             self._trained[begins] = False  # nothing comes before it that could predict it
         # As numbers of 32 bits: of flags, NumPy sums 64 bits three times as slowly.
         counts = np.add.reduceat(self._trained.view(np.uint8), begins, dtype=np.int32)
-        self.trained_tokens = counts.astype(np.int64)
+        self.trained_tokens: NDArray[np.int64] = counts.astype(np.int64)
         """Learned tokens of each row."""
-        self._last_place = last_trained(rollouts) - begins - self._shift
+        self._last_place = last_trained(rollouts) - begins - 1
         columns = {
             "rewards": estimate.rewards,
             "advantages": estimate.advantages,
@@ -88,7 +87,7 @@ class RolloutRows:
         shape = (len(rows), width)
         spans = list(zip(starts.tolist(), (starts + lengths).tolist(), offsets.tolist(), strict=True))
 
-        def copied(flat: NDArray[Any], out: NDArray[Any], shift: int = self._shift) -> NDArray[Any]:
+        def copied(flat: NDArray[Any], out: NDArray[Any], shift: int = 1) -> NDArray[Any]:
             """What place t predicts: the token that comes after it. Nothing is written elsewhere."""
             for row, (start, stop, offset) in enumerate(spans):
                 out[row, offset : offset + stop - start - shift] = flat[start + shift : stop]
@@ -105,9 +104,9 @@ class RolloutRows:
             is_real &= place >= offsets.astype(np.int32)[:, None]
         attention[:] = is_real
         is_ignored = loss == 0
-        labels = allocate(shape, np.int64)
-        labels[:, : width - self._shift] = tokens[:, self._shift :]
-        np.copyto(labels, IGNORED, where=is_ignored)
+        targets = allocate(shape, np.int64)
+        targets[:, : width - 1] = tokens[:, 1:]
+        np.copyto(targets, IGNORED, where=is_ignored)
         columns = {}
         for name, column in self._columns.items():
             out = columns[name] = allocate(shape, np.float32)
@@ -121,7 +120,7 @@ class RolloutRows:
             else:
                 np.multiply(loss, column[rows][:, None], out=out)
                 out += 0  # of what is negative, the others are -0
-        return Laid(tokens, labels, loss, attention, columns)
+        return Laid(tokens, targets, loss, attention, columns)
 
     def num_groups(self, rows: NDArray[np.int64]) -> int | None:
         """How many groups some rows are of."""

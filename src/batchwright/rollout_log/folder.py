@@ -61,7 +61,7 @@ class LogFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ledger_path = path / LEDGER_NAME
+        self.ledger_path: Path = path / LEDGER_NAME
         self.writer: str | None = None
         """The name of this process in the ledger, once it has one."""
         self._ledger: Journal | None = None

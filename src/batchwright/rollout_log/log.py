@@ -18,7 +18,7 @@ from types import EllipsisType, TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import BusyError, PlanError, RowIndexError, SampleError, SpecError, StoreError
 from batchwright.journal import Record
@@ -29,10 +29,11 @@ from batchwright.rollout_log.folder import LogFolder, Place
 from batchwright.rollout_log.prompts import Job, Prompts, read_prompts, rows_of
 from batchwright.rollout_log.uses import Uses
 from batchwright.spec import at_least, local_path, one_of, whole_number
+from batchwright.typing import Data
 
 __all__ = ["RolloutLog"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class RolloutLog:
@@ -54,7 +55,7 @@ class RolloutLog:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        prompts: Any = None,
+        prompts: Data | None = None,
         *,
         group_size: int | None = None,
         seed: int | None = None,
@@ -72,11 +73,11 @@ class RolloutLog:
         vocab_size: int | None = None,
         read_only: bool = False,
     ) -> None:
-        """What fixes the stream, of a new log:
+        """`path` is the log's folder. What fixes the stream, of a new log:
 
-        `prompts`, any source, of which `prompt_column` is asked; `group_size` responses to each; `seed` and `shuffle`
-        for their order; `epochs` over them (1; None never ends); `samples_per_insert`, how often the trainer uses each
-        group, in passes over rounds of `round_groups`.
+        `prompts`, any source (of a `format`), of which `prompt_column` is asked; `group_size` responses to each; `seed`
+        and `shuffle` for their order; `epochs` over them (1; None never ends); `samples_per_insert`, how often the
+        trainer uses each group, in passes over rounds of `round_groups`.
 
         What this process does:
 
@@ -86,14 +87,14 @@ class RolloutLog:
         below; `read_only` for looking.
         """
         asked = _asked(group_size, seed, shuffle, epochs, samples_per_insert, round_groups)
-        self.lease_seconds = _seconds(lease_seconds=lease_seconds)
-        self.max_attempts = at_least(1, max_attempts=max_attempts)
-        self.on_stuck = one_of(("raise", "drop"), on_stuck=on_stuck)
-        self.ahead = None if ahead is None else at_least(1, ahead=ahead)
-        self.stale = one_of(("reissue", "drop"), stale=stale)
-        self.vocab_size = None if vocab_size is None else at_least(1, vocab_size=vocab_size)
-        self.read_only = bool(read_only)
-        self.path = local_path(path=path)
+        self.lease_seconds: float = _seconds(lease_seconds=lease_seconds)
+        self.max_attempts: int = at_least(1, max_attempts=max_attempts)
+        self.on_stuck: str = one_of(("raise", "drop"), on_stuck=on_stuck)
+        self.ahead: int | None = None if ahead is None else at_least(1, ahead=ahead)
+        self.stale: str = one_of(("reissue", "drop"), stale=stale)
+        self.vocab_size: int | None = None if vocab_size is None else at_least(1, vocab_size=vocab_size)
+        self.read_only: bool = bool(read_only)
+        self.path: Path = local_path(path=path)
         self._prompts: Prompts | None = None
         if prompts is not None:
             self._prompts = read_prompts(prompts, prompt_column, format, self.vocab_size)
@@ -255,7 +256,8 @@ class RolloutLog:
     # Generators
 
     def next_prompts(self, num_prompts: int, timeout: float = 0.0) -> list[Job]:
-        """Lease up to so many prompts: first those that must be issued again, lowest ordinal first; then fresh ones.
+        """Lease up to `num_prompts` prompts: first those that must be issued again, lowest ordinal first; then fresh
+        ones.
 
         Waits until there is one, `timeout` seconds at most. [] means that there is none now: `is_over` says whether
         there may be one later.
@@ -350,7 +352,10 @@ class RolloutLog:
         values: Sequence[Any] | None = None,
         response_mask: Sequence[Any] | None = None,
     ) -> bool:
-        """The whole group that answers a job. True: it counts, and is on disk.
+        """The whole group that answers a job: its `responses` and their `rewards`. True: it counts, and is on disk.
+
+        `policy_version` made the group. `old_log_probs`, `ref_log_probs`, `values` and `response_mask` have a number
+        for each token of each response.
 
         False where the prompt was answered meanwhile: the first answer counts, and this one is only counted as late.
         """
@@ -456,7 +461,8 @@ class RolloutLog:
         return found
 
     def give_back(self, job: Job, reason: str = "") -> None:
-        """End a lease now: the prompt is issued again. Nothing happens where it ended already."""
+        """End the lease of `job` now, on record with a `reason`: the prompt is issued again. Nothing happens where it
+        ended already."""
         self._check_job(job)
         with self._locked_thread():
             writer = self._writer()
@@ -467,7 +473,8 @@ class RolloutLog:
             self._forget(job)
 
     def drop(self, ordinal: int, reason: str = "") -> None:
-        """Leave a prompt out, on record: it is not issued again, and an answer that waits is not used."""
+        """Leave the prompt `ordinal` out, on record with a `reason`: it is not issued again, and an answer that waits
+        is not used."""
         number = whole_number(ordinal=ordinal)
         with self._locked_thread():
             writer = self._writer()
@@ -610,7 +617,7 @@ class RolloutLog:
                 )
             return self._uses.at(np.arange(first, last), self._last_group)
 
-    def groups_at(self, uses: Any) -> list[Group]:
+    def groups_at(self, uses: ArrayLike) -> list[Group]:
         """The groups of some uses, by their numbers. Each is read once."""
         numbers = np.asarray(uses, np.int64)
         if not numbers.size:
@@ -630,7 +637,10 @@ class RolloutLog:
         max_staleness: int | None = None,
         timeout: float = 0.0,
     ) -> int:
-        """`take` as many groups as uses [0, last_use) are of. Returns how many uses are known then."""
+        """`take` as many groups as uses [0, last_use) are of. Returns how many uses are known then.
+
+        `policy_version`, `max_staleness` and `timeout` are those of `take`.
+        """
         needed = self.groups_needed(last_use)
         self.take(needed, policy_version=policy_version, max_staleness=max_staleness, timeout=timeout)
         return self._num_uses

@@ -66,7 +66,7 @@ class Prompts:
         self._rows, self.column = rows, column
         for number, row in enumerate(rows):
             _check(number, row, column, vocab_size)
-        self.fingerprint = _named(rows, column)
+        self.fingerprint: str = _named(rows, column)
 
     def __len__(self) -> int:
         return len(self._rows)

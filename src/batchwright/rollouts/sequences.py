@@ -59,7 +59,7 @@ class Encoder:
     """A tokenizer that is asked for only when there is text, and encodes each text once."""
 
     def __init__(self, tokenizer: Any, chat_template: Any, vocab_size: int | None) -> None:
-        self.tokenizer = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
+        self.tokenizer: Any | None = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         if isinstance(self.tokenizer, CharsTokenizer) and self.tokenizer.chars is None:
             raise TokenizerError(
                 "a vocabulary of characters is made from text, and rollouts need theirs before",

@@ -67,7 +67,7 @@ class ArrowShard:
             self._starts.append(self._starts[-1] + batch.num_rows)
             held = [buffer for buffer in batch.column(0).buffers() if buffer is not None and buffer.size]
             self._is_mapped &= all(begin <= buffer.address < end for buffer in held)
-        self.rows = self._starts[-1]
+        self.rows: int = self._starts[-1]
         if self._is_file and self._file([]).num_record_batches != len(self._starts) - 1:
             raise self._damaged(f"{len(self._starts) - 1:,} record batches, its end says another number")
         if not self._is_file and begins.startswith(_MESSAGE) and self._map[source.tell() - 8 : source.tell()] != _END:
@@ -82,7 +82,7 @@ class ArrowShard:
         biggest = int(max(np.diff(self._starts), default=0))
         # Of compressed batches: the one that is decoded, its bytes in the file, and the one before, of which the caller
         # still has the last chunk.
-        self.decode_bytes = 2 * _HELD_BYTES + (0 if self._is_mapped else 3 * biggest * row_bytes(self.schema))
+        self.decode_bytes: int = 2 * _HELD_BYTES + (0 if self._is_mapped else 3 * biggest * row_bytes(self.schema))
 
     def _file(self, numbers: list[int]) -> Any:
         return pa.ipc.open_file(pa.BufferReader(self._buffer), options=_only(numbers))

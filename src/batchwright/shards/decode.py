@@ -54,7 +54,7 @@ class Decoded:
         self.keys: set[str] | None = None
         """Of every row; not looked at where the columns are named."""
         self.blocks: dict[str, list[NDArray[Any]]] = {}
-        self.starts = [0]
+        self.starts: list[int] = [0]
         self.schema: Schema = {}
 
     def add(self, rows: list[Row]) -> None:

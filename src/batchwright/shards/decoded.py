@@ -51,7 +51,7 @@ class DecodedShard:
         except BaseException:
             self.close()
             raise
-        self.decode_bytes = max(expected_bytes(path, kind), CHILD_BYTES + self.rows * row_bytes(self.schema))
+        self.decode_bytes: int = max(expected_bytes(path, kind), CHILD_BYTES + self.rows * row_bytes(self.schema))
 
     def _ask(self, *question: Any) -> Any:
         try:

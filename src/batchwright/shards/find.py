@@ -23,7 +23,7 @@ from batchwright.spec import local_path, whole_number
 
 __all__ = ["ShardFile", "ShardSplit", "discover_and_split_multiple_data", "find_shards", "shard_sequence", "shards_in"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 _SHOWN = 5
 """Names that an error lists."""
@@ -337,12 +337,13 @@ def discover_and_split_multiple_data(
     random_seed: int = 0,
 ) -> ShardSplit:
     """Keep whole shards of each directory for validation: `validation_split=0.1` keeps about a tenth of each.
+    `shard_ranges` says which shards of each directory there are: "0-99", or "all".
 
     A directory of n shards gives round(n * validation_split), and keeps at least one for training; where all come to
-    none, the largest directory gives one. Which ones follows from the seed, the place of the directory in `data_dirs`
-    and the numbers of its shards, not from paths: data that is moved is split as before. Where shards are added later,
-    at most as many old ones change sides as were added (as long as `validation_split` itself comes to a shard); the
-    ranges of a split that must not change at all are for keeping.
+    none, the largest directory gives one. Which ones follows from `random_seed`, the place of the directory in
+    `data_dirs` and the numbers of its shards, not from paths: data that is moved is split as before. Where shards are
+    added later, at most as many old ones change sides as were added (as long as `validation_split` itself comes to a
+    shard); the ranges of a split that must not change at all are for keeping.
     """
     share, seed = _checked_split(validation_split), whole_number(random_seed=random_seed)
     found = find_shards(data_dirs, shard_ranges)

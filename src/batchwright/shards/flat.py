@@ -50,7 +50,7 @@ class RowReader:
     def __init__(self, fill: Fill, dtype: np.dtype[Any], shape: tuple[int, ...], rows: int, most_rows: int) -> None:
         """`dtype`: as stored. `most_rows`: of one call."""
         self.fill, self.dtype, self.shape, self.rows = fill, dtype, shape, rows
-        self.row_bytes = dtype.itemsize * math.prod(shape)
+        self.row_bytes: int = dtype.itemsize * math.prod(shape)
         self._most = min(rows, most_rows)
         self._out: NDArray[np.uint8] | None = None
         self._scratch: NDArray[np.uint8] | None = None

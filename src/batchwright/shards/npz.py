@@ -86,12 +86,12 @@ class NpzShard:
         except BaseException:
             self.close()
             raise
-        self.rows = rows_of({name: member.rows for name, member in self._members.items()}, file=path)
+        self.rows: int = rows_of({name: member.rows for name, member in self._members.items()}, file=path)
         self.schema: Schema = sorted_schema(
             {name: Column(member.dtype.newbyteorder("="), member.shape) for name, member in self._members.items()}
         )
         whole = sum(member.num_bytes for member in self._members.values() if member.is_fortran)
-        self.decode_bytes = whole + 2 * SCRATCH_BYTES * len(self._members)
+        self.decode_bytes: int = whole + 2 * SCRATCH_BYTES * len(self._members)
 
     def _open_members(self, columns: Sequence[str] | None) -> dict[str, _Member]:
         infos = self._archive.infolist()

@@ -62,7 +62,7 @@ class ParquetShard:
         # Of row groups only these two are asked: pyarrow ends the process when it finds damage in what they say of
         # their columns.
         biggest = max((group.total_byte_size for group in groups), default=0)
-        self.decode_bytes = 2 * _BATCH_BYTES + min(_PAGE_BYTES * metadata.num_columns, 2 * max(biggest, 0))
+        self.decode_bytes: Any = 2 * _BATCH_BYTES + min(_PAGE_BYTES * metadata.num_columns, 2 * max(biggest, 0))
 
     def _column(self, field: Any) -> Column:
         def first_row() -> Any:

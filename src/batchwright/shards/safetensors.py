@@ -113,9 +113,9 @@ class SafetensorsShard:
             found[name] = Column(dtype.newbyteorder("="), check_shape(shape[1:], file=self.path, column=name))
             rows[name] = shape[0]
             self._places[name] = (data_offset + begin, dtype)
-        self.rows = rows_of(rows, file=self.path)
+        self.rows: int = rows_of(rows, file=self.path)
         self.schema: Schema = sorted_schema(found)
-        self.decode_bytes = 2 * SCRATCH_BYTES * len(found)
+        self.decode_bytes: int = 2 * SCRATCH_BYTES * len(found)
 
     def _damaged(self, reason: str, column: str | None = None) -> SourceError:
         return SourceError(

@@ -156,7 +156,8 @@ def register_format(
     by_file: bool = False,
     version: str | None = None,
 ) -> Callable[[F], F]:
-    """Make a function a format: of an open stream, of a line (`by_line`), or of a path (`by_file`).
+    """Make a function the format `name` of files with these `extensions`: of an open stream, of a line (`by_line`), or
+    of a path (`by_file`).
 
     A ValueError that it raises means: this row is malformed, and why. It is given what it asks for by the names of
     keyword-only parameters: `columns`, the names of the columns that are needed (None: all; for a path 'a.b' both that

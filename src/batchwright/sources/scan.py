@@ -55,7 +55,7 @@ class TokenScan:
         self.file, self.vocab_size, self.eos, self.eos_first = file, vocab_size, eos, eos_first
         self.content_hash, self.modified_ns = "", 0
         """Of the whole file. Known when all ranges were taken."""
-        self.begins_with_eos = False
+        self.begins_with_eos: bool = False
         self._advance = advance
         self._digest, self._hashed_bytes = xxhash.xxh3_128(), 0
         self._buffer = bytearray(_READ_BYTES)

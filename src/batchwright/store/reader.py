@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import SpecError, StoreError
 from batchwright.files import inside, shared
@@ -22,7 +22,7 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> Store:
-    """Open a store at its current version (or at an older one that is still there).
+    """Open the store in the folder `path`, at its current version (or at an older one that is still there).
 
     Opening checks that every shard exists and has its size and its footer (of the first 4,096 shards; those of a larger
     store are checked when touched). `verify=True` also reads everything and checks the hashes. The version stays
@@ -34,12 +34,15 @@ def open_store(path: str | os.PathLike[str], *, version: str | None = None, veri
 
 
 class Store:
-    """A complete version of a store. See `open_store`."""
+    """A complete version of a store. `path`, `version` and `verify` are those of `open_store`."""
+
+    version: str
+    manifest: Manifest
 
     def __init__(self, path: str | os.PathLike[str], *, version: str | None = None, verify: bool = False) -> None:
-        self.path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
+        self.path: Path = Path(os.path.abspath(local_path(path=path)))  # it stays open when the process changes folder
         self.version, in_use, self.manifest = _take(self.path, version)
-        self.folder = version_folder(self.path, self.version)
+        self.folder: Path = version_folder(self.path, self.version)
         weakref.finalize(self, os.close, in_use)
         self._streams: dict[tuple[str, str], TokenStream] = {}
         self._shards: dict[str, Any] | None = None
@@ -117,7 +120,7 @@ class Store:
         return (self[i] for i in range(len(self)))
 
     def tokens(self, index: int) -> NDArray[Any]:
-        """The tokens of one document: read-only, without a copy."""
+        """The tokens of document `index`: read-only, without a copy."""
         return self[index].tokens
 
     def stream(self, source: str, split: str = "train") -> TokenStream:
@@ -162,7 +165,8 @@ class Store:
         return AdoptedRange(self.adopted[int(self.shards["data_file"][row])], int(self.shards["data_offset"][row]))
 
     def check_shard(self, row: int) -> None:
-        """See that a shard is there, without mapping it: exists, has its size and its footer; adopted: is unchanged."""
+        """See that the shard in `row` of the table is there, without mapping it: exists, has its size and its footer;
+        adopted: is unchanged."""
         MappedShard.check(self.shard_path(row), int(self.shards["num_bytes"][row]), self.manifest.repair)
         adopted = self._adopted_range(row)
         if adopted is not None:
@@ -237,7 +241,7 @@ class Store:
             self._tokenizer = load_tokenizer(self.folder / "tokenizer.json")
         return self._tokenizer
 
-    def decode(self, tokens: Any) -> str | None:
+    def decode(self, tokens: ArrayLike) -> str | None:
         """Text of some tokens; None where the tokenizer cannot decode."""
         text: str | None = self.tokenizer.decode(tokens)
         return text

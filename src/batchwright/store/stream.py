@@ -97,12 +97,12 @@ class MappedShard:
             )
         if adopted is not None:
             self._map, self.tokens = adopted.map(num_tokens, dtype)
-        self.address = self.tokens.ctypes.data
+        self.address: int = self.tokens.ctypes.data
         self._in_map = self.address - np.frombuffer(self._map, np.uint8).ctypes.data
         """Where in the map the tokens start."""
-        self.data_path = path if adopted is None else adopted.file.find()
+        self.data_path: Path = path if adopted is None else adopted.file.find()
         """The file that holds the tokens."""
-        self.data_start = self._in_map if adopted is None else adopted.start
+        self.data_start: int = self._in_map if adopted is None else adopted.start
         """Where in that file they start."""
 
     def unmap(self, first: int, last: int) -> None:
@@ -149,20 +149,25 @@ class TokenStream:
     """
 
     def __init__(self, store: Store, info: StreamInfo) -> None:
-        self.store, self.info = store, info
-        self.name, self.split = info.source, info.split
-        self.num_tokens, self.num_documents = info.num_tokens, info.num_documents
-        self.fingerprint = info.fingerprint
-        self.dtype = np.dtype(store.manifest.dtype_of(info))
+        self.store: Store = store
+        self.info: StreamInfo = info
+        self.name: str = info.source
+        self.split: str = info.split
+        self.num_tokens: int = info.num_tokens
+        self.num_documents: int = info.num_documents
+        self.fingerprint: str = info.fingerprint
+        self.dtype: np.dtype[Any] = np.dtype(store.manifest.dtype_of(info))
         shards = store.shards
         which = np.flatnonzero(shards["stream"] == store.manifest.streams.index(info))
         self._rows = which
         """Where its shards are in the store's table of shards."""
-        self.shard_documents = shards["num_documents"][which]
-        self.shard_tokens = shards["num_tokens"][which]
-        self.token_starts = np.concatenate([[0], np.cumsum(self.shard_tokens)]).astype(np.int64)
-        self.document_starts = np.concatenate([[0], np.cumsum(self.shard_documents)]).astype(np.int64)
-        self.address = np.zeros(len(which), np.int64)
+        self.shard_documents: Any = shards["num_documents"][which]
+        self.shard_tokens: Any = shards["num_tokens"][which]
+        self.token_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_tokens)]).astype(np.int64)
+        self.document_starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(self.shard_documents)]).astype(
+            np.int64
+        )
+        self.address: NDArray[np.int64] = np.zeros(len(which), np.int64)
         """Where each mapped shard's tokens lie in memory; 0 for a shard that is not mapped."""
         self._mapped: dict[int, MappedShard] = {}
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ from batchwright.store.layout import Manifest, current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "list_versions", "plans_by_version"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,6 +31,7 @@ from batchwright.spec import at_least, one_of, whole_number
 from batchwright.streaming.raw import recipe_of
 from batchwright.streaming.rows import Chunk, Document, RawDocuments, RawPlan, RawRows, first_rows
 from batchwright.types import TrainingBatch
+from batchwright.typing import Framework
 
 __all__ = ["StreamingPretrainDataLoader"]
 
@@ -191,7 +192,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
-        framework: str | None = None,
+        framework: Framework | None = None,
         shuffle: str | bool | None = None,
         shuffle_rows: int | None = None,
         epochs: int | None = 1,
@@ -200,7 +201,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
         position_ids: bool = False,
         segment_ids: bool = False,
         border_loss: bool = True,
-        alignment: str = "next",
         uneven: bool = False,
         sharding: Any = "contiguous",
         prefetch: int | None = None,
@@ -250,7 +250,7 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             epoch_end=one_of(("drop", "short", "pad"), epoch_end="drop" if epoch_end is None else epoch_end),
             order_version=ORDER_VERSION,
         )
-        self.documents = RawDocuments(work)
+        self.documents: RawDocuments = RawDocuments(work)
         self._fields = Fields(position_ids=position_ids, segment_ids=segment_ids, border_loss=border_loss)
         self._cursor = _Cursor()
         DataLoader.__init__(
@@ -263,7 +263,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             framework=framework,
             uneven=uneven,
             sharding=sharding,
-            alignment=alignment,
             prefetch=_AHEAD_STEPS if prefetch is None else prefetch,
         )
 
@@ -274,7 +273,6 @@ class StreamingPretrainDataLoader(PretrainDataLoader):
             cut=self._cut_by_count(rows),
             share=self._share,
             end=self._end,
-            alignment=self.alignment,
             adapt=self._adapt,
             pool=self._pool,
             prefetch=self.prefetch,

@@ -16,10 +16,11 @@ from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.tokenize import tokenize
 from batchwright.spec import local_path
 from batchwright.store.reader import Store
+from batchwright.typing import OnError
 
 __all__ = ["bake_conversations_to_cache", "bake_to_cache", "recipe_of"]
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 def recipe_of(
@@ -67,13 +68,13 @@ def recipe_of(
         raise TokenizerError(error.headline, **error.where, remedy=remedy) from None
 
 
-def bake_conversations_to_cache(path: Any, step: Chat, on_error: str, holdout: float | None = None) -> Store:
+def bake_conversations_to_cache(path: Any, step: Chat, on_error: OnError, holdout: float | None = None) -> Store:
     """The store of some conversations, as `bake_to_cache` has it."""
     recipe = DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
     return bake_to_cache(recipe if holdout is None else recipe.holdout(holdout), on_error)
 
 
-def bake_to_cache(recipe: DatasetRecipe, on_error: str) -> Store:
+def bake_to_cache(recipe: DatasetRecipe, on_error: OnError) -> Store:
     """The store of some raw files, baked once, and again when they change; found by where they lie and the recipe.
 
     Lies under $BATCHWRIGHT_HOME. Ranks that open it at the same time wait for the one that bakes.

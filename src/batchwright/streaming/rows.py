@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchwright.assemble.feed import Place, Taken, WindowFeed
-from batchwright.baking.unit import UnitReport, encode_located, texts_of
+from batchwright.baking.unit import Job, UnitReport, encode_located, texts_of
 from batchwright.baking.work import Work
 from batchwright.errors import PlanError
 from batchwright.order.permute import permutation
@@ -78,8 +78,8 @@ class RawDocuments:
     """The documents of raw files, tokenised, in order, from any of them on."""
 
     def __init__(self, work: Work) -> None:
-        self.job = work.job
-        self.parts = [
+        self.job: Job = work.job
+        self.parts: list[_Part] = [
             _Part(work.file_of(span).name, span.start, Unit((span,), unit.num_bytes))
             for unit in work.units
             for span in unit.spans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Any
 
@@ -22,13 +23,15 @@ class AddedTokens:
     """Finds the added tokens of a tokenizer. Of names that overlap, the first counts, and of these the longest."""
 
     def __init__(self, added: dict[int, Any]) -> None:
-        self.tokens = {token.content: (number, token) for number, token in added.items() if token.content}
+        self.tokens: dict[Any, tuple[int, Any]] = {
+            token.content: (number, token) for number, token in added.items() if token.content
+        }
         tokens = [token for _, token in self.tokens.values()]
-        self.special = frozenset(token.content for token in tokens if token.special)
-        self.any_special = any_of(self.special)
+        self.special: frozenset[Any] = frozenset(token.content for token in tokens if token.special)
+        self.any_special: re.Pattern[str] | None = any_of(self.special)
         self._any = any_of(token.content for token in tokens)
         # `tokenizers` looks for these one after the other: the second kind after its normalizer.
-        self.others = [
+        self.others: list[re.Pattern[str] | None] = [
             any_of(token.content for token in tokens if not token.special and token.normalized == normalized)
             for normalized in (False, True)
         ]

@@ -48,14 +48,14 @@ class SpanTable:
     """The spans of many conversations, column by column: what is done for each costs more than its numbers."""
 
     def __init__(self, spans: Sequence[Sequence[TextSpan]]) -> None:
-        self.num_spans = np.array([len(some) for some in spans], np.int64)
+        self.num_spans: NDArray[np.int64] = np.array([len(some) for some in spans], np.int64)
         every = list(chain.from_iterable(spans))
-        self.borders = np.array([span[1] for span in every], np.int64)
+        self.borders: NDArray[np.int64] = np.array([span[1] for span in every], np.int64)
         """Where each ends, in characters of its conversation."""
-        self.role = np.array([span[2] for span in every], np.uint8)
-        self.part = np.array([span[3] for span in every], np.uint8)
-        self.turn = np.array([span[4] for span in every], np.int16)
-        self.weight = np.array([span[5] for span in every], np.float32)
+        self.role: NDArray[np.uint8] = np.array([span[2] for span in every], np.uint8)
+        self.part: NDArray[np.uint8] = np.array([span[3] for span in every], np.uint8)
+        self.turn: NDArray[np.int16] = np.array([span[4] for span in every], np.int16)
+        self.weight: NDArray[np.float32] = np.array([span[5] for span in every], np.float32)
 
     @property
     def ranks(self) -> NDArray[np.int64]:

@@ -440,7 +440,7 @@ class Compiled:
             raise SpecError(
                 f"the chat template {name!r} is nested too deeply", template=name, remedy="a simpler template"
             ) from None
-        self.has_generation = any(
+        self.has_generation: bool = any(
             isinstance(node, nodes.Filter) and node.name == _MARK for node in tree.find_all(nodes.Filter)
         )
 

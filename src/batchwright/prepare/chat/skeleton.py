@@ -23,7 +23,7 @@ _CHECKED_EVERY = 64
 """Of the texts that need not be rendered, how many are: a second opinion on blind.py, at little cost."""
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-log = logging.getLogger("batchwright")
+log: logging.Logger = logging.getLogger("batchwright")
 
 
 class _Skeleton(NamedTuple):

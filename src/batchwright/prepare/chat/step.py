@@ -18,6 +18,7 @@ from batchwright.prepare.chat.formats import Layout, layout_of
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from batchwright.spec import at_least
+from batchwright.typing import TokenizerLike
 
 if TYPE_CHECKING:
     from batchwright.prepare.chat.render import ChatTemplate
@@ -29,7 +30,7 @@ CHAT_VERSION = 1
 
 
 def chat(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     template: str | None = None,
     *,
     format: str | None = None,
@@ -39,7 +40,7 @@ def chat(
     keep_newest: int | None = None,
     vocab_size: int | None = None,
 ) -> Chat:
-    """A recipe step that renders each row's conversation by a chat template and encodes it.
+    """A recipe step that renders each row's conversation by a chat template and encodes it with `tokenizer`.
 
     chat("tokenizer.json")                          the tokenizer's own template
     chat("tokenizer.json", "chatml")                a built-in one: chatml llama-3 mistral gemma zephyr qwen plain
@@ -47,7 +48,8 @@ def chat(
 
     `format` is "messages", "sharegpt", "alpaca", "prompt_completion" or "preference"; if not given, the first row
     tells, and all must have it. `columns` and `roles` rename what a row has. `template_args` are variables for the
-    template. `keep_newest` drops the oldest turns of conversations with more tokens than this, until they fit.
+    `template`. `vocab_size` is for a tokenizer that is a function. `keep_newest` drops the oldest turns of
+    conversations with more tokens than this, until they fit.
     """
     from batchwright.prepare.chat.render import find_template  # Jinja, which plain text does not need
 

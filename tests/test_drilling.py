@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.digest import digest_of, digest_steps
-from batchwright.drill import (
+from batchwright.digesting import digest
+from batchwright.drilling import (
     Leg,
     Opening,
     _Crew,
     _RankError,
     _record,
     _what_differs,
+    drill,
     legs_over,
     open_rank,
-    run_drill,
 )
 from batchwright.errors import PlanError, SpecError, WorkerError
 from batchwright.loaders.pretrain import make_plan
@@ -41,7 +41,7 @@ def opened_with(change):
     """
 
     def open_changed(opening):
-        from batchwright.drill import open_rank
+        from batchwright.drilling import open_rank
 
         loader = open_rank(opening)
         if opening.leg.ranks == 2:
@@ -54,9 +54,9 @@ def opened_with(change):
 
 def test_a_plan_that_is_killed_and_restarted_equals_itself(small_store, plan):
     legs = [Leg(ranks=1), Leg(ranks=3, prefetch=2), Leg(ranks=2, workers=2)]
-    report = run_drill(small_store, plan, **SETTINGS | {"steps": 40, "legs": legs})
+    report = drill(small_store, plan, **SETTINGS | {"steps": 40, "legs": legs})
     assert report.ok
-    assert report.digest == digest_of(digest_steps(small_store, plan, 0, 39, batch_size=6))
+    assert report.digest == digest(small_store, plan, 0, 39, batch_size=6)
     one, two, three = report.legs
     assert one.killed_in_step == one.num_steps
     assert two.first_step == one.killed_in_step - one.killed_in_step % 3 == one.num_steps - two.repeated_steps
@@ -68,13 +68,13 @@ def test_the_same_seed_kills_in_the_same_steps(small_store, plan):
     seen = []
     settings = SETTINGS | {"legs": [Leg(ranks=1), Leg(ranks=1)]}
     for _ in range(2):
-        run_drill(small_store, plan, **settings, on_leg=lambda leg: seen.append(leg.killed_in_step))
+        drill(small_store, plan, **settings, on_leg=lambda leg: seen.append(leg.killed_in_step))
     assert seen[:2] == seen[2:]
     assert seen[0] in range(1, 12)
 
 
 def test_a_drill_leaves_no_record_of_a_run(own_store):
-    report = run_drill(own_store, make_plan(bw.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
+    report = drill(own_store, make_plan(bw.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
     assert report.ok
     assert not (own_store / "plans").exists()
 
@@ -83,9 +83,9 @@ def test_a_drill_leaves_no_record_of_a_run(own_store):
 def test_a_drill_goes_over_the_end_of_epochs(small_store, epoch_end):
     plan = make_plan(bw.open_store(small_store), 200, split="train", epoch_end=epoch_end)
     assert plan.epoch_rows < 12 * 6
-    report = run_drill(small_store, plan, **SETTINGS)
+    report = drill(small_store, plan, **SETTINGS)
     assert report.ok
-    assert report.digest == digest_of(digest_steps(small_store, plan, 0, 11, batch_size=6))
+    assert report.digest == digest(small_store, plan, 0, 11, batch_size=6)
 
 
 def changed_tokens(loader, batches, rank):
@@ -96,11 +96,11 @@ def changed_tokens(loader, batches, rank):
         yield batch
 
 
-def changed_labels(loader, batches, rank):
+def changed_targets(loader, batches, rank):
     for batch in batches:
         if loader.step == 10:
-            batch.labels = batch.labels.copy()
-            batch.labels[0, 0] = -100
+            batch.targets = batch.targets.copy()
+            batch.targets[0, 0] = -100
         yield batch
 
 
@@ -116,7 +116,11 @@ def fewer_rows(loader, batches, rank):
         if loader.step == 10:
             facts = batch.metadata
             facts["position"], facts["weight"] = facts["position"][1:], facts["weight"][1:]
-            batch.input_ids, batch.labels, batch.loss_mask = batch.input_ids[1:], batch.labels[1:], batch.loss_mask[1:]
+            batch.input_ids, batch.targets, batch.loss_mask = (
+                batch.input_ids[1:],
+                batch.targets[1:],
+                batch.loss_mask[1:],
+            )
         yield batch
 
 
@@ -131,7 +135,7 @@ def raising(loader, batches, rank):
     ("change", "rank", "what"),
     [
         (changed_tokens, 1, "tokens of row 5 of the batch, and 0 more rows"),
-        (changed_labels, 0, "labels, masks or position of row 0 of the batch"),
+        (changed_targets, 0, "targets, masks or position of row 0 of the batch"),
         (moved_cursor, 1, "the state is {'position': 66"),
         (fewer_rows, 0, "2 rows instead of 3"),
         (raising, 0, "ValueError: the shard is gone"),
@@ -139,7 +143,7 @@ def raising(loader, batches, rank):
 )
 def test_the_first_step_that_differs_is_named(small_store, plan, change, rank, what):
     settings = SETTINGS | {"legs": [Leg(ranks=2)]}
-    report = run_drill(small_store, plan, **settings, open_loader=opened_with(by_value(change)))
+    report = drill(small_store, plan, **settings, open_loader=opened_with(by_value(change)))
     difference = report.first_difference
     assert not report.ok
     assert (difference.step, difference.leg, difference.rank) == (9, 1, rank)
@@ -153,7 +157,7 @@ def by_value(function):
 
 def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, plan):
     def open_lost(opening):
-        from batchwright.drill import open_rank
+        from batchwright.drilling import open_rank
 
         loader = open_rank(opening)
         original = loader.load_state_dict
@@ -164,7 +168,7 @@ def test_a_checkpoint_that_is_resumed_at_another_place_is_found(small_store, pla
         loader.load_state_dict = one_step_late
         return loader
 
-    report = run_drill(small_store, plan, **SETTINGS, open_loader=open_lost)
+    report = drill(small_store, plan, **SETTINGS, open_loader=open_lost)
     assert report.first_difference.step == report.legs[1].first_step
     assert "tokens" in report.first_difference.what
 
@@ -192,23 +196,23 @@ def test_an_uninterrupted_run_that_fails_is_an_error_of_its_own(small_store, pla
         raise ValueError("no such loader")
 
     with refused(WorkerError, "step 0", "ValueError: no such loader", remedy="batchwright verify"):
-        run_drill(small_store, plan, **SETTINGS, open_loader=never)
+        drill(small_store, plan, **SETTINGS, open_loader=never)
 
 
 def test_no_leg_has_more_ranks_than_a_batch_has_rows(small_store, plan):
-    report = run_drill(small_store, plan, **SETTINGS | {"batch_size": 2, "legs": [Leg(ranks=5)]})
+    report = drill(small_store, plan, **SETTINGS | {"batch_size": 2, "legs": [Leg(ranks=5)]})
     assert report.ok
     assert [result.leg.ranks for result in report.legs] == [2]
 
 
 def test_a_plan_that_does_not_say_its_batch_size_asks_for_it(small_store, plan):
     with refused(PlanError, "plan", remedy="batch_size="):
-        run_drill(small_store, plan, steps=12, legs=TWO_LEGS)
+        drill(small_store, plan, steps=12, legs=TWO_LEGS)
 
 
 def test_fewer_steps_than_legs_are_refused(small_store, plan):
     with refused(SpecError, parameter="steps", remedy="steps=2"):
-        run_drill(small_store, plan, **SETTINGS | {"steps": 1})
+        drill(small_store, plan, **SETTINGS | {"steps": 1})
 
 
 def test_the_default_legs_are_every_number_of_ranks_with_every_number_of_workers():
@@ -231,9 +235,9 @@ def packed_plan(store):
 def test_whole_documents_that_are_killed_and_restarted_equal_themselves(store, plan_of, request):
     store = request.getfixturevalue(store)
     plan = plan_of(store)
-    report = run_drill(store, plan, **SETTINGS)
+    report = drill(store, plan, **SETTINGS)
     assert report.ok
-    assert report.digest == digest_of(digest_steps(store, plan, 0, 11, batch_size=6))
+    assert report.digest == digest(store, plan, 0, 11, batch_size=6)
 
 
 def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
@@ -245,8 +249,8 @@ def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
         batch = loader.get_batch()
         assert _what_differs(true, _record(batch, loader, plan), mine) is None
         width = int(batch.attention_mask.sum(axis=1).max())
-        for name in ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "segment_ids"):
-            setattr(batch, name, batch[name][:, :width])
+        for name in ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids"):
+            setattr(batch, name, getattr(batch, name)[:, :width])
         differences.append(_what_differs(true, _record(batch, loader, plan), mine))
     assert [what is None for what in differences].count(True) == 1  # the rank that has the longest row of all
-    assert any("labels, masks or position" in (what or "") for what in differences)
+    assert any("targets, masks or position" in (what or "") for what in differences)

@@ -2,24 +2,24 @@
 
 Each row of the global batch is hashed by itself (xxh3, 64 bits, over its input ids as little-endian int64), and the
 number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes; a
-range cut into other batches has the same number; and options that only change labels or masks do not matter. Rows
+range cut into other batches has the same number; and options that only change targets or masks do not matter. Rows
 that only fill the last batch of an epoch up are left out.
 
 Where rows are made of whole documents (packed text, conversations), what is learned of a row is part of what it is:
-its hash is over input ids, labels and loss mask, where the row has tokens. So how batches are padded does not matter.
+its hash is over input ids, targets and loss mask, where the row has tokens. So how batches are padded does not matter.
 
 Store, plan and steps are enough to compute it, before or after the run:
 
     hashes = [row_hashes(batch.input_ids) for batch in ...]     in a training loop, on one rank
     hashes = [sample_hashes(batch) for batch in ...]            the same, for rows of whole documents
-    combine(hashes) == digest_of(digest_steps("corpus.store", plan, 0, 99))
+    combine(hashes) == digest("corpus.store", plan, 0, 99)
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,10 @@ from batchwright.loaders.planning import open_flow
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.store.reader import Store
+from batchwright.types import TrainingBatch
+from batchwright.typing import PlanLike, StoreLike
 
-__all__ = ["StepDigest", "check_steps", "combine", "digest_of", "digest_steps", "row_hashes", "sample_hashes"]
+__all__ = ["StepDigest", "check_steps", "combine", "digest", "digest_steps", "row_hashes", "sample_hashes"]
 
 _TOKENS_AT_ONCE = 1 << 20
 
@@ -56,22 +57,25 @@ class StepDigest:
         return combine([self.row_hashes])
 
 
-def digest_steps(
-    store: str | os.PathLike[str] | Store, plan: Any, first_step: int, last_step: int, *, batch_size: int | None = None
-) -> Iterator[StepDigest]:
-    """Steps `first_step` to `last_step`, both included, one after another.
+def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None) -> str:
+    """One number for what these steps read: the same on any machine, for any ranks, workers and framework.
 
-    `plan` is a plan, its fingerprint or file, a state, or a loader.
+    digest("corpus.store", plan, 0, 99)   what `batchwright digest` prints for --steps 0-99
+
+    The steps go from `first_step` to `last_step`, both included. `store` is one of the plan's. `plan` is a plan, its
+    fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
     """
+    return combine(step.row_hashes for step in digest_steps(store, plan, first_step, last_step, batch_size=batch_size))
+
+
+def digest_steps(
+    store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None
+) -> Iterator[StepDigest]:
+    """The steps of a `digest`, one after another, each with the hashes of its rows."""
     found = find_plan(store, plan, batch_size=batch_size)
     check_steps(found, first_step, last_step)
     flow = open_flow(streams_for_plan(store, found), found)
     return _hash_tasks(flow, _tasks(found, first_step, last_step), first_step)
-
-
-def digest_of(steps: Iterable[StepDigest]) -> str:
-    """One number for all of these steps."""
-    return combine(step.row_hashes for step in steps)
 
 
 def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
@@ -85,16 +89,17 @@ def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
 
 
 def sample_hashes(batch: Any) -> NDArray[np.uint64]:
-    """A hash for each row of a batch whose rows are whole documents: input ids, labels and loss mask, without padding.
+    """A hash for each row of a batch whose rows are whole documents: input ids, targets and loss mask, without padding.
 
-    `batch` is a loader's (of alignment "next"), or a mapping with these fields and the attention mask. Of a preference
-    pair, both sides have one.
+    `batch` is a loader's, or a mapping with these fields and the attention mask. Of a preference pair, both sides have
+    one.
     """
-    is_real = np.asarray(batch["attention_mask"]) > 0
-    ids, labels = (np.asarray(batch[name]).astype("<i8") for name in ("input_ids", "labels"))
-    loss = np.asarray(batch["loss_mask"]).astype("<f4")
+    get = partial(getattr, batch) if isinstance(batch, TrainingBatch) else batch.__getitem__
+    is_real = np.asarray(get("attention_mask")) > 0
+    ids, targets = (np.asarray(get(name)).astype("<i8") for name in ("input_ids", "targets"))
+    loss = np.asarray(get("loss_mask")).astype("<f4")
     hashes = [
-        xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, labels, loss)))
+        xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, targets, loss)))
         for row, real in enumerate(is_real)
     ]
     return np.array(hashes, np.uint64)
@@ -106,10 +111,10 @@ def combine(parts: Iterable[NDArray[np.uint64]]) -> str:
     >>> combine([row_hashes([[5, 6, 7]]), row_hashes([[5, 6, 8]])]) == combine([row_hashes([[5, 6, 7], [5, 6, 8]])])
     True
     """
-    digest = xxhash.xxh3_64()
+    joined = xxhash.xxh3_64()
     for part in parts:
-        digest.update(np.ascontiguousarray(part, dtype="<u8").data)
-    return digest.hexdigest()
+        joined.update(np.ascontiguousarray(part, dtype="<u8").data)
+    return joined.hexdigest()
 
 
 def check_steps(plan: Plan, first_step: int, last_step: int) -> None:

@@ -3,7 +3,7 @@
 First one process reads the steps without a break. Then the same steps are read again in legs: each leg starts its ranks
 as processes of their own, from the last checkpoint, with another number of ranks and workers than the leg before; at a
 random step all ranks are killed with signal 9, in the middle of what they do, and the next leg begins. Every row that
-any rank of any leg was handed (tokens, labels, masks, position, weight; of whole documents also where each begins) and
+any rank of any leg was handed (tokens, targets, masks, position, weight; of whole documents also where each begins) and
 every state are compared with the uninterrupted run.
 
 Ranks go in step with each other, as the gradient exchange of a training job makes them: a step is over when every rank
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from batchwright.assemble.batch import Fields, Padding
 from batchwright.deliver.ranks import Ranks
-from batchwright.digest import check_steps, combine, row_hashes, sample_hashes
+from batchwright.digesting import check_steps, combine, row_hashes, sample_hashes
 from batchwright.errors import BatchwrightError, WorkerError
 from batchwright.loaders.base import DataLoader
 from batchwright.loaders.planning import open_flow
@@ -40,10 +40,11 @@ from batchwright.processes import Worker
 from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.types import TrainingBatch
+from batchwright.typing import PlanLike, StoreLike
 
-__all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "legs_over", "open_rank", "run_drill"]
+__all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "drill", "legs_over", "open_rank"]
 
-_COMPARED = ("labels", "loss_mask")
+_COMPARED = ("targets", "loss_mask")
 _COMPARED_OF_SAMPLES = (*_COMPARED, "input_ids", "attention_mask", "position_ids", "segment_ids")
 """With padding, which the hashes of samples leave out."""
 _MOST_WAIT_SECONDS = 0.003
@@ -170,9 +171,9 @@ def legs_over(ranks: Sequence[int] = (1, 3, 8), workers: Sequence[int] = (0, 2))
     ]
 
 
-def run_drill(
-    store: str | os.PathLike[str] | Store,
-    plan: Any,
+def drill(
+    store: StoreLike,
+    plan: PlanLike,
     *,
     steps: int = 200,
     first_step: int = 0,
@@ -186,9 +187,12 @@ def run_drill(
 ) -> DrillReport:
     """Read `steps` steps of a plan without a break, then in legs that are killed, and compare.
 
-    `plan` is a plan, its fingerprint or file, a state, or a loader. A leg never has more ranks than a batch has rows.
-    `timeout_seconds` is how long a rank may take to open, or for a step. `on_leg` gets each leg when it is over.
-    `open_loader` runs in the rank's process: give your own to drill a loader that you wrap.
+    `store` is one of the plan's. `plan` is a plan, its fingerprint or file, a state, or a loader; `batch_size` is
+    needed where it has none. The steps begin at `first_step`. `legs` are by default those of `legs_over()`; a
+    checkpoint comes every `checkpoint_every` steps, and `kill_seed` chooses where ranks are killed. A leg never has
+    more ranks than a batch has rows. `timeout_seconds` is how long a rank may take to open, or for a step. `on_leg`
+    gets each leg when it is over. `open_loader` runs in the rank's process: give your own to drill a loader that you
+    wrap.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     stores = {stream.store for stream in streams_for_plan(store, found).values()}
@@ -332,7 +336,7 @@ def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
         return f"{_counted(rows, 'row')} instead of {expected}"
     for name, one, two in (
         ("tokens", true.tokens, record.tokens),
-        ("labels, masks or position", true.rest, record.rest),
+        ("targets, masks or position", true.rest, record.rest),
     ):
         wrong = np.flatnonzero(one[mine] != two[:rows])
         if len(wrong):
@@ -428,7 +432,8 @@ def _epoch_after_epoch(loader: DataLoader) -> Iterator[TrainingBatch]:
 def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
     facts = batch.metadata
     is_samples = _has_samples(plan)
-    fields = [batch[name] for name in (_COMPARED_OF_SAMPLES if is_samples else _COMPARED) if name in batch]
+    names = _COMPARED_OF_SAMPLES if is_samples else _COMPARED
+    fields = [value for name in names if (value := getattr(batch, name)) is not None]
     rest = [
         xxhash.xxh3_64_intdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in row))
         for row in zip(*fields, facts["position"], facts["weight"], strict=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.digest import combine, digest_of, digest_steps, row_hashes, sample_hashes
+from batchwright.digesting import combine, digest, digest_steps, row_hashes, sample_hashes
 from batchwright.errors import PlanError
 from refusals import refused
 
@@ -41,7 +41,7 @@ def test_steps_are_what_a_loader_hands_over(small_store, open_loader):
     assert [step.position for step in steps] == list(range(0, 120, 12))
     for step, hashes in zip(steps, handed, strict=True):
         assert np.array_equal(step.row_hashes, hashes)
-    assert digest_of(steps) == combine(handed)
+    assert combine(step.row_hashes for step in steps) == combine(handed)
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (5, 0), (2, 1)])
@@ -51,29 +51,27 @@ def test_ranks_together_give_the_same_number(small_store, open_loader, ranks, wo
     ]
     parts = zip(*(of_loader(loader, 4) for loader in loaders), strict=True)
     joined = combine(hashes for step in parts for hashes in step)
-    assert joined == digest_of(digest_steps(small_store, loaders[0], 0, 3, batch_size=12))
+    assert joined == digest(small_store, loaders[0], 0, 3, batch_size=12)
 
 
 def test_another_cut_of_the_same_positions_gives_the_same_number(small_store, open_loader):
     plan = open_loader(small_store).plan
-    assert digest_of(digest_steps(small_store, plan, 0, 3, batch_size=12)) == digest_of(
-        digest_steps(small_store, plan, 0, 7, batch_size=6)
-    )
+    assert digest(small_store, plan, 0, 3, batch_size=12) == digest(small_store, plan, 0, 7, batch_size=6)
 
 
-def test_options_that_only_change_labels_do_not_change_the_number(small_store, open_loader):
-    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False, alignment="same")
+def test_options_that_only_change_targets_do_not_change_the_number(small_store, open_loader):
+    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False)
     assert combine(of_loader(plain, 3)) == combine(of_loader(borders, 3))
 
 
 def test_another_seed_gives_another_number(small_store, open_loader):
     one, two = (open_loader(small_store, seed=seed) for seed in (7, 8))
-    assert digest_of(digest_steps(small_store, one, 0, 3)) != digest_of(digest_steps(small_store, two, 0, 3))
+    assert digest(small_store, one, 0, 3) != digest(small_store, two, 0, 3)
 
 
 def test_rows_over_the_border_of_shards_are_those_of_the_loader(sharded_store, open_loader):
     loader = open_loader(sharded_store)
-    assert digest_of(digest_steps(sharded_store, loader, 3, 8)) == combine(of_loader(loader, 9)[3:])
+    assert digest(sharded_store, loader, 3, 8) == combine(of_loader(loader, 9)[3:])
 
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
@@ -85,13 +83,13 @@ def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, ope
     for _ in range(5):
         batch = loader.get_batch()
         handed.append(row_hashes(batch.input_ids[batch.metadata["weight"] > 0]))
-    assert digest_of(digest_steps(small_store, loader, edge - 2, edge + 2)) == combine(handed)
+    assert digest(small_store, loader, edge - 2, edge + 2) == combine(handed)
 
 
 def test_a_second_epoch_of_a_mixture_with_an_end_is_followed(small_store, open_loader):
     loader = open_loader(small_store, weights={"web": 0.5, "code": 0.5}, num_rows=50, epochs=2)
     assert loader.get_num_batches() == 4
-    assert digest_of(digest_steps(small_store, loader, 0, 7)) == combine(of_loader(loader, 8))
+    assert digest(small_store, loader, 0, 7) == combine(of_loader(loader, 8))
 
 
 def test_a_run_that_changed_its_batch_size_is_followed(small_store, open_loader):
@@ -101,16 +99,16 @@ def test_a_run_that_changed_its_batch_size_is_followed(small_store, open_loader)
     state = loader.state_dict()
     steps = list(digest_steps(small_store, state, 0, 6))
     assert [len(step.row_hashes) for step in steps] == [12, 12, 12, 5, 5, 5, 5]
-    assert digest_of(steps) == combine(handed)
+    assert combine(step.row_hashes for step in steps) == combine(handed)
 
 
 def test_many_steps_are_hashed_in_parts_that_join(long_store, monkeypatch):
-    from batchwright import digest
+    from batchwright import digesting
 
     plan = bw.PretrainDataLoader(long_store, chunk_size=64, batch_size=16, framework="numpy").plan
-    at_once = digest_of(digest_steps(long_store, plan, 0, 99))
-    monkeypatch.setattr(digest, "_TOKENS_AT_ONCE", 3000)
-    assert digest_of(digest_steps(long_store, plan, 0, 99)) == at_once
+    at_once = digest(long_store, plan, 0, 99)
+    monkeypatch.setattr(digesting, "_TOKENS_AT_ONCE", 3000)
+    assert digest(long_store, plan, 0, 99) == at_once
 
 
 def test_backward_steps_are_refused_at_once(small_store, open_loader):
@@ -142,12 +140,12 @@ def of_samples(loader, steps):
 )
 def test_conversations_have_the_number_of_what_a_loader_hands_over_however_it_pads(chat_store, given):
     loader = open_talk(chat_store, **given)
-    assert combine(of_samples(loader, 9)) == digest_of(digest_steps(chat_store, loader, 0, 8))
+    assert combine(of_samples(loader, 9)) == digest(chat_store, loader, 0, 8)
 
 
 def test_packed_text_has_the_number_of_what_a_loader_hands_over(small_store, open_loader):
     loader = open_loader(small_store, chunk_size=64, packing="best_fit", epochs=None)
-    assert combine(of_samples(loader, 20)) == digest_of(digest_steps(small_store, loader, 0, 19))
+    assert combine(of_samples(loader, 20)) == digest(small_store, loader, 0, 19)
 
 
 def test_preference_pairs_have_a_hash_for_each_side():
@@ -161,16 +159,14 @@ def test_preference_pairs_have_a_hash_for_each_side():
 def test_ranks_together_give_the_same_number_of_conversations_as_wide_as_their_longest(chat_store):
     loaders = [open_talk(chat_store, rank=rank, world_size=4, uneven=True) for rank in range(4)]
     parts = zip(*(of_samples(loader, 7) for loader in loaders), strict=True)
-    assert combine(hashes for step in parts for hashes in step) == digest_of(
-        digest_steps(chat_store, loaders[0], 0, 6, batch_size=6)
-    )
+    assert combine(hashes for step in parts for hashes in step) == digest(chat_store, loaders[0], 0, 6, batch_size=6)
 
 
 def test_another_mask_over_the_same_tokens_gives_another_number(chat_store):
     one, two = (open_talk(chat_store, end_of_turn=is_learned) for is_learned in (True, False))
     ids = [batch.input_ids for batch in (one.get_batch(), two.get_batch())]
     assert np.array_equal(*ids)
-    assert digest_of(digest_steps(chat_store, one, 0, 3)) != digest_of(digest_steps(chat_store, two, 0, 3))
+    assert digest(chat_store, one, 0, 3) != digest(chat_store, two, 0, 3)
 
 
 def test_tokens_are_counted_without_padding(chat_store):

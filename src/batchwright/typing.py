@@ -1,0 +1,63 @@
+"""What arguments may be, by name. The frameworks are for type checkers alone: nothing here imports one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from numpy.typing import ArrayLike
+
+from batchwright.protocols import Tokenizer
+
+__all__ = ["Balance", "Data", "EpochEnd", "Framework", "OnError", "Packing", "PadTo", "Skip", "Split", "WeightsLike"]
+__all__ += ["Array", "Device", "Mesh", "ProcessGroup"]
+__all__ += ["CorpusLike", "PlanLike", "ShardingLike", "SourceLike", "StoreLike", "Tensor", "TokenizerLike"]
+
+Framework = Literal["numpy", "torch", "jax", "mlx"]
+Split = Literal["train", "val"]
+Packing = Literal["best_fit", "first_fit", "greedy"]
+EpochEnd = Literal["drop", "short", "pad", "wrap"]
+OnError = Literal["raise", "skip"]
+PadTo = Literal["longest", "max_length"] | int | Sequence[int]
+Balance = bool | tuple[float, float]
+"""True, or (a, b): a row of n tokens costs a * n + b * n * n."""
+WeightsLike = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+"""By source; or from each position on."""
+Skip = int | Iterable[int | tuple[int, int]]
+"""A position, (first, last), or several of these."""
+Data = str | os.PathLike[str] | Iterable[Any]
+"""A file, folder or glob; several of them; or rows in memory, or a table."""
+
+if TYPE_CHECKING:
+    import jax
+    import mlx.core
+    import tokenizers
+    import torch
+    from torch.distributed import ProcessGroup as ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh as Mesh
+
+    from batchwright.baking.recipe import DatasetRecipe
+    from batchwright.loaders.base import DataLoader
+    from batchwright.loaders.cursor import CursorLoader
+    from batchwright.order.sharding import Sharding, Strategy
+    from batchwright.plan import Plan
+    from batchwright.prepare.tokenizers import JsonTokenizer
+    from batchwright.store.reader import Store
+
+    Tensor: TypeAlias = torch.Tensor
+    """What a batch holds: of the loader's framework, which is torch in most programs."""
+    Array: TypeAlias = ArrayLike | torch.Tensor | jax.Array | mlx.core.array
+    Device: TypeAlias = str | int | torch.device | jax.Device | jax.sharding.Sharding
+    TokenizerLike: TypeAlias = (
+        str | os.PathLike[str] | Tokenizer | JsonTokenizer | tokenizers.Tokenizer | Callable[[str], Any]
+    )
+    StoreLike: TypeAlias = str | os.PathLike[str] | Store
+    CorpusLike: TypeAlias = StoreLike | Data | DatasetRecipe
+    SourceLike: TypeAlias = StoreLike | DataLoader
+    PlanLike: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, Any] | CursorLoader[Any]
+    """A plan, its fingerprint or file, a state or its file, or a loader."""
+    ShardingLike: TypeAlias = str | Strategy | Sharding
+else:
+    Array = CorpusLike = Device = Mesh = PlanLike = ProcessGroup = ShardingLike = SourceLike = StoreLike = object
+    Tensor = TokenizerLike = object
