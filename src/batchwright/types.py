@@ -237,8 +237,11 @@ class TrainingBatch(MutableMapping[str, Any]):
         """Rows."""
         return int(self.input_ids.shape[0])
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return self is other  # arrays have no answer that is one bool
+
+    def __hash__(self) -> int:
+        return id(self)
 
     # Elsewhere
 

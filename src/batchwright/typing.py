@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from numpy.typing import ArrayLike
 
@@ -29,6 +29,14 @@ Skip = int | Iterable[int | tuple[int, int]]
 Data = str | os.PathLike[str] | Iterable[Any]
 """A file, folder or glob; several of them; or rows in memory, or a table."""
 
+
+class JaxDevice(Protocol):
+    """What jax.devices() lists: type checkers do not know their class."""
+
+    @property
+    def platform(self) -> str: ...
+
+
 if TYPE_CHECKING:
     import jax
     import mlx.core
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
     Tensor: TypeAlias = torch.Tensor
     """What a batch holds: of the loader's framework, which is torch in most programs."""
     Array: TypeAlias = ArrayLike | torch.Tensor | jax.Array | mlx.core.array
-    Device: TypeAlias = str | int | torch.device | jax.Device | jax.sharding.Sharding
+    Device: TypeAlias = str | int | torch.device | JaxDevice | jax.sharding.Sharding
     TokenizerLike: TypeAlias = (
         str | os.PathLike[str] | Tokenizer | JsonTokenizer | tokenizers.Tokenizer | Callable[[str], Any]
     )
