@@ -249,8 +249,9 @@ def test_a_rank_that_pads_to_its_own_longest_row_is_found(chat_store):
         batch = loader.get_batch()
         assert _what_differs(true, _record(batch, loader, plan), mine) is None
         width = int(batch.attention_mask.sum(axis=1).max())
-        for name in ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids"):
-            setattr(batch, name, getattr(batch, name)[:, :width])
+        names = ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids")
+        for name, narrow in [(name, getattr(batch, name)[:, :width]) for name in names]:
+            setattr(batch, name, narrow)
         differences.append(_what_differs(true, _record(batch, loader, plan), mine))
     assert [what is None for what in differences].count(True) == 1  # the rank that has the longest row of all
     assert any("targets, masks or position" in (what or "") for what in differences)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Mapping
 
 import numpy as np
@@ -72,6 +74,14 @@ def test_new_targets_make_new_labels(batch):
     assert (batch.last_targets == -100).all()
 
 
+def test_the_loss_mask_follows_new_targets_and_keeps_weights(batch):
+    batch.loss_mask = np.full((12, 16), 0.5, np.float32)
+    batch.labels = np.where(np.arange(16) < 8, -100, batch.labels)
+    np.testing.assert_array_equal(batch.loss_mask, np.where(batch.targets != -100, 0.5, 0))
+    batch.targets = np.full((12, 16), 3)
+    assert (batch.loss_mask == 0.5).all()
+
+
 def test_new_inputs_leave_labels_and_targets_as_they_were(batch):
     targets = batch.targets.copy()
     batch.input_ids = np.zeros_like(batch.input_ids)  # masked language modelling does this
@@ -89,6 +99,22 @@ def test_a_batch_made_by_hand_needs_tokens_alone():
     assert made.metadata == {}
     with pytest.raises(AttributeError, match="no_such"):
         made.no_such  # noqa: B018
+    with pytest.raises(AttributeError, match="metadata"):
+        made.lables = ids
+    with pytest.raises(TypeError, match="collate_fn=dict"):
+        type(made)({**made})  # what Trainers of Hugging Face do to a mapping
+
+
+@pytest.mark.parametrize("elsewhere", [lambda b: b.to("cpu"), lambda b: pickle.loads(pickle.dumps(b)), copy.copy])
+def test_what_a_batch_shows_is_what_moves(open_loader, small_store, elsewhere):
+    batch = open_loader(small_store, framework="torch").get_batch()
+    batch["labels"][:, :4] = -100  # written in place: targets do not follow, but nothing is undone
+    assert elsewhere(batch).labels.equal(batch.labels)
+    labels = torch.full_like(batch.input_ids, -100)
+    labels[:, 0] = batch.input_ids[:, 0]  # an encoder learns at the first place too
+    batch.labels, batch.input_ids = labels, batch.input_ids.clone()
+    assert elsewhere(batch).labels.equal(labels)
+    assert elsewhere(batch).loss_mask.equal(batch.loss_mask)
 
 
 def test_the_setting_that_said_what_labels_are_aligned_with_is_refused(open_loader, small_store):
@@ -161,6 +187,12 @@ def test_an_item_can_be_replaced_and_not_deleted(batch):
         batch["loss_mask"] = batch.loss_mask
     with pytest.raises(TypeError, match="dict"):
         del batch["labels"]
+
+
+def test_packed_rows_without_position_ids_are_not_mapped(open_loader, small_store):
+    batch = open_loader(small_store, chunk_size=64, packing="best_fit", position_ids=False).get_batch()
+    with refused(SpecError, parameter="position_ids", remedy="position_ids=True"):
+        dict(batch)
 
 
 def test_preference_pairs_are_not_the_input_of_one_model():

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,8 +61,8 @@ def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *,
 
     digest("corpus.store", plan, 0, 99)   what `batchwright digest` prints for --steps 0-99
 
-    The steps go from `first_step` to `last_step`, both included. `store` is one of the plan's. `plan` is a plan, its
-    fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
+    The steps go from `first_step` to `last_step`, both included. `store` is any store that the plan reads.
+    `plan` is a plan, its fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
     """
     return combine(step.row_hashes for step in digest_steps(store, plan, first_step, last_step, batch_size=batch_size))
 
@@ -91,13 +90,11 @@ def row_hashes(input_ids: Any) -> NDArray[np.uint64]:
 def sample_hashes(batch: Any) -> NDArray[np.uint64]:
     """A hash for each row of a batch whose rows are whole documents: input ids, targets and loss mask, without padding.
 
-    `batch` is a loader's, or a mapping with these fields and the attention mask. Of a preference pair, both sides have
-    one.
+    Of a preference pair, both sides have one.
     """
-    get = partial(getattr, batch) if isinstance(batch, TrainingBatch) else batch.__getitem__
-    is_real = np.asarray(get("attention_mask")) > 0
-    ids, targets = (np.asarray(get(name)).astype("<i8") for name in ("input_ids", "targets"))
-    loss = np.asarray(get("loss_mask")).astype("<f4")
+    is_real = np.asarray(batch.attention_mask) > 0
+    ids, targets = (np.asarray(array).astype("<i8") for array in (batch.input_ids, batch.targets))
+    loss = np.asarray(batch.loss_mask).astype("<f4")
     hashes = [
         xxhash.xxh3_64_intdigest(b"".join(field[row, real].tobytes() for field in (ids, targets, loss)))
         for row, real in enumerate(is_real)
@@ -157,7 +154,7 @@ def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDi
     for task in tasks:
         block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         ids = block.tokens[:, :-1]
-        hashes = sample_hashes({**block.extra, "input_ids": ids}) if flow.has_samples else row_hashes(ids)
+        hashes = sample_hashes(TrainingBatch(ids, **block.extra)) if flow.has_samples else row_hashes(ids)
         tokens = block.extra["attention_mask"].sum(axis=1) if "attention_mask" in block.extra else ids.shape[1]
         of_steps = np.broadcast_to(tokens, len(ids)).reshape(task.num_steps, -1).sum(axis=1).tolist()
         for number, of_step in enumerate(np.split(hashes, task.num_steps)):

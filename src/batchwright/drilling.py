@@ -187,12 +187,12 @@ def drill(
 ) -> DrillReport:
     """Read `steps` steps of a plan without a break, then in legs that are killed, and compare.
 
-    `store` is one of the plan's. `plan` is a plan, its fingerprint or file, a state, or a loader; `batch_size` is
-    needed where it has none. The steps begin at `first_step`. `legs` are by default those of `legs_over()`; a
-    checkpoint comes every `checkpoint_every` steps, and `kill_seed` chooses where ranks are killed. A leg never has
-    more ranks than a batch has rows. `timeout_seconds` is how long a rank may take to open, or for a step. `on_leg`
-    gets each leg when it is over. `open_loader` runs in the rank's process: give your own to drill a loader that you
-    wrap.
+    `store` is any store that the plan reads. `plan` is a plan, its fingerprint or file, a state, or a loader;
+    `batch_size` is needed where it has none. The steps begin at `first_step`. `legs` are by default those of
+    `legs_over()`; a checkpoint comes every `checkpoint_every` steps, and `kill_seed` chooses where ranks are killed. A
+    leg never has more ranks than a batch has rows. `timeout_seconds` is how long a rank may take to open, or for a
+    step. `on_leg` gets each leg when it is over. `open_loader` runs in the rank's process: give your own to drill a
+    loader that you wrap.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     stores = {stream.store for stream in streams_for_plan(store, found).values()}

@@ -311,7 +311,7 @@ class Located:
                 begins[row, rows.borders(start, e)] = True
         if not fields.border_loss:
             weight[begins] = 0
-        begins[:, length - 1 :] = False  # a window's last token is only a label: a document that begins there has none
+        begins[:, length - 1 :] = False  # a window's last token is only a target: a document that begins there has none
         count = len(index)
         return Laid(out, weight, begins, np.full(count, length - 1), np.zeros(count, np.int64), widths)
 

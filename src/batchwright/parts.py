@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.errors import SpecError
 from batchwright.spec import at_least
-from batchwright.types import TrainingBatch
+from batchwright.types import TrainingBatch, rebuild
 
 __all__ = ["cut_rows", "parts_of"]
 
@@ -73,5 +73,5 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
             return picked[:, places] if len(shape) > 1 and shape[1] == width else picked
 
         own = {name: cut(value) for name, value in fields.items()}
-        made.append(TrainingBatch(**own, metadata={name: cut(value) for name, value in metadata.items()}))
+        made.append(rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))
     return made

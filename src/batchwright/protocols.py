@@ -31,7 +31,7 @@ class Rows(Protocol):
 
     @property
     def row_tokens(self) -> int:
-        """Tokens that a row trains on. `gather` gives one more: the last label."""
+        """Tokens that a row trains on. `gather` gives one more: the last target."""
         ...
 
     @property

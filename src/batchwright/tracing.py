@@ -44,10 +44,10 @@ def trace(
 ) -> Iterator[TraceRecord]:
     """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
 
-    `store` is one of the plan's. `plan` is a plan, its fingerprint or file, a state, or a loader; `batch_size` is
-    needed where it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the last one is
-    only a label). Ranks are those of the run, where a plan object or a loader says how many there were and who got
-    what; a plan's file and a state do not: give `world_size` and `sharding`.
+    `store` is any store that the plan reads. `plan` is a plan, its fingerprint or file, a state, or a loader;
+    `batch_size` is needed where it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the
+    last one is only a target). Ranks are those of the run, where a plan object or a loader says how many there were and
+    who got what; a plan's file and a state do not: give `world_size` and `sharding`.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     if (step is None) == (position is None):

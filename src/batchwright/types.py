@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, KeysView, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from batchwright.errors import SpecError
-from batchwright.typing import Array, Device, Tensor
+from batchwright.typing import AnyArray, Device, Tensor
 
-__all__ = ["TraceRecord", "TrainingBatch"]
+__all__ = ["TraceRecord", "TrainingBatch", "rebuild"]
 
 _MASKS = ("attention_mask", "loss_mask")
 _OTHERS = ("position_ids", "segment_ids", "cu_seqlens", "max_seqlen")
@@ -37,16 +37,15 @@ class TrainingBatch(MutableMapping[str, Any]):
     labels[t]      belongs to input_ids[t], and the model shifts it. It is -100 where nothing is learned, and at the
                    first token of a row or packed sample.
     targets[t]     is the token that position t must predict; -100 where nothing is learned.
-    loss_mask[t]   is the weight of targets[t]. All other arrays per token (roles, advantages) belong to targets too.
+    loss_mask[t]   is the weight of targets[t]. Arrays per token in metadata (roles, advantages) belong to targets too.
 
-    As a mapping, a batch is what a model of Hugging Face accepts. For packed rows that is position_ids in place of the
-    attention mask, and no cache: transformers then keeps samples apart. A preference pair is not the input of one
-    model: `**batch` raises.
+    As a mapping, a batch is what a model of Hugging Face accepts. Packed rows pass position_ids and use_cache=False,
+    and no attention mask: that is how transformers keeps samples apart. Preference pairs are not the input of one
+    model, and `**batch` raises.
 
     input_ids, attention_mask, labels and targets are int64 [rows, tokens] (int32 in JAX, unless x64 is on); loss_mask
-    is float32. Labels and targets are made when first asked for, and replacing one makes the other anew. Batches share
-    constant masks, and input_ids is a view of the tokens that targets are made of. Do not write into them; assign a
-    changed copy: `batch.labels = mine`.
+    is float32. Labels and targets are computed on first access. Assigning one updates the other, and the loss mask. Do
+    not write into the arrays of a batch, which share memory. Assign a changed copy: `batch.labels = mine`.
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
@@ -70,7 +69,7 @@ class TrainingBatch(MutableMapping[str, Any]):
     last_targets: Tensor
     """The target of each row's last position, [rows], for which labels have no place."""
     if TYPE_CHECKING:
-        targets: Tensor  # made of the others, or they of it: no field of its own
+        targets: Tensor  # not a field: labels and last_targets say the same
     position_ids: Tensor | None = None
     """Positions that start at 0 with every sample."""
     segment_ids: Tensor | None = None
@@ -82,22 +81,30 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     def __init__(
         self,
-        input_ids: Array,
-        attention_mask: Array | None = None,
-        labels: Array | None = None,
-        loss_mask: Array | None = None,
+        input_ids: AnyArray,
+        attention_mask: AnyArray | None = None,
+        labels: AnyArray | None = None,
+        loss_mask: AnyArray | None = None,
         metadata: dict[str, Any] | tuple[Any, ...] | None = None,
         *,
-        targets: Array | None = None,
-        last_targets: Array | None = None,
-        position_ids: Array | None = None,
-        segment_ids: Array | None = None,
-        cu_seqlens: Array | None = None,
+        targets: AnyArray | None = None,
+        last_targets: AnyArray | None = None,
+        position_ids: AnyArray | None = None,
+        segment_ids: AnyArray | None = None,
+        cu_seqlens: AnyArray | None = None,
         max_seqlen: int | None = None,
     ) -> None:
-        """The first five are the fields. `targets`, if given, take the place of `labels`, and `last_targets` completes
-        these. `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
-        `metadata` may be (function, *its arguments)."""
+        """`input_ids`, `attention_mask`, `labels`, `loss_mask` and `metadata` are the fields of every batch.
+
+        Give `labels` or `targets`; `targets` wins. `last_targets` adds the last target of each row to `labels`.
+        `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
+        `metadata` may be (function, *its arguments), to be called on first access.
+        """
+        if type(input_ids) is dict:
+            raise TypeError(
+                "a TrainingBatch is made of arrays, and a library has rebuilt it as a mapping: give that dict(batch), "
+                "for example by collate_fn=dict"
+            )
         own = self.__dict__
         own["input_ids"] = input_ids
         own["_metadata"] = metadata
@@ -106,11 +113,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         if loss_mask is not None:
             own["loss_mask"] = loss_mask
         if targets is not None:
-            own["_targets"] = targets
+            own["targets"] = _contiguous(targets)
         elif labels is not None:
-            own["labels"] = labels
-            if last_targets is not None:
-                own["last_targets"] = last_targets
+            last = _ignored_column(labels) if last_targets is None else last_targets[:, None]
+            own["labels"], own["targets"] = labels, _joined(labels[:, 1:], last)
         if position_ids is not None:
             own["position_ids"] = position_ids
         if segment_ids is not None:
@@ -121,76 +127,77 @@ class TrainingBatch(MutableMapping[str, Any]):
             own["max_seqlen"] = max_seqlen
 
     # Not fields of the dataclass:
-    _block = cast("tuple[Any, int, int] | None", None)
-    """(tokens, first, last): input_ids and targets are views of tokens[first:last], [rows, tokens + 1], so that a
-    device copy moves it once."""
-    _targets = cast("Any", None)
-    """Targets as they were given, perhaps a view with gaps."""
-    _metadata = cast("Any", None)
-    _ones = cast("tuple[str, ...]", ())
-    """Masks of ones that are looked up when they are first asked for, so that a batch that waits in a queue does not
-    hold a mask into which somebody writes meanwhile."""
+    _loss_mask: ClassVar[Any] = None
+    """The loss mask before targets were replaced: it counts where they are learned."""
+    _block: ClassVar[Any] = None
+    """[rows, tokens + 1], of which input_ids is a view and targets are made: a device copy moves it once."""
+    _ones: ClassVar[tuple[str, ...]] = ()
+    """Masks of ones that are looked up on first access, so that a batch that waits in a queue does not hold a mask
+    into which somebody writes meanwhile."""
 
-    # What is made when it is first asked for
+    # What is computed on first access
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Only called for what is not there yet."""
             made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
-            self.__dict__[name] = made
+            if name != "loss_mask" or name in self._ones:  # made of targets, it follows them
+                self.__dict__[name] = made
             return made
 
     def _make(self, name: str) -> Any:
         match name:
             case "labels":
                 targets = self._raw_targets()
-                labels = _joined(_ignored_column(targets), targets[:, :-1])
-                # A padded row may have one more target than tokens: it would stand at the padding.
-                return labels if self._block is not None else labels + (self.attention_mask == 0) * (_IGNORED - labels)
+                return _joined(_ignored_column(targets), targets[:, :-1])
             case "last_targets":
                 return self._raw_targets()[:, -1]
             case "metadata":
-                return self._make_metadata()
+                metadata = self.__dict__["_metadata"] or {}
+                if isinstance(metadata, tuple):
+                    function, *arguments = metadata
+                    metadata = function(*arguments)
+                self.__dict__["_metadata"] = None  # it may hold the memory that a copy was made from
+                return metadata
             case "attention_mask" | "loss_mask" if name in self._ones:
                 return self._adapter().shared_ones(name, self.input_ids)
             case "attention_mask":
                 return self.input_ids * 0 + 1
             case "loss_mask":
-                return _as_floats(self._raw_targets() != _IGNORED)
+                is_learned, weight = self._raw_targets() != _IGNORED, self._loss_mask
+                return _as_floats(is_learned) if weight is None else weight * is_learned
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _raw_targets(self) -> Any:
         """Targets, perhaps as a view with gaps."""
-        own = self.__dict__
         if self._block is not None:
-            tokens, first, last = self._block
-            return tokens[first:last, 1:]
-        if self._targets is not None:
-            return self._targets
-        if "targets" in own:
-            return own["targets"]
-        labels = own.get("labels")
-        if labels is None:
-            return self.input_ids * 0 + _IGNORED
-        last_targets = own.get("last_targets")
-        return _joined(labels[:, 1:], _ignored_column(labels) if last_targets is None else last_targets[:, None])
-
-    def _make_metadata(self) -> dict[str, Any]:
-        metadata = self.__dict__.pop("_metadata", None)
-        if isinstance(metadata, tuple):
-            function, *arguments = metadata
-            metadata = function(*arguments)
-        return {} if metadata is None else metadata
+            return self._block[:, 1:]
+        targets = self.__dict__.get("targets")
+        return self.input_ids * 0 + _IGNORED if targets is None else targets
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
-        if name in ("input_ids", "labels", "last_targets", "targets"):
-            kept = {"targets": (), "labels": ("last_targets",), "last_targets": ("labels",)}.get(name, ("targets",))
-            made = {other: getattr(self, other) for other in kept}
-            for other in ("targets", "_targets", "labels", "last_targets", "_block"):
-                own.pop(other, None)
-            own.update(made)
+        match name:
+            case "labels":
+                targets = _joined(value[:, 1:], self.last_targets[:, None])
+            case "last_targets":
+                targets = _joined(self._raw_targets()[:, :-1], value[:, None])
+            case "targets":
+                targets = value
+            case "input_ids":
+                targets = self.targets
+            case _ if name not in self.__dataclass_fields__:
+                raise AttributeError(f"a TrainingBatch has no {name!r}; metadata[{name!r}] is yours, and moves with it")
+            case _:
+                own[name] = value
+                return
+        own["targets"], own["_block"] = targets, None
+        if name != "input_ids":
+            own.pop("labels", None)
+            own.pop("last_targets", None)
+            own["_ones"] = tuple(mask for mask in self._ones if mask != "loss_mask")
+            own["_loss_mask"] = own.pop("loss_mask", self._loss_mask)
         own[name] = value
 
     # As a mapping: what a model of Hugging Face accepts
@@ -207,12 +214,18 @@ class TrainingBatch(MutableMapping[str, Any]):
         return iter(self._names())
 
     def keys(self) -> KeysView[str]:
-        """Called by `**batch`."""
+        """Called by `**batch` and `dict(batch)`."""
         if "side" in self.metadata:
             raise SpecError(
                 "a batch of preference pairs is not the input of one model: it would learn the rejected answers too",
                 parameter="batch",
                 remedy="use batch.input_ids, batch.targets and batch.loss_mask: chosen and rejected rows alternate",
+            )
+        if self.position_ids is None and (self.segment_ids is not None or self.cu_seqlens is not None):
+            raise SpecError(
+                "a model of Hugging Face would let the samples of a row attend to each other: position_ids are missing",
+                parameter="position_ids",
+                remedy="open the loader with position_ids=True",
             )
         return dict.fromkeys(self).keys()
 
@@ -228,7 +241,7 @@ class TrainingBatch(MutableMapping[str, Any]):
             setattr(self, _BORDERS.get(name, name), value)
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("fields of a batch cannot be deleted; dict(batch) is a mapping of your own")
+        raise TypeError("cannot delete a field of a batch: make a dict(batch), and delete there")
 
     def __contains__(self, name: object) -> bool:
         return name in self._names()
@@ -259,11 +272,11 @@ class TrainingBatch(MutableMapping[str, Any]):
         return self._moved(self._adapter().pinned)
 
     def parts(self, max_tokens: int) -> list[TrainingBatch]:
-        """This batch in smaller ones of at most so many tokens, padding included, for gradient accumulation.
+        """Split this batch into smaller ones of at most `max_tokens` tokens, padding included: gradient accumulation.
 
-        Every row is in one of them, beside rows of like length, and each is as wide as its longest row. What metadata
-        says of the global batch stays as it is: losses that divide by `global_tokens` add up to that of the whole.
-        Call it before `to(device)`: lengths are looked at here.
+        Each row is in exactly one part, beside rows of similar length, and each part is as wide as its longest row.
+        Metadata of the global batch is kept, so losses that divide by `global_tokens` add up to that of the whole
+        batch. Call it before `to(device)`: it reads lengths on the host.
         """
         from batchwright.parts import parts_of
 
@@ -279,9 +292,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         return adapter
 
     def _arrays(self) -> dict[str, Any]:
-        """What this batch is made of, by the names that the constructor takes."""
-        names = ("input_ids", *_MASKS, *_OTHERS)
-        return {name: self.__dict__[name] for name in names if name in self.__dict__} | {"targets": self._raw_targets()}
+        """What this batch is made of, by name: labels too, if somebody may have written into them."""
+        own, names = self.__dict__, ("input_ids", "labels", *_MASKS, *_OTHERS)
+        arrays = {name: own[name] for name in names if name in own} | {"targets": self._raw_targets()}
+        return arrays if self._loss_mask is None else {"loss_mask": self.loss_mask} | arrays
 
     def _constant_masks(self) -> tuple[str, ...]:
         """The masks that are ones for every batch: made again where they are needed, not moved."""
@@ -297,23 +311,22 @@ class TrainingBatch(MutableMapping[str, Any]):
 
         arrays, tokens, ones, metadata = self._parts()
         arrays = {name: moved(value) for name, value in arrays.items()}
-        # Metadata is made now: it would hold the memory copied from.
-        if any(map(_can_move, metadata.values())):
-            metadata = {name: moved(value) for name, value in metadata.items()}
-        return _rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
+        metadata = {name: moved(value) for name, value in metadata.items()}
+        return rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
 
     def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
         """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
         tokens, ones = None, self._constant_masks()  # whoever writes into a mask must not reach other processes
         arrays = {name: value for name, value in self._arrays().items() if name not in ones}
         if self._block is not None:
-            block, first, last = self._block
-            tokens = block[first:last]
+            tokens = self._block
             del arrays["input_ids"], arrays["targets"]
+            if "targets" in self.__dict__:
+                arrays["targets"] = self.targets
         return arrays, tokens, ones, self.metadata
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, self._parts()
+        return rebuild, self._parts()
 
     def __copy__(self) -> TrainingBatch:
         dict(self.items())  # made now, so that both have the same arrays
@@ -334,13 +347,10 @@ class TrainingBatch(MutableMapping[str, Any]):
         return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(names)})"
 
 
-def _rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
-    if tokens is not None:
-        arrays = {"input_ids": tokens[:, :-1]} | arrays
-    batch = TrainingBatch(**arrays, metadata=metadata)
-    batch.__dict__["_ones"] = ones
-    if tokens is not None:
-        batch.__dict__["_block"] = (tokens, 0, len(tokens))
+def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
+    """A batch of what `_parts` gave."""
+    batch = TrainingBatch(arrays["input_ids"] if tokens is None else tokens[:, :-1], metadata=metadata)
+    batch.__dict__.update(arrays, _block=tokens, _ones=ones)
     return batch
 
 

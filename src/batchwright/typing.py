@@ -6,13 +6,34 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from batchwright.protocols import Tokenizer
 
-__all__ = ["Balance", "Data", "EpochEnd", "Framework", "OnError", "Packing", "PadTo", "Skip", "Split", "WeightsLike"]
-__all__ += ["Array", "Device", "Mesh", "ProcessGroup"]
-__all__ += ["CorpusLike", "PlanLike", "ShardingLike", "SourceLike", "StoreLike", "Tensor", "TokenizerLike"]
+__all__ = [
+    "AnyArray",
+    "Array",
+    "Balance",
+    "CorpusLike",
+    "Data",
+    "Device",
+    "EpochEnd",
+    "Framework",
+    "Mesh",
+    "OnError",
+    "Packing",
+    "PadTo",
+    "PlanLike",
+    "ProcessGroup",
+    "ShardingLike",
+    "Skip",
+    "SourceLike",
+    "Split",
+    "StoreLike",
+    "Tensor",
+    "TokenizerLike",
+    "WeightsLike",
+]
 
 Framework = Literal["numpy", "torch", "jax", "mlx"]
 Split = Literal["train", "val"]
@@ -55,7 +76,9 @@ if TYPE_CHECKING:
 
     Tensor: TypeAlias = torch.Tensor
     """What a batch holds: of the loader's framework, which is torch in most programs."""
-    Array: TypeAlias = ArrayLike | torch.Tensor | jax.Array | mlx.core.array
+    AnyArray: TypeAlias = NDArray[Any] | torch.Tensor | jax.Array | mlx.core.array
+    Array: TypeAlias = ArrayLike | AnyArray
+    """What becomes an array: also lists and numbers."""
     Device: TypeAlias = str | int | torch.device | JaxDevice | jax.sharding.Sharding
     TokenizerLike: TypeAlias = (
         str | os.PathLike[str] | Tokenizer | JsonTokenizer | tokenizers.Tokenizer | Callable[[str], Any]
@@ -67,5 +90,7 @@ if TYPE_CHECKING:
     """A plan, its fingerprint or file, a state or its file, or a loader."""
     ShardingLike: TypeAlias = str | Strategy | Sharding
 else:
-    Array = CorpusLike = Device = Mesh = PlanLike = ProcessGroup = ShardingLike = SourceLike = StoreLike = object
+    AnyArray = Array = CorpusLike = Device = Mesh = PlanLike = ProcessGroup = ShardingLike = SourceLike = StoreLike = (
+        object
+    )
     Tensor = TokenizerLike = object

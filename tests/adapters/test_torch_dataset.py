@@ -131,7 +131,7 @@ def test_torch_leaves_a_batch_as_it_is(open_small, values):
     batch = open_small().get_batch()
     converted = default_convert(batch)  # torch copies mappings, and puts its own values into the copy
     assert values(converted) == values(batch)
-    assert converted._block is batch._block
+    assert converted._block is batch._block is not None
     assert type(next(iter(through(open_small(), 0)))) is TrainingBatch
     assert type(next(iter(through(open_small(), 1)))) is TrainingBatch
 

@@ -42,8 +42,9 @@ def test_what_fills_a_row_up_is_not_learned_by_models_that_shift_themselves(stor
     }
     loader = bw.MixedDataLoader(sources, {"code": 1}, pad=7, framework=framework)
     batch = loader.get_batch()
-    assert (np.asarray(batch.labels)[:, 8:] == -100).all()
-    assert (np.asarray(batch.labels)[:, 1:8] == np.asarray(batch.input_ids)[:, 1:8]).all()
+    labels = np.asarray(batch.labels)
+    assert (labels[:, 9:] == -100).all()  # at 8 stands what the row's last token predicts
+    assert (labels[:, 1:8] == np.asarray(batch.input_ids)[:, 1:8]).all()
 
 
 def test_a_rare_source_gets_its_rows_under_weights_that_change_with_every_step(mixed):

@@ -61,7 +61,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
         for name, value in fields.items():
             mask = self._constant.get(id(value))
             fields[name] = made.get(id(value), value) if mask is None else self.ones(mask)
-        return TrainingBatch(metadata=_without_tokens(batch._metadata), **fields)
+        return TrainingBatch(metadata=_without_tokens(batch.__dict__["_metadata"]), **fields)
 
 
 def _without_tokens(metadata: Any) -> Any:

@@ -50,7 +50,7 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
     The run is one pass that is counted in steps: max_steps must be set. A resumed run reads nothing twice, seeks in
     O(1), and accumulates gradients over the edge of an epoch as the uninterrupted one did.
 
-    The model gets `dict(batch)`: of packed rows, what keeps samples apart.
+    The model gets `dict(batch)`, which keeps packed samples apart.
     """
     arguments = trainer.args
     if arguments.max_steps <= 0:

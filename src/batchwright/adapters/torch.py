@@ -363,7 +363,12 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
         # resumes inside an epoch would have drawn once more than one that was not interrupted: other dropout.
         own = torch.Generator(torch.get_default_device()).manual_seed(torch.initial_seed())
         options.setdefault("generator", own)
+        options.setdefault("collate_fn", _as_it_is)  # torch's own would copy each batch, item by item
         return FollowingDataLoader(self, batch_size=None, num_workers=num_workers, **options)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]

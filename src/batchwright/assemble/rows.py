@@ -55,7 +55,7 @@ class RowIndex:
     length: NDArray[np.int32]
     document: Numbers
     goes_on: NDArray[np.uint8]
-    """1 for a piece that fills a row and is not the last of its document: the next token is its last label."""
+    """1 for a piece that fills a row and is not the last of its document: the next token is its last target."""
     counts: dict[str, int] = field(default_factory=dict)
     """What became of documents: how many there are, and of those that are in no row, how many and why."""
 

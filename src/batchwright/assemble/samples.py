@@ -24,11 +24,11 @@ __all__ = ["Laid", "SampleRows", "join_laid"]
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Rows of samples, laid out: [sequences, width + 1] each, aligned with tokens (not with labels)."""
+    """Rows of samples, laid out: [sequences, width + 1] each, aligned with tokens (not with targets)."""
 
     tokens: NDArray[np.int64]
     weight: NDArray[np.float32]
-    """Of each token as something to predict: 0 where it is nothing's label."""
+    """Of each token as something to predict: 0 where it is nothing's target."""
     begins: NDArray[np.bool_]
     """Where a sample begins."""
     length: NDArray[np.int64]
@@ -204,7 +204,7 @@ class SampleRows:
         copy_runs(address, length, self.stream.dtype, out.reshape(-1), at)
         place = np.arange(width)
         end = offset + row_length
-        end[row[length > inputs]] += 1  # a piece that goes on fills its row, and has a label more
+        end[row[length > inputs]] += 1  # a piece that goes on fills its row, and has a target more
         is_token = place < end[:, None]
         if left:
             is_token &= place >= offset[:, None]

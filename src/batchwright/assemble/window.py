@@ -1,4 +1,4 @@
-"""Windows over a token stream: concatenate the documents, cut every row_tokens, give one token more for the last label.
+"""Windows over a token stream: concatenate the documents, cut every row_tokens, add one token for the last target.
 
 Epoch 0 cuts at 0. Later epochs cut at another offset that (seed, source, epoch) fixes, so that documents are not split
 at the same places again; the stream is a ring then, and one row of the epoch runs over its end into its beginning.
@@ -174,7 +174,7 @@ class WindowRows:
         """Rows of an epoch whose window has tokens of [start, stop) of the stream."""
         (offset, tokens), length = self.ring(epoch), self.row_tokens
         found: set[int] = set()
-        # On the ring the epoch's windows cover [offset, offset + num_rows * length], the last token as a label only.
+        # On the ring the epoch's windows cover [offset, offset + num_rows * length], the last token as a target only.
         stop = min(stop, tokens)
         for begin, end in (
             (start - offset, stop - offset),

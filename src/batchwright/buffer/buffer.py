@@ -69,7 +69,7 @@ class DatasetBuffer(Reads):
         left at their defaults are then the folder's. `read_only` looks at it while another process writes.
 
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
-        `seed`: what random choices follow. `schema`: the columns, where they shall not follow from the first rows.
+        `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
         """
         most = None if max_size is None else at_least(1, max_size=max_size)
         settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))

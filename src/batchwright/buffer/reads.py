@@ -251,8 +251,8 @@ class Reads:
     def loader(
         self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
     ) -> RowDataLoader:
-        """Batches of `batch_size` rows, of all as they are now, shuffled by `seed`, by the order contract: shuffled,
-        resumed at once, elastic over ranks.
+        """Batches of `batch_size` rows over the current rows, shuffled by `seed`. Resume is instant, and the number of
+        ranks may change.
 
         With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
         are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,

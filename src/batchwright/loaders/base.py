@@ -227,7 +227,7 @@ class DataLoader(CursorLoader[TrainingBatch]):
 
 
 def _pool_for(flow: Flow) -> BlockPool:
-    """Memory for blocks: tokens alone, or for rows of samples also weights, labels, masks, ids and a scratch."""
+    """Memory for blocks: tokens alone, or for rows of samples also weights, targets, masks, ids and a scratch."""
     return BlockPool(7 if getattr(flow, "has_samples", False) else 1)
 
 

@@ -150,9 +150,9 @@ class ConversationDataLoader(StoreDataLoader):
         says who speaks.
 
         Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
-        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
-        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
-        equally many rows, unless `equal_counts=False`.
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven=True` lets
+        ranks have different numbers of rows. `balance` gives ranks equal work: a row costs its tokens (True), or
+        a * length + b * length ** 2 for (a, b). Ranks get equal numbers of rows unless `equal_counts=False`.
 
         Speed: `prefetch` batches are made ahead; `workers` processes make them.
         """

@@ -99,10 +99,10 @@ class CursorLoader(ABC, Generic[B]):
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         if "alignment" in settings:
             raise SpecError(
-                "the name of an array says what it is aligned with; no setting does",
+                "alignment= is gone: every batch has labels and targets",
                 parameter="alignment",
-                remedy="leave it out: batch.labels for models that shift labels themselves (Hugging Face), "
-                "batch.targets for a loop that does not",
+                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
+                "batch.targets for a loop of your own",
             )
         return super().__new__(cls)
 

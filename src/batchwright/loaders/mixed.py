@@ -107,8 +107,8 @@ class MixedDataLoader(StoreDataLoader):
         sample a token is of; `show_roles` says who speaks. `border_loss=False` does not train a document's first token.
 
         Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
-        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
-        numbers of rows.
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven=True` lets
+        ranks have different numbers of rows.
 
         Speed: `prefetch` batches are made ahead; `workers` processes make them. `read_ahead` reads cold data before it
         is needed.

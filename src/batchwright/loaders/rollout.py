@@ -133,11 +133,12 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         """Data: `rollout_data`, any source of rollouts. Text is encoded with `tokenizer` and its `chat_template`; ids
         are below `vocab_size`. `columns` renames what rows have. Each group has `group_size` rows.
 
-        Advantages: `compute_advantages`, `gamma`, `lam` and `whiten` are the `dialect`'s, if not given: ours has 1.0,
-        0.95 and no. `kl_coef` subtracts the distance to the reference model from the rewards.
+        Advantages: `compute_advantages` is True, or the name of a method. `gamma`, `lam` and `whiten` default to the
+        `dialect`'s; ours has 1.0, 0.95 and False. `kl_coef` subtracts the distance to the reference model from the
+        rewards.
 
-        Of a log: `max_staleness`, and `timeout`, the seconds to wait for rows that are not there yet. `seed`,
-        `shuffle`, `epochs`, `group_size` and `columns` are for all else. `plan` gives exactly the rows of another run.
+        For a RolloutLog: `max_staleness`, and `timeout`, the seconds to wait for rows. For any other source: `seed`,
+        `shuffle`, `epochs`, `group_size` and `columns`. `plan` gives exactly the rows of another run.
         `epoch_end`: "short" keeps an epoch's last, partial batch as it is, "drop" leaves it out, "pad" fills it up with
         rows of weight 0, "wrap" goes on into the next epoch.
 
@@ -145,9 +146,9 @@ class RolloutDataLoader(CursorLoader[TrainingBatch]):
         `framework`; padded with the token `pad` on `padding_side` ("right" or "left"), as wide as `pad_to` says.
 
         Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
-        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven` allows ranks unequal
-        numbers of rows. `balance` gives ranks equal work: True by tokens, (a, b) by a * length + b * length ** 2; and
-        equally many rows, unless `equal_counts=False`.
+        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven=True` lets
+        ranks have different numbers of rows. `balance` gives ranks equal work: a row costs its tokens (True), or
+        a * length + b * length ** 2 for (a, b). Ranks get equal numbers of rows unless `equal_counts=False`.
         """
         self._estimator = Estimator(
             asked=compute_advantages,

@@ -87,7 +87,7 @@ class BlockBatches:
         loss, attention = own.pop("loss_mask", fields.loss), own.pop("attention_mask", fields.attention)
         batch = TrainingBatch(inputs, attention, None, loss, metadata, **own)
         if "targets" not in own:
-            batch.__dict__["_block"] = (fields.tokens, first, last)
+            batch.__dict__["_block"] = fields.tokens[first:last]
         return batch
 
     def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
@@ -171,7 +171,7 @@ class BatchStream(BlockBatches):
                 metadata = (self._metadata, block, first, last, position, record, begin)
                 if not extra:  # nothing but tokens: the common case, kept short because it is hot
                     batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
-                    batch.__dict__["_block"] = (tokens, first, last)
+                    batch.__dict__["_block"] = tokens[first:last]
                 else:
                     batch = self._batch(fields, first, last, metadata)
                 yield batch, position
