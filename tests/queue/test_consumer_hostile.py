@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import pickle
 import signal
@@ -62,7 +63,9 @@ class Interrupt:
     def _trace(self, frame, event, argument):
         if not frame.f_code.co_filename.startswith(OURS):
             return None
-        if event == "line":
+        # A with statement is traced once more before its block is left, where no signal can arrive: it would stay open.
+        is_with = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and not is_with:
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
