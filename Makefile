@@ -31,7 +31,7 @@ types: $(VENV)/ready
 	$(VENV)/bin/python tests/verify_types.py 98
 
 unit: $(VENV)/ready
-	$(VENV)/bin/pytest -n 4 --dist worksteal -m 'not peers and not slow'
+	$(VENV)/bin/pytest -n 3 --dist worksteal -m 'not peers and not slow'
 	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
 
 # `make test` three times in a row beside eight processes that keep the cores busy. They end with the shell that starts them.
@@ -41,7 +41,7 @@ test-loaded: $(VENV)/ready
 
 test-all: lint types $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
-	$(VENV)/bin/pytest -n 4 --dist worksteal
+	$(VENV)/bin/pytest -n 3 --dist worksteal
 	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
 
 # Wheel and sdist, checked as an index checks them; then every demo from the wheel, in an environment that has nothing else.
