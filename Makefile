@@ -28,6 +28,7 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(VENV)/bin/mypy
+	$(VENV)/bin/basedpyright --level error tests/typed_user.py
 	$(VENV)/bin/python tests/verify_types.py 98
 
 unit: $(VENV)/ready

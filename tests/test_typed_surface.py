@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,22 +16,6 @@ import batchwright as bw
 
 SOURCE = Path(bw.__file__).parent.parent
 NAMES = [name for name in bw.__all__ if name != "__version__"]
-
-USER = """\
-from typing import assert_type
-import batchwright as bw
-
-loader = bw.PretrainDataLoader("corpus.store", chunk_size=2048, batch_size=32, framework="numpy")
-assert_type(loader.get_batch(), bw.TrainingBatch)
-assert_type(bw.digest("corpus.store", loader, 0, 99), str)
-bw.MixedDataLoader({"web": "web.store", "code": loader}, {"web": 3, "code": 1}, chunk_size=2048)
-bw.RolloutDataLoader([{"prompt": [1], "response": [2], "reward": 1.0}], compute_advantages=True)
-bw.ConversationDataLoader("sft.jsonl", bw.train_tokenizer("corpus/"), 2048, packing="best_fit")
-bw.DatasetBuffer([{"loss": 1.0}]).set([0], loss=0.5)
-loader = bw.PretrainDataLoader("corpus.store", chunk_sise=2048)
-loader = bw.no_such_name
-"""
-WRONG = {11: "chunk_sise", 12: "no_such_name"}
 
 ANY_IS_MEANT = {
     "DataProviderBase.sample_batch(rng)": "a generator of NumPy or of torch: the subclass says which",
@@ -48,26 +28,7 @@ ANY_IS_MEANT = {
 }
 
 
-# Type checkers
-
-
-def run_over_user(command: list[str], folder: Path) -> str:
-    (folder / "user.py").write_text(USER)
-    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(SOURCE)]}))
-    environment = {**os.environ, "MYPYPATH": str(SOURCE)}
-    ran = subprocess.run(
-        [sys.executable, "-m", *command, "user.py"], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 1, ran.stdout + ran.stderr
-    return ran.stdout
-
-
-@pytest.mark.parametrize("checker", [["mypy", "--strict"], ["basedpyright", "--level", "error"]], ids=lambda c: c[0])
-def test_a_type_checker_sees_signatures_and_finds_both_mistakes(checker, tmp_path):
-    said = [line for line in run_over_user(checker, tmp_path).splitlines() if "error" in line and "user.py:" in line]
-    found = {int(re.search(r"user\.py:(\d+)", line)[1]): line for line in said}
-    assert found.keys() == WRONG.keys(), said
-    assert all(name in found[number] for number, name in WRONG.items())
+# Type checkers: see typed_user.py too
 
 
 def test_type_checkers_are_told_the_names_that_are_looked_up():
