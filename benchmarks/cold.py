@@ -76,10 +76,19 @@ def warm(store: Path) -> dict[str, float]:
     return {"seconds": seconds, "open_ms": 1e3 * opened, "threads": len(threads)}
 
 
-def load(store: Path, seconds: float, **settings: Any) -> dict[str, float]:
+def load(
+    store: Path, seconds: float, shuffle: Any, pool_rows: int | None = None, read_ahead: bool | None = None
+) -> dict[str, float]:
     """Batches, summed, for one epoch or some seconds."""
     began = time.perf_counter()
-    loader = bw.PretrainDataLoader(store, chunk_size=ROW_TOKENS, batch_size=BATCH_ROWS, framework="numpy", **settings)
+    loader = bw.PretrainDataLoader(
+        store,
+        chunk_size=ROW_TOKENS,
+        batch_size=BATCH_ROWS,
+        framework="numpy",
+        shuffle=bw.Shuffle(shuffle, pool_rows=pool_rows),
+        delivery=bw.Delivery(read_ahead=read_ahead),
+    )
     rows = total = 0
     for batch in loader:
         total += int(batch.input_ids.sum())

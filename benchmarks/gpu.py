@@ -162,7 +162,7 @@ def main() -> None:
         for name, batches in (
             ("limit", forever()),
             ("ours", on_device(open_loader())),
-            ("ours, prefetch=1", on_device(open_loader(prefetch=1))),
+            ("ours, prefetch=1", on_device(open_loader(delivery=bw.Delivery(prefetch=1)))),
             ("limit again", forever()),
         ):
             got = train(step, batches, options.steps, look_every)

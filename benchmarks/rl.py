@@ -248,7 +248,7 @@ WAYS = (
     Way(f"{TENSORS}, 1 thread", "rollouts_tensors", "1 thread"),
     Way("batchwright", "rollouts_batchwright", "one rank"),
     Way('batchwright, `pad_to="max_length"`', "rollouts_batchwright", "one width"),
-    Way("batchwright, `batch_tokens=`", "rollouts_batchwright", "by tokens"),
+    Way("batchwright, `Batching(tokens=)`", "rollouts_batchwright", "by tokens"),
     Way("batchwright, one of 8 ranks, balanced", "rollouts_batchwright", "one of 8 ranks, balanced", is_whole=False),
 )
 FORMS = {"lists": "ids and log-probabilities are lists", "arrays": "they are NumPy arrays"}

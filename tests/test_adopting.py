@@ -77,7 +77,7 @@ def test_an_adopted_file_has_the_fingerprint_and_plan_of_a_baked_store_with_thes
 
 def test_a_loader_reads_from_an_adopted_file_what_it_reads_from_a_baked_store(train, baked):
     store = adopt(train, name="web")
-    ours, theirs = open_loader(store.path, segment_ids=True), open_loader(baked, segment_ids=True)
+    ours, theirs = (open_loader(path, fields=bw.Fields(segment_ids=True)) for path in (store.path, baked))
     for a, b in zip(ours.get_iterator(), theirs.get_iterator(), strict=True):
         assert np.array_equal(a.input_ids, b.input_ids)
         assert np.array_equal(a.targets, b.targets)
@@ -355,7 +355,10 @@ def test_adopted_sources_of_different_types_are_mixed_like_baked_ones(tmp_path):
     theirs = bw.bake(recipe, tmp_path / "baked.store", workers=0, shuffle=False, show_progress=False)
     ours = adopt({"web": tmp_path / "web.bin", "code": tmp_path / "code.npy"}, to=tmp_path / "mix.store")
     assert [ours.stream(name).dtype.name for name in ours.names] == ["uint16", "int64"]
-    settings = {"weights": {"web": 0.7, "code": 0.3}, "num_rows": 60, "segment_ids": True, "position_ids": True}
+    settings = {
+        "weights": bw.Mixture({"web": 0.7, "code": 0.3}, num_rows=60),
+        "fields": bw.Fields(segment_ids=True, position_ids=True),
+    }
     for a, b in zip(
         open_loader(ours.path, **settings).get_iterator(),
         open_loader(theirs.path, **settings).get_iterator(),

@@ -25,9 +25,22 @@ def write(tmp_path, *lines):
     return path
 
 
-def open_loader(path, tokenizer="bytes", template="chatml", **settings):
+OF_BATCHES = ("pad", "pad_to", "padding_side")
+OF_THE_STEP = ("format", "columns", "template_args")
+
+
+def open_loader(path, tokenizer="bytes", template="chatml", on_error="raise", **settings):
+    of_batches, of_the_step = (
+        {name: settings.pop(name) for name in names if name in settings} for names in (OF_BATCHES, OF_THE_STEP)
+    )
+    recipe = bw.DatasetRecipe(on_error=on_error).add_ingredient(path, name="conversations")
     return bw.ConversationDataLoader(
-        path, tokenizer, 200, template, batch_size=1, framework="numpy", check=False, **settings
+        recipe.prepare_step(bw.chat(tokenizer, template, **of_the_step)),
+        max_length=200,
+        batch_size=bw.Batching(1, **of_batches),
+        delivery=bw.Delivery(check=False),
+        framework="numpy",
+        **settings,
     )
 
 

@@ -29,7 +29,7 @@ class Run:
     def __post_init__(self) -> None:
         for name, count in (("web", 120), ("code", 20), ("other", 30)):
             bake_source(self.folder / f"{name}.store", [f"{name} {n} " * (3 + n % 5) for n in range(count)])
-        self.loader = self.open(WEIGHTS, num_rows=800)
+        self.loader = self.open(bw.Mixture(WEIGHTS, num_rows=800))
         for _ in range(10):
             self.loader.get_batch()
 
@@ -41,7 +41,7 @@ class Run:
         return bw.MixedDataLoader({n: self.path(n) for n in ("web", "code")}, weights, **settings)
 
     def state_of_a_sibling(self) -> dict[str, Any]:
-        sibling = self.open(WEIGHTS, num_rows=800)
+        sibling = self.open(bw.Mixture(WEIGHTS, num_rows=800))
         sibling.amend(at=96, weights={"web": 1})
         return sibling.state_dict() | {"position": 104}
 
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[bw.BatchwrightError], str, dic
         "perhaps 'code'",
     ),
     "a cap for a source that is not there": (
-        lambda run: run.open(WEIGHTS, max_epochs={"cod": 2}),
+        lambda run: run.open(bw.Mixture(WEIGHTS, max_epochs={"cod": 2})),
         bw.SpecError,
         "max_epochs= names a source 'cod' that is not there",
         {"parameter": "max_epochs", "source": "cod"},
@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[bw.BatchwrightError], str, dic
         bw.SpecError,
         "batch_size=8 does not divide by world_size=3",
         {"parameter": "batch_size"},
-        "batch_size=6 or 9 (it is global: each rank gets its share), or uneven=True",
+        "batch_size=6 or 9 (it is global: each rank gets its share), or Batching(uneven=True)",
     ),
     "stores of two tokenizers": (
         of_another_tokenizer,
@@ -244,21 +244,21 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[bw.BatchwrightError], str, dic
         "one chunk_size for all, or pad= with the token id that fills up the shorter rows",
     ),
     "a temperature that is none": (
-        lambda run: run.open(WEIGHTS, temperature=0),
+        lambda run: run.open(bw.Mixture(WEIGHTS, temperature=0)),
         bw.SpecError,
         "temperature is 0",
         {"parameter": "temperature"},
         "a number above 0; 1 changes nothing",
     ),
     "an unknown rule for sources that run out": (
-        lambda run: run.open(WEIGHTS, exhausted="renormalize"),
+        lambda run: run.open(bw.Mixture(WEIGHTS, exhausted="renormalize")),
         bw.SpecError,
         "exhausted='renormalize' is not one of",
         {"parameter": "exhausted"},
         "renormalise",
     ),
     "caps without weights": (
-        lambda run: run.open(None, max_epochs={"code": 2}),
+        lambda run: run.open(bw.Mixture(max_epochs={"code": 2})),
         bw.SpecError,
         "without weights every source is read equally often, so none can be capped",
         {"parameter": "max_epochs"},

@@ -47,7 +47,14 @@ def test_steps_are_what_a_loader_hands_over(small_store, open_loader):
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (5, 0), (2, 1)])
 def test_ranks_together_give_the_same_number(small_store, open_loader, ranks, workers):
     loaders = [
-        open_loader(small_store, rank=rank, world_size=ranks, uneven=True, workers=workers) for rank in range(ranks)
+        open_loader(
+            small_store,
+            rank=rank,
+            world_size=ranks,
+            batch_size=bw.Batching(12, uneven=True),
+            delivery=bw.Delivery(workers=workers),
+        )
+        for rank in range(ranks)
     ]
     parts = zip(*(of_loader(loader, 4) for loader in loaders), strict=True)
     joined = combine(hashes for step in parts for hashes in step)
@@ -60,7 +67,7 @@ def test_another_cut_of_the_same_positions_gives_the_same_number(small_store, op
 
 
 def test_options_that_only_change_targets_do_not_change_the_number(small_store, open_loader):
-    plain, borders = open_loader(small_store), open_loader(small_store, border_loss=False)
+    plain, borders = open_loader(small_store), open_loader(small_store, fields=bw.Fields(border_loss=False))
     assert combine(of_loader(plain, 3)) == combine(of_loader(borders, 3))
 
 
@@ -76,7 +83,7 @@ def test_rows_over_the_border_of_shards_are_those_of_the_loader(sharded_store, o
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, open_loader, epoch_end):
-    loader = open_loader(small_store, epochs=None, epoch_end=epoch_end, batch_size=32)
+    loader = open_loader(small_store, epochs=None, batch_size=bw.Batching(32, epoch_end=epoch_end))
     edge = loader.get_num_batches()
     loader.seek(step=edge - 2)
     handed = []
@@ -87,7 +94,7 @@ def test_steps_over_the_end_of_an_epoch_are_those_of_the_loader(small_store, ope
 
 
 def test_a_second_epoch_of_a_mixture_with_an_end_is_followed(small_store, open_loader):
-    loader = open_loader(small_store, weights={"web": 0.5, "code": 0.5}, num_rows=50, epochs=2)
+    loader = open_loader(small_store, weights=bw.Mixture({"web": 0.5, "code": 0.5}, num_rows=50), epochs=2)
     assert loader.get_num_batches() == 4
     assert digest(small_store, loader, 0, 7) == combine(of_loader(loader, 8))
 
@@ -125,8 +132,8 @@ def test_a_negative_step_is_refused(small_store, open_loader):
 
 
 def open_talk(store, **given):
-    settings = {"max_length": 120, "batch_size": 6, "framework": "numpy", "epochs": None, "check": False}
-    return bw.ConversationDataLoader(store, **settings | given)
+    settings = {"max_length": 120, "batch_size": 6, "framework": "numpy", "epochs": None}
+    return bw.ConversationDataLoader(store, delivery=bw.Delivery(check=False), **settings | given)
 
 
 def of_samples(loader, steps):
@@ -135,7 +142,12 @@ def of_samples(loader, steps):
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"pad_to": 32}, {"pad_to": "max_length", "padding_side": "left"}, {"max_length": 256, "packing": "best_fit"}],
+    [
+        {},
+        {"batch_size": bw.Batching(6, pad_to=32)},
+        {"batch_size": bw.Batching(6, pad_to="max_length", padding_side="left")},
+        {"max_length": 256, "packing": "best_fit"},
+    ],
     ids=["longest", "a multiple", "left", "packed"],
 )
 def test_conversations_have_the_number_of_what_a_loader_hands_over_however_it_pads(chat_store, given):
@@ -157,13 +169,14 @@ def test_preference_pairs_have_a_hash_for_each_side():
 
 
 def test_ranks_together_give_the_same_number_of_conversations_as_wide_as_their_longest(chat_store):
-    loaders = [open_talk(chat_store, rank=rank, world_size=4, uneven=True) for rank in range(4)]
+    batching = bw.Batching(6, uneven=True)
+    loaders = [open_talk(chat_store, rank=rank, world_size=4, batch_size=batching) for rank in range(4)]
     parts = zip(*(of_samples(loader, 7) for loader in loaders), strict=True)
     assert combine(hashes for step in parts for hashes in step) == digest(chat_store, loaders[0], 0, 6, batch_size=6)
 
 
 def test_another_mask_over_the_same_tokens_gives_another_number(chat_store):
-    one, two = (open_talk(chat_store, end_of_turn=is_learned) for is_learned in (True, False))
+    one, two = (open_talk(chat_store, loss=loss) for loss in ("assistant", "assistant, without end of turn"))
     ids = [batch.input_ids for batch in (one.get_batch(), two.get_batch())]
     assert np.array_equal(*ids)
     assert digest(chat_store, one, 0, 3) != digest(chat_store, two, 0, 3)

@@ -23,6 +23,7 @@ from batchwright.drilling import (
 from batchwright.errors import PlanError, SpecError, WorkerError
 from batchwright.loaders.pretrain import make_plan
 from batchwright.processes import Worker
+from batchwright.settings import Asked
 from refusals import refused
 
 TWO_LEGS = (Leg(ranks=1), Leg(ranks=2, prefetch=2))
@@ -31,7 +32,7 @@ SETTINGS = {"batch_size": 6, "steps": 12, "legs": TWO_LEGS, "checkpoint_every": 
 
 @pytest.fixture
 def plan(small_store):
-    return make_plan(bw.open_store(small_store), 16, seed=7)
+    return make_plan(bw.open_store(small_store), Asked(chunk_size=16, seed=7))
 
 
 def opened_with(change):
@@ -74,14 +75,16 @@ def test_the_same_seed_kills_in_the_same_steps(small_store, plan):
 
 
 def test_a_drill_leaves_no_record_of_a_run(own_store):
-    report = drill(own_store, make_plan(bw.open_store(own_store), 16), **SETTINGS | {"legs": [Leg(ranks=1)]})
+    report = drill(
+        own_store, make_plan(bw.open_store(own_store), Asked(chunk_size=16)), **SETTINGS | {"legs": [Leg(ranks=1)]}
+    )
     assert report.ok
     assert not (own_store / "plans").exists()
 
 
 @pytest.mark.parametrize("epoch_end", ["short", "pad"])
 def test_a_drill_goes_over_the_end_of_epochs(small_store, epoch_end):
-    plan = make_plan(bw.open_store(small_store), 200, split="train", epoch_end=epoch_end)
+    plan = make_plan(bw.open_store(small_store), Asked(chunk_size=200, batch_size=bw.Batching(epoch_end=epoch_end)))
     assert plan.epoch_rows < 12 * 6
     report = drill(small_store, plan, **SETTINGS)
     assert report.ok
@@ -107,7 +110,7 @@ def changed_targets(loader, batches, rank):
 def moved_cursor(loader, batches, rank):
     for batch in batches:
         if loader.step == 10 and rank == 1:
-            loader._position += 6
+            loader.seek(position=loader.position + 6)
         yield batch
 
 
@@ -224,11 +227,12 @@ def test_the_default_legs_are_every_number_of_ranks_with_every_number_of_workers
 
 
 def talk_plan(store):
-    return bw.ConversationDataLoader(store, max_length=120, batch_size=6, framework="numpy", check=False).plan
+    delivery = bw.Delivery(check=False)
+    return bw.ConversationDataLoader(store, max_length=120, batch_size=6, framework="numpy", delivery=delivery).plan
 
 
 def packed_plan(store):
-    return make_plan(bw.open_store(store), 64, packing="best_fit", weights={"web": 1, "code": 2})
+    return make_plan(bw.open_store(store), Asked(chunk_size=64, packing="best_fit", weights={"web": 1, "code": 2}))
 
 
 @pytest.mark.parametrize(("store", "plan_of"), [("chat_store", talk_plan), ("small_store", packed_plan)])

@@ -13,6 +13,7 @@ from batchwright.loaders.planning import open_flow
 from batchwright.loaders.pretrain import make_plan
 from batchwright.order.schedule import Order
 from batchwright.plans import streams_for_plan
+from batchwright.settings import Asked
 
 
 def flow_of(store, plan):
@@ -59,7 +60,7 @@ def test_rows_beyond_the_data_repeat_the_last_row_with_weight_0():
 @pytest.mark.parametrize("weights", [None, {"web": 0.5, "notes": 0.5}])
 def test_rows_are_those_that_the_documents_have(store, weights, request, slow_rows):
     opened = bw.open_store(request.getfixturevalue(store))
-    plan = make_plan(opened, 16, seed=7, weights=weights)
+    plan = make_plan(opened, Asked(chunk_size=16, seed=7, weights=weights))
     flow, slow = flow_of(opened, plan), slow_rows(opened, plan)
     block = flow.make(Task(0, 1, 1500, range(1500), 1500), fresh)  # three epochs, with rows over shard borders and ends
     assert block.tokens.tolist() == [slow.row(position) for position in range(1500)]
@@ -68,7 +69,7 @@ def test_rows_are_those_that_the_documents_have(store, weights, request, slow_ro
 
 
 def test_small_shards_hold_the_rows_that_one_shard_holds_apart(sharded_store):
-    flow = flow_of(bw.open_store(sharded_store), make_plan(bw.open_store(sharded_store), 16, seed=7))
+    flow = flow_of(bw.open_store(sharded_store), make_plan(bw.open_store(sharded_store), Asked(chunk_size=16, seed=7)))
     assert sum(len(rows.stream.shard_tokens) for rows in flow.windows) > 20
     located = flow.locate(Task(0, 1, 500, range(500), 500))
     assert len(located.apart) > 10  # rows over the border of a shard: the ones that the gather cannot take whole
@@ -78,7 +79,7 @@ def test_small_shards_hold_the_rows_that_one_shard_holds_apart(sharded_store):
 @pytest.mark.parametrize("weights", [None, {"web": 0.8, "notes": 0.2}])
 def test_sources_that_are_found_together_are_gathered_as_one_by_one(store, weights, request):
     opened = bw.open_store(request.getfixturevalue(store))
-    flow = flow_of(opened, make_plan(opened, 16, seed=7, weights=weights))
+    flow = flow_of(opened, make_plan(opened, Asked(chunk_size=16, seed=7, weights=weights)))
     task = Task(0, 1, 1500, range(1500), 1500)
     together = flow.make(task, fresh).tokens
     assert flow.joint is not None
@@ -88,7 +89,7 @@ def test_sources_that_are_found_together_are_gathered_as_one_by_one(store, weigh
 
 def test_a_task_can_be_made_in_parts(sharded_store):
     store = bw.open_store(sharded_store)
-    flow = flow_of(store, make_plan(store, 16, seed=7))
+    flow = flow_of(store, make_plan(store, Asked(chunk_size=16, seed=7)))
     located = flow.locate(Task(30, 5, 40, range(40), 40))
     whole = located.make(0, 200, fresh).tokens
     for parts in ([(0, 1), (1, 200)], [(0, 77), (77, 78), (78, 200)], [(n, n + 10) for n in range(0, 200, 10)]):
@@ -98,7 +99,7 @@ def test_a_task_can_be_made_in_parts(sharded_store):
 
 def test_rows_that_all_lie_over_a_border_are_read_one_by_one(sharded_store, slow_rows):
     store = bw.open_store(sharded_store)
-    plan = make_plan(store, 16, seed=7)
+    plan = make_plan(store, Asked(chunk_size=16, seed=7))
     flow, slow = flow_of(store, plan), slow_rows(store, plan)
     apart = flow.locate(Task(0, 1, 500, range(500), 500)).apart[:5].tolist()
     for position in apart:
@@ -108,7 +109,7 @@ def test_rows_that_all_lie_over_a_border_are_read_one_by_one(sharded_store, slow
 
 def test_several_threads_get_the_same_rows(small_store):
     store = bw.open_store(small_store)
-    flow = flow_of(store, make_plan(store, 16, seed=7))
+    flow = flow_of(store, make_plan(store, Asked(chunk_size=16, seed=7)))
     tasks = [Task(12 * n, 1, 12, range(12), 12) for n in range(60)]
     expected = [flow.make(task, fresh).tokens for task in tasks]
     found = {}

@@ -19,7 +19,7 @@ PACKAGE = Path(batchwright.__file__).parent
 # The house rules, as data. A place is a folder of the package, or a module beside them.
 GROUND = (
     *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts", "typing"),
+    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts", "typing", "settings"),
 )
 STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
 ONLINE = (
@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopting": (*GROUND, "sources", "prepare", "store"),
     "exporting": (*GROUND, "store"),
     "looking": (*GROUND, "prepare"),
-    "streaming": (*GROUND, *STAGES, "baking", "loaders", "streaming"),
+    "streaming": (*GROUND, *STAGES, "baking", "flow", "loaders", "streaming"),
     "adapters": (*GROUND, *STAGES, "flow", "loaders", "adapters"),
     "cli": EVERYTHING,
     "demo": EVERYTHING,
@@ -65,16 +65,17 @@ EXCEPTIONS = {
     ("exporting.py", "batchwright.prepare.chat.spans"): "what the numbers of roles and parts mean",
     ("loaders/pretrain.py", "batchwright.streaming"): "PretrainDataLoader over raw files",
     ("loaders/conversation.py", "batchwright.streaming"): "ConversationDataLoader over raw files",
-    ("loaders/base.py", "batchwright.adapters.torch"): "batches of tensors",
-    ("loaders/cursor.py", "batchwright.adapters.torch"): "loader.torch()",
+    ("loaders/stored.py", "batchwright.adapters.torch"): "batches of tensors",
+    ("loaders/loader.py", "batchwright.adapters.*"): "whether a framework is installed",
+    ("loaders/loader.py", "batchwright.adapters.torch"): "loader.torch()",
     ("plan.py", "batchwright.order.schedule"): "plan.order",
     ("plan.py", "batchwright.order.sweep"): "plan.order",
     ("plan.py", "batchwright.order.lanes"): "plan.order",
     ("plan.py", "batchwright.order.epochs"): "plan.order",
     ("plan.py", "batchwright.order.split"): "a plan says at which step a cap binds",
     ("plan.py", "batchwright.loaders.amending"): "plan.amend()",
-    ("loaders/base.py", "batchwright.adapters.jax"): "batches of JAX arrays",
-    ("loaders/base.py", "batchwright.adapters.mlx"): "batches of MLX arrays",
+    ("loaders/stored.py", "batchwright.adapters.jax"): "batches of JAX arrays",
+    ("loaders/stored.py", "batchwright.adapters.mlx"): "batches of MLX arrays",
     ("loaders/mixed_shards.py", "batchwright.adapters.torch_pool"): "ds.loader()",
     ("types.py", "batchwright.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
     ("buffer/batch.py", "batchwright.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
@@ -89,8 +90,7 @@ EXCEPTIONS = {
         ("typing.py", f"batchwright.{module}"): "for type checkers"
         for module in (
             "baking.recipe",
-            "loaders.base",
-            "loaders.cursor",
+            "loaders.loader",
             "order.sharding",
             "prepare.tokenizers",
             "store.reader",
@@ -102,6 +102,8 @@ MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo", "typing")
 FRAMEWORKS_AT_THE_EDGE = ("torch", "jax", "mlx")
 
 PUBLIC = [
+    "Advantages",
+    "Batching",
     "BatchwrightError",
     "BusyError",
     "ConversationDataLoader",
@@ -110,11 +112,14 @@ PUBLIC = [
     "DatasetBuffer",
     "DatasetConsumer",
     "DatasetRecipe",
+    "Delivery",
     "EndOfRun",
+    "Fields",
     "MemoryLimitError",
     "MissingExtraError",
     "MissingQueueError",
     "MixedDataLoader",
+    "Mixture",
     "NotReadyError",
     "OutOfSpaceError",
     "Plan",
@@ -126,6 +131,7 @@ PUBLIC = [
     "RowIndexError",
     "SampleError",
     "SampleTypeError",
+    "Shuffle",
     "SourceError",
     "SpecError",
     "Store",
@@ -156,6 +162,7 @@ PUBLIC = [
     "prepare_step",
     "ramp",
     "register_augmentation",
+    "register_balancing",
     "register_format",
     "register_normalizer",
     "register_sharding",
@@ -243,7 +250,7 @@ def test_every_exception_in_the_map_is_still_needed():
         ("deliver/ranks.py", "import torch.distributed", "deliver/ranks.py imports torch.distributed"),
         ("flow.py", "def f():\n    import jax", "flow.py imports jax"),
         ("flow.py", "from importlib import import_module\nimport_module('mlx.core')", "flow.py imports mlx.core"),
-        ("loaders/base.py", "import batchwright.adapters.torch", "loaders/base.py imports batchwright.adapters.torch"),
+        ("loaders/run.py", "import batchwright.adapters.torch", "loaders/run.py imports batchwright.adapters.torch"),
         ("viewer/page.py", "", "viewer/page.py: viewer is not in the map"),
     ],
 )

@@ -362,7 +362,7 @@ def test_jax_arrays_are_shown_as_arrays_are():
     assert shown(batch_of("a[b]c", framework=jnp.asarray)) == shown(batch_of("a[b]c"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"padding_side": "left"}, {"packing": "best_fit"}])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": bw.Batching(1, padding_side="left")}, {"packing": "best_fit"}])
 def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_HOME", str(tmp_path))
     turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -371,10 +371,9 @@ def test_what_a_loader_hands_over_knows_its_tokenizer_and_its_roles(settings, tm
         "bytes",
         256,
         "chatml",
-        batch_size=1,
-        show_roles=True,
-        check=False,
-        **settings,
+        fields=bw.Fields(roles=True),
+        delivery=bw.Delivery(check=False),
+        **({"batch_size": 1} | settings),
     )
     lines = str(bw.look(loader.get_batch(), color=False)).split("\n")
     begin = lines.index("  user      | <|im_start|>user↵")

@@ -12,7 +12,7 @@ from batchwright.parts import cut_rows
 from refusals import refused
 
 
-def a_batch(framework: str = "numpy", **settings):
+def a_batch(framework: str = "numpy", **batching):
     rng = np.random.default_rng(3)
     rows = [
         {
@@ -24,7 +24,8 @@ def a_batch(framework: str = "numpy", **settings):
         }
         for n in range(24)
     ]
-    return bw.RolloutDataLoader(rows, None, True, batch_size=24, framework=framework, **settings).get_batch()
+    batching = bw.Batching(24, **batching)
+    return bw.RolloutDataLoader(rows, None, True, batch_size=batching, framework=framework).get_batch()
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(50, 300))

@@ -100,7 +100,8 @@ def in_pairs(num_rows, rank, world_size):
 
 @pytest.mark.parametrize("sharding", ["contiguous", "strided", in_pairs])
 def test_ranks_are_those_that_got_the_rows(small_store, open_loader, sharding):
-    loaders = [open_loader(small_store, rank=rank, world_size=3, sharding=sharding) for rank in range(3)]
+    batching = bw.Batching(12, sharding=sharding)
+    loaders = [open_loader(small_store, rank=rank, world_size=3, batch_size=batching) for rank in range(3)]
     batches = [loader.get_batch() for loader in loaders]
     records = list(bw.trace(small_store, loaders[0], step=0))
     for rank, batch in enumerate(batches):
@@ -144,7 +145,7 @@ def test_rows_that_drop_leaves_out_belong_to_no_step(small_store, open_loader):
 
 
 def test_steps_of_a_second_pass_over_a_bounded_mixture_can_be_traced(small_store, open_loader):
-    loader = open_loader(small_store, num_rows=100, epochs=2, **MIXTURE)
+    loader = open_loader(small_store, weights=bw.Mixture(MIXTURE["weights"], num_rows=100), epochs=2)
     batches = [batch for _ in range(2) for batch in loader]
     traced = {record.position for record in bw.trace(small_store, loader, step=15)}
     assert traced == set(batches[15].metadata["position"].tolist())
@@ -231,7 +232,7 @@ def some_documents(store, count):
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(
-    "given", [{}, {"shuffle": False, "recut": False}, MIXTURE], ids=["union", "in order", "mixture"]
+    "given", [{}, {"shuffle": bw.Shuffle(False, recut=False)}, MIXTURE], ids=["union", "in order", "mixture"]
 )
 def test_find_returns_exactly_the_uses_that_a_scan_finds(store, given, request, open_loader, scan):
     store = request.getfixturevalue(store)

@@ -34,7 +34,7 @@ def packed(open_loader, small_store):
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"packing": "best_fit"}])
+@pytest.mark.parametrize("settings", [{}, {"fields": bw.Fields(border_loss=False)}, {"packing": "best_fit"}])
 def test_labels_belong_to_their_token_and_targets_to_the_place_before(open_loader, small_store, framework, settings):
     batch = open_loader(small_store, framework=framework, **settings).get_batch()
     arrays = {name: np.asarray(array) for name, array in arrays_of(batch).items() if name != "max_seqlen"}
@@ -190,14 +190,18 @@ def test_an_item_can_be_replaced_and_not_deleted(batch):
 
 
 def test_packed_rows_without_position_ids_are_not_mapped(open_loader, small_store):
-    batch = open_loader(small_store, chunk_size=64, packing="best_fit", position_ids=False).get_batch()
+    fields = bw.Fields(position_ids=False)
+    batch = open_loader(small_store, chunk_size=64, packing="best_fit", fields=fields).get_batch()
     with refused(SpecError, parameter="position_ids", remedy="position_ids=True"):
         dict(batch)
 
 
 def test_preference_pairs_are_not_the_input_of_one_model():
     pairs = [{"prompt": "?", "chosen": "yes", "rejected": "no"}] * 8
-    batch = bw.ConversationDataLoader(pairs, "bytes", 192, "chatml", check=False, framework="torch").get_batch()
+    loader = bw.ConversationDataLoader(
+        pairs, "bytes", 192, "chatml", delivery=bw.Delivery(check=False), framework="torch"
+    )
+    batch = loader.get_batch()
     with refused(SpecError, parameter="batch", remedy="chosen"):
         dict(**batch)
     assert extract_batch_size(batch) == 16

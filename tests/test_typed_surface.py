@@ -22,7 +22,6 @@ ANY_IS_MEANT = {
     "DataProviderBase(config)": "all names of a config",
     "DatasetBuffer.from_hf_dataset(settings)": "those of DatasetBuffer",
     "DatasetBuffer.from_table(settings)": "those of DatasetBuffer",
-    "DatasetBuffer.loader(settings)": "those of RowDataLoader",
     "StreamingMixedShardDataset.loader(options)": "those of torch's DataLoader",
     "create_datasets(settings)": "those of StreamingMixedShardDataset",
 }

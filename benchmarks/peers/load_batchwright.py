@@ -20,7 +20,7 @@ def open_batches(source: Source, workers: int, state: Any) -> tuple[Iterator[Any
         seed=SEED,
         framework="numpy",
         epochs=None,
-        workers=workers,
+        delivery=bw.Delivery(workers=workers),
     )
     if state is not None:
         loader.load_state_dict(state)

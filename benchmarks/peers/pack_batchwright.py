@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.assemble.batch import Block, Fields, add_sample_fields
+from batchwright.assemble.batch import Block, add_sample_fields
 from batchwright.assemble.gather import fresh
 from batchwright.assemble.rows import RowSpec, plan_rows
 from batchwright.assemble.samples import SampleRows
 from batchwright.memory import BlockPool
+from batchwright.settings import Fields
 from benchmarks.peers.source import ROWS
 
 PACKAGE = "batchwright"

@@ -8,15 +8,14 @@ from typing import Any
 
 import batchwright as bw
 from batchwright.loaders import rollout
-from batchwright.rl.estimate import Estimator
 from benchmarks.peers.rollouts import BATCH_ROWS, WORLD, Epoch
 
 PACKAGE = "batchwright"
 _OPTIONS: dict[str, dict[str, Any]] = {
     "one rank": {},
-    "one of 8 ranks, balanced": {"rank": 0, "world_size": WORLD, "balance": True},
-    "one width": {"pad_to": "max_length"},
-    "by tokens": {"batch_size": None, "batch_tokens": BATCH_ROWS * 740},
+    "one of 8 ranks, balanced": {"rank": 0, "world_size": WORLD, "batch_size": bw.Batching(BATCH_ROWS, balance=True)},
+    "one width": {"batch_size": bw.Batching(BATCH_ROWS, pad_to="max_length")},
+    "by tokens": {"batch_size": bw.Batching(tokens=BATCH_ROWS * 740)},
 }
 
 
@@ -47,11 +46,11 @@ def _stages(epoch: Epoch) -> Iterator[None]:
 
         return call
 
-    read, estimate = rollout.read_rollouts, Estimator.__call__
+    read, estimate = rollout.read_rollouts, bw.Advantages.__call__
     rollout.read_rollouts = timed("read", read)
-    Estimator.__call__ = timed("advantages", estimate)  # type: ignore[method-assign]
+    bw.Advantages.__call__ = timed("advantages", estimate)  # type: ignore[method-assign]
     try:
         yield
     finally:
         rollout.read_rollouts = read
-        Estimator.__call__ = estimate  # type: ignore[method-assign]
+        bw.Advantages.__call__ = estimate  # type: ignore[method-assign]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES aga
     from batchwright.loaders.mixed_shards import create_datasets as create_datasets
     from batchwright.loaders.rollout import RolloutDataLoader as RolloutDataLoader
     from batchwright.looking import look as look
-    from batchwright.order import register_sharding as register_sharding
+    from batchwright.order.balance import register_balancing as register_balancing
+    from batchwright.order.sharding import register_sharding as register_sharding
     from batchwright.plan import Plan as Plan
     from batchwright.pool.augment import dihedral8 as dihedral8
     from batchwright.pool.augment import hex4 as hex4
@@ -40,7 +41,13 @@ if TYPE_CHECKING:  # what editors and type checkers see: the names of _NAMES aga
     from batchwright.queue.config import load_config as load_config
     from batchwright.queue.consumer import DatasetConsumer as DatasetConsumer
     from batchwright.queue.provider import DataProviderBase as DataProviderBase
+    from batchwright.rl.estimate import Advantages as Advantages
     from batchwright.rollout_log import RolloutLog as RolloutLog
+    from batchwright.settings import Batching as Batching
+    from batchwright.settings import Delivery as Delivery
+    from batchwright.settings import Fields as Fields
+    from batchwright.settings import Mixture as Mixture
+    from batchwright.settings import Shuffle as Shuffle
     from batchwright.shards.find import discover_and_split_multiple_data as discover_and_split_multiple_data
     from batchwright.sources import register_format as register_format
     from batchwright.store import Store as Store
@@ -64,7 +71,8 @@ _NAMES = {
     "loaders.mixed_shards": ["StreamingMixedShardDataset", "create_datasets"],
     "loaders.rollout": ["RolloutDataLoader"],
     "looking": ["look"],
-    "order": ["register_sharding"],
+    "order.balance": ["register_balancing"],
+    "order.sharding": ["register_sharding"],
     "plan": ["Plan"],
     "pool.augment": ["dihedral8", "hex4", "register_augmentation"],
     "prepare": ["tokenize"],
@@ -72,7 +80,9 @@ _NAMES = {
     "queue.config": ["load_config"],
     "queue.consumer": ["DatasetConsumer"],
     "queue.provider": ["DataProviderBase"],
+    "rl.estimate": ["Advantages"],
     "rollout_log": ["RolloutLog"],
+    "settings": ["Batching", "Delivery", "Fields", "Mixture", "Shuffle"],
     "shards.find": ["discover_and_split_multiple_data"],
     "sources": ["register_format"],
     "store": ["Store", "open_store"],

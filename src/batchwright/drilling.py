@@ -21,22 +21,23 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Fields, Padding
-from batchwright.deliver.ranks import Ranks
+from batchwright.assemble.batch import Padding
 from batchwright.digesting import check_steps, combine, row_hashes, sample_hashes
 from batchwright.errors import BatchwrightError, WorkerError
-from batchwright.loaders.base import DataLoader
+from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import open_flow
+from batchwright.loaders.stored import StoreStream
 from batchwright.order.split import share
 from batchwright.plan import Plan, State
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.processes import Worker
+from batchwright.settings import Asked, Batching, Delivery, Fields
 from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.types import TrainingBatch
@@ -128,33 +129,40 @@ class Opening:
     rank: int
 
 
-OpenRank = Callable[[Opening], DataLoader]
+OpenRank = Callable[[Opening], Loader[TrainingBatch]]
 
 
-class _DrilledLoader(DataLoader):
+class _DrilledStream(StoreStream):
+    """Leaves no record of a run with the plan: a drill is not one."""
+
+    def keep(self, plan: Plan) -> Self:
+        return self
+
+
+class _DrilledLoader(Loader[TrainingBatch]):
     def _warn_of_dropped_rows(self) -> None:
         """Nobody trains on what a drill reads."""
 
 
-def open_rank(opening: Opening) -> DataLoader:
-    """The loader of one rank. Leaves no record of a run with the plan: a drill is not one."""
+def open_rank(opening: Opening) -> Loader[TrainingBatch]:
+    """The loader of one rank."""
     leg = opening.leg
     stores = [Store(path, version=version) for path, version in opening.stores]
     fields = padding = None
-    if _has_samples(
-        opening.plan
-    ):  # as wide as the longest row: a rank that looked at its own rows alone would be found
-        fields, padding = Fields(position_ids=True, segment_ids=True), Padding("longest")
+    if _has_samples(opening.plan):
+        # As wide as the longest row: a rank that looked at its own rows alone would be found.
+        fields, padding = Fields(position_ids=True, segment_ids=True).with_defaults(False), Padding("longest")
+    flow = open_flow(streams_for_plan(stores, opening.plan), opening.plan, fields, padding)
     return _DrilledLoader(
-        open_flow(streams_for_plan(stores, opening.plan), opening.plan, fields, padding),
-        opening.plan,
-        batch_size=opening.batch_size,
-        ranks=Ranks(opening.rank, leg.ranks, "the drill"),
+        _DrilledStream(opening.plan, flow),
+        Asked(
+            batch_size=Batching(opening.batch_size, uneven=True),
+            delivery=Delivery(workers=leg.workers, prefetch=leg.prefetch, read_ahead=False),
+        ),
+        rank=opening.rank,
+        world_size=leg.ranks,
         epochs=None,
         framework="numpy",
-        uneven=True,
-        workers=leg.workers,
-        prefetch=leg.prefetch,
     )
 
 
@@ -402,7 +410,7 @@ class _Rank:
 
     def __init__(self, opening: Opening, open_loader: OpenRank) -> None:
         self.opening, self.open_loader = opening, open_loader
-        self.loader: DataLoader | None = None
+        self.loader: Loader[TrainingBatch] | None = None
 
     def __call__(self, command: str, *of: Any) -> Any:
         if command == "open":
@@ -410,7 +418,7 @@ class _Rank:
         return _record(next(self.batches), self._opened, self.opening.plan)
 
     @property
-    def _opened(self) -> DataLoader:
+    def _opened(self) -> Loader[TrainingBatch]:
         assert self.loader is not None
         return self.loader
 
@@ -424,12 +432,12 @@ class _Rank:
         return self.loader.state_dict()
 
 
-def _epoch_after_epoch(loader: DataLoader) -> Iterator[TrainingBatch]:
+def _epoch_after_epoch(loader: Loader[TrainingBatch]) -> Iterator[TrainingBatch]:
     while True:
         yield from loader.get_iterator()
 
 
-def _record(batch: TrainingBatch, loader: DataLoader, plan: Plan) -> _Record:
+def _record(batch: TrainingBatch, loader: Loader[TrainingBatch], plan: Plan) -> _Record:
     facts = batch.metadata
     is_samples = _has_samples(plan)
     names = _COMPARED_OF_SAMPLES if is_samples else _COMPARED

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from batchwright.assemble.batch import (
     Block,
-    Fields,
     Padding,
     add_border_fields,
     add_sample_fields,
@@ -31,6 +30,8 @@ from batchwright.assemble.window import JointWindows, WindowRows
 from batchwright.order.schedule import Draw, Order
 from batchwright.order.sharding import Share, last_row, row_numbers
 from batchwright.protocols import Rows
+from batchwright.settings import Fields
+from batchwright.store.stream import StoredDocument, TokenStream
 
 __all__ = ["Flow", "Located", "Picked", "Task"]
 
@@ -99,7 +100,7 @@ class Flow:
         """
         self.rows: list[Rows] = list(rows)
         self.order: Order = order
-        self.fields: Fields = fields or Fields()
+        self.fields: Fields = fields or Fields().with_defaults(is_packed=False)
         self.row_tokens: int = row_tokens or rows[0].row_tokens
         self.pad: int | None = pad
         is_padded = any(r.row_tokens != self.row_tokens for r in rows)
@@ -161,6 +162,18 @@ class Flow:
             learned, count = rows.totals(draw.index[draw.source == number])
             tokens, samples = tokens + learned, samples + count
         return tokens, samples
+
+    def documents(self, positions: NDArray[np.int64]) -> list[list[StoredDocument]]:
+        """The documents that the rows at some positions are made of, in reading order."""
+        draw, found = self.order.at(positions), []
+        for source, index, epoch in zip(draw.source.tolist(), draw.index.tolist(), draw.epoch.tolist(), strict=True):
+            rows = self.stored[source]
+            stream = rows.stream
+            assert isinstance(stream, TokenStream)
+            pieces = rows.pieces_of(index, epoch)
+            numbers = [number for _, begin, stop in pieces for number, _, _ in stream.documents_in(begin, stop)]
+            found.append([stream.document(number) for number in numbers])
+        return found
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, also at such as are skipped."""
@@ -272,7 +285,7 @@ class Located:
             whole = len(mine) == len(source)
             target = out if whole else np.empty((len(mine) * per, width), np.int64)
             if isinstance(rows, SampleRows):
-                show, left = flow.fields.roles, flow.padding.left
+                show, left = bool(flow.fields.roles), flow.padding.left
                 laid = rows.lay(
                     index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show, allocate=allocate
                 )

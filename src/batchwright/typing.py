@@ -32,12 +32,14 @@ __all__ = [
     "StoreLike",
     "Tensor",
     "TokenizerLike",
+    "Truncation",
     "WeightsLike",
 ]
 
 Framework = Literal["numpy", "torch", "jax", "mlx"]
 Split = Literal["train", "val"]
 Packing = Literal["best_fit", "first_fit", "greedy"]
+Truncation = Literal["drop", "keep_start", "keep_end", "drop_oldest", "raise"]
 EpochEnd = Literal["drop", "short", "pad", "wrap"]
 OnError = Literal["raise", "skip"]
 PadTo = Literal["longest", "max_length"] | int | Sequence[int]
@@ -67,8 +69,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as Mesh
 
     from batchwright.baking.recipe import DatasetRecipe
-    from batchwright.loaders.base import DataLoader
-    from batchwright.loaders.cursor import CursorLoader
+    from batchwright.loaders.loader import Loader
     from batchwright.order.sharding import Sharding, Strategy
     from batchwright.plan import Plan
     from batchwright.prepare.tokenizers import JsonTokenizer
@@ -85,8 +86,8 @@ if TYPE_CHECKING:
     )
     StoreLike: TypeAlias = str | os.PathLike[str] | Store
     CorpusLike: TypeAlias = StoreLike | Data | DatasetRecipe
-    SourceLike: TypeAlias = StoreLike | DataLoader
-    PlanLike: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, Any] | CursorLoader[Any]
+    SourceLike: TypeAlias = StoreLike | Loader[Any]
+    PlanLike: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, Any] | Loader[Any]
     """A plan, its fingerprint or file, a state or its file, or a loader."""
     ShardingLike: TypeAlias = str | Strategy | Sharding
 else:

@@ -20,19 +20,20 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import batchwright.adapters.torch as adapter
-from batchwright.assemble.batch import Fields
 from batchwright.assemble.rows import RowSpec, plan_rows
 from batchwright.assemble.samples import SampleRows
 from batchwright.buffer import DatasetBuffer
 from batchwright.flow import Flow
-from batchwright.loaders import DataLoader
+from batchwright.loaders.loader import Loader
 from batchwright.loaders.mixed_shards import StreamingMixedShardDataset
 from batchwright.loaders.rollout import RolloutDataLoader
+from batchwright.loaders.stored import StoreStream
 from batchwright.memory import BlockPool
 from batchwright.order.schedule import Order
 from batchwright.plan import Plan, PlanSource
 from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
 from batchwright.queue.schema import fields_of
+from batchwright.settings import Asked, Fields
 from batchwright.types import TrainingBatch
 
 NUM_ROWS, ROW_TOKENS, BATCH_ROWS = 20_000, 512, 32
@@ -48,13 +49,25 @@ class NumberedRows:
         np.add(index[:, None] * 1000, np.arange(out.shape[1]), out=out)
 
 
-def open_loader(**settings: object) -> DataLoader:
+class StreamInMemory(StoreStream):
+    """Of rows that are in no store: there is no place to keep the plan."""
+
+    def keep(self, plan: Plan) -> StreamInMemory:
+        return self
+
+
+def loader_of(plan: Plan, flow: Flow, batch_size: int = BATCH_ROWS) -> Loader:
+    asked = Asked(batch_size=batch_size)
+    return Loader(StreamInMemory(plan, flow), asked, rank=0, world_size=1, framework="torch")
+
+
+def open_loader(batch_size: int = BATCH_ROWS) -> Loader:
     source = PlanSource(
         name="numbered", split="train", fingerprint="numbered-1", num_rows=NUM_ROWS, num_tokens=NUM_ROWS * ROW_TOKENS
     )
     plan = Plan(row_tokens=ROW_TOKENS, seed=7, shuffle="global", sources=(source,))
     flow = Flow([NumberedRows()], Order({"numbered": NUM_ROWS}, seed=7))
-    return DataLoader(flow, plan, **({"batch_size": BATCH_ROWS, "framework": "torch"} | settings))
+    return loader_of(plan, flow, batch_size)
 
 
 def expected_tokens(num_steps: int) -> list[np.ndarray]:
@@ -216,7 +229,7 @@ class NumberedDocuments:
         return self.tokens.ctypes.data + 4 * starts, np.ones(len(starts), bool), [self.tokens]
 
 
-def open_packed() -> DataLoader:
+def open_packed() -> Loader:
     """Rows of several documents each, not all of them full."""
     lengths = np.random.default_rng(3).integers(1, 300, 4_000)
     borders = np.concatenate([[0], np.cumsum(lengths)])
@@ -233,7 +246,7 @@ def open_packed() -> DataLoader:
     plan = Plan(row_tokens=ROW_TOKENS, seed=7, shuffle="global", sources=(source,), pad=0)
     fields = Fields(position_ids=True, segment_ids=True, cu_seqlens=True)
     flow = Flow([rows], plan.order, fields, row_tokens=ROW_TOKENS, pad=0)
-    return DataLoader(flow, plan, batch_size=BATCH_ROWS, framework="torch")
+    return loader_of(plan, flow)
 
 
 def check_packed_batches_arrive_whole_with_all_their_fields() -> None:

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+import batchwright as bw
 from batchwright.adapters.jax import JaxBlocks  # where one is missing, this says what to install
 from batchwright.adapters.mlx import MlxBlocks
 from harness import wait_for
@@ -18,13 +19,13 @@ BLOCKS = {"jax": JaxBlocks, "mlx": MlxBlocks}
 MODULES = {"jax": "jaxlib", "mlx": "mlx"}
 SETTINGS = {
     "tokens": {},
-    "borders": {"border_loss": False, "position_ids": True, "segment_ids": True},
-    "padded": {"epoch_end": "pad", "batch_size": 100},
+    "borders": {"fields": bw.Fields(border_loss=False, position_ids=True, segment_ids=True)},
+    "padded": {"batch_size": bw.Batching(100, epoch_end="pad")},
     "rank": {"rank": 1, "world_size": 3},
-    "prefetch": {"prefetch": 2},
-    "workers": {"workers": 2},
+    "prefetch": {"delivery": bw.Delivery(prefetch=2)},
+    "workers": {"delivery": bw.Delivery(workers=2)},
 }
-AHEAD = {"": {}, "prefetch": {"prefetch": 2}, "workers": {"workers": 2}}
+AHEAD = {"": {}, "prefetch": SETTINGS["prefetch"], "workers": SETTINGS["workers"]}
 
 every_framework = pytest.mark.parametrize("framework", BLOCKS)
 
@@ -41,7 +42,7 @@ def copies(batch):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_an_epoch_holds_what_numpys_holds(open_small, values, framework, settings, small_blocks):
     given = SETTINGS[settings]
-    expected = open_small("numpy", **given | {"prefetch": 0, "workers": 0})
+    expected = open_small("numpy", **given | {"delivery": None})
     for ours, theirs in zip(open_small(framework, **given), expected, strict=True):
         assert {type(a).__module__.partition(".")[0] for a in arrays_of(ours).values()} == {MODULES[framework]}
         assert values(ours) == values(theirs)
@@ -64,7 +65,7 @@ def test_metadata_stays_numpy(open_small, framework):
 
 @every_framework
 def test_a_rank_without_rows_gets_one_of_weight_0(open_small, framework):
-    batch = open_small(framework, batch_size=2, rank=0, world_size=3, uneven=True).get_batch()
+    batch = open_small(framework, batch_size=bw.Batching(2, uneven=True), rank=0, world_size=3).get_batch()
     assert batch.input_ids.shape == batch.loss_mask.shape == (1, 16)
     assert batch.metadata["weight"].tolist() == [0]
     assert not np.asarray(batch.loss_mask).any()
@@ -93,14 +94,14 @@ def test_100_kept_batches_of_copies_stay_unchanged(long_store, open_loader, fram
 @every_framework
 def test_kept_batches_do_not_hold_the_memory_they_were_copied_from(long_store, open_loader, framework):
     loader = open_loader(long_store, chunk_size=512, batch_size=96, framework=framework, epochs=None)
-    addresses, take = [], loader._pool.take
+    addresses, take = [], loader.stream.pool.take
 
     def noting(rows, width):
         block = take(rows, width)
         addresses.append(block.ctypes.data)
         return block
 
-    loader._pool.take = noting
+    loader.stream.pool.take = noting
     kept = [loader.get_batch() for _ in range(50)]
     assert len(addresses) >= 10
     assert len(set(addresses)) <= 4

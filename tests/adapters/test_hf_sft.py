@@ -19,6 +19,7 @@ from refusals import refused
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 
 MAX_LENGTH = 192
+UNCHECKED = bw.Delivery(check=False)
 
 
 def question(n):
@@ -49,7 +50,7 @@ def opened(tmp_path_factory):
     store = tmp_path_factory.mktemp("sft") / "sft.store"
     recipe = bw.DatasetRecipe().add_ingredient(CONVERSATIONS, name="sums")
     bw.bake(recipe.prepare_step(bw.chat("bytes", "chatml")), to=store, workers=0, show_progress=False)
-    fixed = {"max_length": MAX_LENGTH, "batch_size": 4, "check": False}
+    fixed = {"max_length": MAX_LENGTH, "batch_size": 4, "delivery": UNCHECKED}
     return lambda **given: bw.ConversationDataLoader(store, **(fixed | given))
 
 
@@ -84,7 +85,8 @@ def mean_loss_by_hand(network):
 def test_the_loss_of_a_step_is_the_mean_over_trained_tokens_computed_by_hand(opened, tmp_path, packing, accumulated):
     num_rows = opened(packing=packing).plan.epoch_rows
     assert num_rows == 23 if packing is None else num_rows < 15
-    loader = opened(packing=packing, batch_size=-(-num_rows // accumulated), epoch_end="pad")  # a step is an epoch
+    batching = bw.Batching(-(-num_rows // accumulated), epoch_end="pad")  # a step is an epoch
+    loader = opened(packing=packing, batch_size=batching)
     network = model()
     by_hand = mean_loss_by_hand(network)
     trainer = trainer_of(network, loader, tmp_path, gradient_accumulation_steps=accumulated)
@@ -152,14 +154,14 @@ def test_flash_attention_is_told_where_samples_begin(opened, monkeypatch):
 
 def test_preference_pairs_are_refused(tmp_path):
     pairs = [{"prompt": question(n), "chosen": answer(n), "rejected": "no"} for n in range(8)]
-    loader = bw.ConversationDataLoader(pairs, "bytes", MAX_LENGTH, "chatml", check=False)
+    loader = bw.ConversationDataLoader(pairs, "bytes", MAX_LENGTH, "chatml", delivery=UNCHECKED)
     with refused(SpecError, parameter="loader", remedy="collate_fn"):
         trainer_of(model(), loader, tmp_path)
     assert loader.position == 0
 
 
 def test_packed_rows_without_position_ids_are_refused(opened, tmp_path):
-    loader = opened(packing="best_fit", position_ids=False)
+    loader = opened(packing="best_fit", fields=bw.Fields(position_ids=False))
     with refused(SpecError, parameter="position_ids", remedy="packing="):
         trainer_of(model(), loader, tmp_path)
     assert loader.position == 0
@@ -175,7 +177,7 @@ def test_packed_rows_are_refused_by_a_transformers_that_does_not_keep_samples_ap
 
 def test_a_weight_that_the_trainer_does_not_know_is_said(tmp_path, caplog):
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", "weight": 0.5}]
-    loader = bw.ConversationDataLoader([{"messages": said}] * 8, "bytes", MAX_LENGTH, "chatml", check=False)
+    loader = bw.ConversationDataLoader([{"messages": said}] * 8, "bytes", MAX_LENGTH, "chatml", delivery=UNCHECKED)
     with caplog.at_level(logging.WARNING, "batchwright"):
         trainer_of(model(), loader, tmp_path)
     assert "weight 1" in caplog.text

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import batchwright as bw
 from batchwright.adapters.jax import JaxBlocks
 from shared import arrays_of
 
@@ -20,7 +21,7 @@ def types_of(batch):
 
 
 def test_integers_are_int32_unless_x64_is_on(open_small):
-    loader = open_small("jax", position_ids=True, segment_ids=True, border_loss=False)
+    loader = open_small("jax", fields=bw.Fields(position_ids=True, segment_ids=True, border_loss=False))
     integers = ("input_ids", "attention_mask", "labels", "targets", "position_ids", "segment_ids")
     assert types_of(loader.get_batch()) == dict.fromkeys(integers, "int32") | {"loss_mask": "float32"}
     with jax.enable_x64(True):
@@ -72,8 +73,8 @@ def test_batches_go_to_the_default_device_and_from_there_anywhere(small_store):
         import sys, jax, batchwright as bw
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         one, two = jax.devices()
-        settings = dict(chunk_size=16, batch_size=12, seed=7, framework="jax", epoch_end="short")
-        loader = bw.PretrainDataLoader(sys.argv[1], **settings)
+        sizes = bw.Batching(12, epoch_end="short")
+        loader = bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=sizes, seed=7, framework="jax")
         names = ["input_ids", "attention_mask", "targets", "loss_mask"]
         def where(batch):
             return [sorted(d.id for d in getattr(batch, name).devices()) for name in names]

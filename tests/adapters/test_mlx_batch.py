@@ -5,11 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+import batchwright as bw
 from shared import arrays_of
 
 
 def test_mlx_arrays_have_the_types_of_the_contract(open_small):
-    batch = open_small("mlx", position_ids=True, segment_ids=True, border_loss=False).get_batch()
+    batch = open_small("mlx", fields=bw.Fields(position_ids=True, segment_ids=True, border_loss=False)).get_batch()
     integers = ("input_ids", "attention_mask", "labels", "targets", "position_ids", "segment_ids")
     assert {name: array.dtype for name, array in arrays_of(batch).items()} == dict.fromkeys(integers, mx.int64) | {
         "loss_mask": mx.float32

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import batchwright as bw
 from batchwright.types import TrainingBatch
 from shared import arrays_of
 
@@ -22,7 +23,7 @@ def storage_of(tensor):
 
 
 def test_fields_have_the_dtypes_of_the_contract(open_small):
-    batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+    batch = open_small(fields=bw.Fields(position_ids=True, segment_ids=True, border_loss=False)).get_batch()
     arrays = arrays_of(batch)
     assert {name: array.dtype for name, array in arrays.items()} == {
         "input_ids": torch.int64,
@@ -36,7 +37,7 @@ def test_fields_have_the_dtypes_of_the_contract(open_small):
     assert all(array.shape == (12, 16) for array in arrays.values())
 
 
-@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}])
+@pytest.mark.parametrize("settings", [{}, {"fields": bw.Fields(border_loss=False)}, {"split": "val"}])
 def test_tensors_hold_what_the_arrays_hold(open_small, settings):
     for ours, theirs in zip(open_small(**settings), open_small(**settings, framework="numpy"), strict=True):
         assert arrays_of(ours).keys() == arrays_of(theirs).keys()
@@ -44,7 +45,7 @@ def test_tensors_hold_what_the_arrays_hold(open_small, settings):
             np.testing.assert_array_equal(array.numpy(), getattr(theirs, name))
 
 
-@pytest.mark.parametrize("settings", [{}, {"border_loss": False}, {"split": "val"}])
+@pytest.mark.parametrize("settings", [{}, {"fields": bw.Fields(border_loss=False)}, {"split": "val"}])
 def test_labels_and_targets_can_be_viewed_flat(open_small, settings):
     batch = open_small(**settings).get_batch()
     assert batch.targets.view(-1).equal(batch.targets.flatten())
@@ -69,7 +70,7 @@ def test_a_copy_to_a_device_moves_the_tokens_once(open_small, monkeypatch):
 
 
 def test_a_moved_batch_says_the_same_about_itself(open_small, values):
-    batch = open_small(border_loss=False, position_ids=True).get_batch()
+    batch = open_small(fields=bw.Fields(border_loss=False, position_ids=True)).get_batch()
     assert values(batch.to("cpu")) == values(batch)
 
 
@@ -96,7 +97,7 @@ def test_a_field_that_was_assigned_is_what_moves(open_small):
 
 
 def test_all_fields_move_and_what_is_no_tensor_stays(open_small):
-    batch = open_small(position_ids=True, segment_ids=True, border_loss=False).get_batch()
+    batch = open_small(fields=bw.Fields(position_ids=True, segment_ids=True, border_loss=False)).get_batch()
     batch.max_seqlen = 16
     moved = arrays_of(batch.to("meta"))
     assert moved.keys() == arrays_of(batch).keys()
@@ -119,7 +120,7 @@ def test_a_batch_built_by_hand_moves_too():
 @pytest.mark.parametrize("again", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_a_batch_copies_and_pickles_whole(open_small, values, framework, again):
-    for settings in ({}, {"border_loss": False, "position_ids": True}):
+    for settings in ({}, {"fields": bw.Fields(border_loss=False, position_ids=True)}):
         batch = open_small(framework=framework, **settings).get_batch()
         assert values(again(batch)) == values(batch)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_convert
 
+import batchwright as bw
 from batchwright.errors import PlanError, SpecError
 from batchwright.types import TrainingBatch
 from harness import wait_for
@@ -27,14 +28,16 @@ def through(loader, num_workers, **options):
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 def test_one_pass_gives_the_loaders_batches(open_small, values, small_blocks, num_workers, epoch_end):
-    expected = [values(batch) for batch in open_small(epoch_end=epoch_end).get_iterator()]
-    got = [values(batch) for batch in through(open_small(epoch_end=epoch_end), num_workers)]
+    sizes = bw.Batching(12, epoch_end=epoch_end)
+    expected = [values(batch) for batch in open_small(batch_size=sizes).get_iterator()]
+    got = [values(batch) for batch in through(open_small(batch_size=sizes), num_workers)]
     assert len(got) > 40
     assert got == expected
 
 
 def test_one_pass_gives_the_loaders_batches_where_workers_are_spawned(open_small, values):
-    settings = {"epoch_end": "pad", "position_ids": True, "border_loss": False}
+    fields = bw.Fields(position_ids=True, border_loss=False)
+    settings = {"batch_size": bw.Batching(12, epoch_end="pad"), "fields": fields}
     expected = [values(batch) for batch in open_small(**settings).get_iterator()]
     loader = open_small(**settings)
     got = [values(batch) for batch in through(loader, 2, multiprocessing_context="spawn")]
@@ -44,7 +47,7 @@ def test_one_pass_gives_the_loaders_batches_where_workers_are_spawned(open_small
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
 @pytest.mark.parametrize("step", [1, 51, 53, 140])  # an epoch is 52 steps and a part of one
 def test_a_pass_from_any_cursor_ends_where_the_loaders_own_does(open_small, values, epoch_end, step):
-    ours, theirs = (open_small(epoch_end=epoch_end, epochs=4) for _ in range(2))
+    ours, theirs = (open_small(batch_size=bw.Batching(12, epoch_end=epoch_end), epochs=4) for _ in range(2))
     ours.seek(step=step)
     theirs.seek(step=step)
     assert [values(batch) for batch in through(theirs, 2)] == [values(batch) for batch in ours.get_iterator()]
@@ -52,7 +55,7 @@ def test_a_pass_from_any_cursor_ends_where_the_loaders_own_does(open_small, valu
 
 @pytest.mark.parametrize("epoch_end", EPOCH_ENDS)
 def test_ranks_get_their_shares_of_the_same_steps(open_small, epoch_end):
-    settings = {"epoch_end": epoch_end, "batch_size": 100, "uneven": True}
+    settings = {"batch_size": bw.Batching(100, epoch_end=epoch_end, uneven=True)}
     whole = list(open_small(**settings).get_iterator())
     parts = [list(through(open_small(**settings, rank=rank, world_size=3), 2)) for rank in range(3)]
     assert [len(part) for part in parts] == 3 * [len(whole)]
@@ -62,7 +65,7 @@ def test_ranks_get_their_shares_of_the_same_steps(open_small, epoch_end):
 
 
 def test_a_rank_that_has_no_row_of_a_batch_still_takes_every_step(open_small, values):
-    few = {"batch_size": 3, "rank": 0, "world_size": 4, "uneven": True}
+    few = {"batch_size": bw.Batching(3, uneven=True), "rank": 0, "world_size": 4}
     expected = [values(batch) for batch in open_small(**few).get_iterator()]
     assert len(expected[0]["input_ids"]) == 1  # of weight 0
     assert [values(batch) for batch in through(open_small(**few), 2)] == expected
@@ -87,9 +90,10 @@ def test_a_batch_size_given_to_get_batch_is_part_of_the_state_that_workers_repor
 def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(open_small, monkeypatch):
     loader = open_small()
     located = []
-    locate = loader._flow.locate
-    monkeypatch.setattr(loader._flow, "locate", lambda task: located.append(task) or locate(task))
-    steps = list(loader._turns(1, 3))
+    flow = loader.stream.flow
+    locate = flow.locate
+    monkeypatch.setattr(flow, "locate", lambda task: located.append(task) or locate(task))
+    steps = list(loader.turns(1, 3))
     assert len(steps) > 10
     assert len(located) == 1
     assert located[0].stride == 3 * 12
@@ -97,7 +101,7 @@ def test_a_worker_computes_the_order_of_many_of_its_steps_at_once(open_small, mo
 
 def test_a_loader_of_numpy_arrays_gives_tensors_here_and_its_cursor_moves(open_small, values):
     expected = [values(batch) for batch in open_small().get_iterator()]
-    loader = open_small(framework="numpy", prefetch=2)
+    loader = open_small(framework="numpy", delivery=bw.Delivery(prefetch=2))
     batches = iter(through(loader, 0))
     first = next(batches)
     assert isinstance(first.input_ids, torch.Tensor)
@@ -117,14 +121,12 @@ def test_a_second_iterator_ends_the_first_with_an_error(open_small, framework):
 
 
 def test_workers_of_the_loader_itself_are_left_out_inside_torchs_workers(open_small, values):
-    loader = open_small(workers=2, prefetch=0)
+    loader = open_small(delivery=bw.Delivery(workers=2, prefetch=0))
     expected = [values(batch) for batch in open_small().get_iterator()]
     dataset = loader.torch()
     assert [values(batch) for batch in DataLoader(dataset, batch_size=None, num_workers=1)] == expected
-    from batchwright.adapters.torch import _with_tensors
-
-    assert _with_tensors(loader, alone=True).workers == 0
-    assert loader.workers == 2
+    assert loader.twin("torch", alone=True).making.workers == 0
+    assert loader.making.workers == 2
 
 
 def test_torch_leaves_a_batch_as_it_is(open_small, values):
@@ -138,7 +140,7 @@ def test_torch_leaves_a_batch_as_it_is(open_small, values):
 
 def test_the_length_is_that_of_an_epoch_and_torch_finds_it_kept(open_small):
     for epoch_end in EPOCH_ENDS:
-        loader = open_small(epoch_end=epoch_end, epochs=2)
+        loader = open_small(batch_size=bw.Batching(12, epoch_end=epoch_end), epochs=2)
         batches = through(loader, 0)
         assert len(batches) in (loader.get_num_batches(), loader.get_num_batches() + 1)
         assert len(list(batches)) <= len(batches)  # else torch would warn, which is an error here
@@ -195,7 +197,7 @@ def test_batches_from_workers_share_their_masks_and_keep_their_tokens_in_one_pie
 
 
 def test_the_dataset_pickles_without_threads_maps_or_tokens(open_loader, long_store, values):
-    loader = open_loader(long_store, framework="torch", prefetch=2)
+    loader = open_loader(long_store, framework="torch", delivery=bw.Delivery(prefetch=2))
     batches = loader.get_iterator()
     next(batches)  # a stream is open now: with a thread, a map, and blocks of memory
     pickled = pickle.dumps(loader.torch())

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+import batchwright as bw
+
 VOCABULARY = 257
 
 
@@ -56,7 +58,7 @@ def test_a_loop_that_does_not_shift_gets_the_loss_computed_by_hand_from_targets(
 
 
 def test_documents_are_not_predicted_from_one_another_either_way(opened):
-    batch = opened(border_loss=False).get_batch()
+    batch = opened(fields=bw.Fields(border_loss=False)).get_batch()
     logits = logits_of(batch.input_ids)
     counts = batch.loss_mask
     assert 0 < counts.sum() < counts.numel()

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import batchwright as bw
 from batchwright.errors import EndOfRun, PlanError, SpecError
 from refusals import refused
 
@@ -24,8 +25,11 @@ BATCH_ROWS = 100  # six or seven steps in an epoch
 
 @pytest.fixture
 def opened(open_loader, small_store):
-    given = {"framework": "torch", "batch_size": BATCH_ROWS, "epochs": 3}
-    return lambda **other: open_loader(small_store, **(given | other))
+    def open_it(epoch_end=None, **other):
+        sizes = bw.Batching(BATCH_ROWS, epoch_end=epoch_end)
+        return open_loader(small_store, **({"framework": "torch", "batch_size": sizes, "epochs": 3} | other))
+
+    return open_it
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.assemble.batch import Block, Fields, add_border_fields, constant_mask, mask_padding
+from batchwright.assemble.batch import Block, add_border_fields, constant_mask, mask_padding
+from batchwright.settings import Fields
 
 
 def block_of(tokens, weight=None):
@@ -27,7 +28,7 @@ def test_a_constant_mask_is_shared_and_cannot_be_written():
 
 def test_borders_restart_positions_and_segments_and_mask_the_first_token_of_a_document():
     block = block_of([[10, 11, 20, 21, 22, 30]])  # documents begin at the third and the last place
-    fields = Fields(position_ids=True, segment_ids=True, border_loss=False)
+    fields = Fields(position_ids=True, segment_ids=True, border_loss=False).with_defaults(False)
     add_border_fields(block, [np.array([2, 5])], fields)
     assert block.extra["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
     assert block.extra["segment_ids"].tolist() == [[1, 1, 2, 2, 2]]
@@ -47,7 +48,7 @@ def test_border_fields_equal_a_loop_over_tokens(borders):
     add_border_fields(
         block,
         [np.array(sorted(b), np.int64) for b in borders],
-        Fields(position_ids=True, segment_ids=True, border_loss=False),
+        Fields(position_ids=True, segment_ids=True, border_loss=False).with_defaults(False),
     )
     for row, begins in enumerate(borders):
         place, segment = -1, 1
@@ -61,9 +62,10 @@ def test_border_fields_equal_a_loop_over_tokens(borders):
 
 def test_only_what_was_asked_for_is_made():
     block = block_of([[1, 2, 3]])
-    add_border_fields(block, [np.array([1])], Fields(position_ids=True))
+    add_border_fields(block, [np.array([1])], Fields(position_ids=True).with_defaults(False))
     assert list(block.extra) == ["position_ids"]
     assert not Fields().need_borders
+    assert not Fields().with_defaults(False).need_borders
 
 
 def test_rows_of_weight_0_teach_nothing():
@@ -76,7 +78,7 @@ def test_rows_of_weight_0_teach_nothing():
 
 def test_padding_keeps_what_borders_masked():
     block = block_of([[1, 2, 3], [4, 5, 6]], weight=[1, 0])
-    add_border_fields(block, [np.array([2]), np.array([], np.int64)], Fields(border_loss=False))
+    add_border_fields(block, [np.array([2]), np.array([], np.int64)], Fields(border_loss=False).with_defaults(False))
     mask_padding(block)
     assert block.extra["targets"].tolist() == [[2, -100], [-100, -100]]
     assert block.extra["loss_mask"].tolist() == [[1, 0], [0, 0]]

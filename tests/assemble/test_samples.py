@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.assemble.batch import Block, Fields, Padding, add_sample_fields, seqlens_of
+from batchwright.assemble.batch import Block, Padding, add_sample_fields, seqlens_of
 from batchwright.assemble.rows import RowSpec, SpanWeights, plan_rows
 from batchwright.assemble.samples import SampleRows
+from batchwright.settings import Fields
 
 PAD = 999
 
@@ -44,7 +45,7 @@ def laid_out(rows, index, width=None, **how):
 def fields_of(laid, **fields):
     rows = len(laid.tokens)
     block = Block(laid.tokens, np.zeros(rows, np.int32), np.arange(rows), None)
-    add_sample_fields(block, laid, Fields(**fields))
+    add_sample_fields(block, laid, Fields(**fields).with_defaults(False))
     return block
 
 

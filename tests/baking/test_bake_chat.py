@@ -105,8 +105,9 @@ def test_a_holdout_keeps_spans_with_their_conversations(raw, tmp_path):
         stream = store.stream("chat", split)
         starts, fields = stream.token_spans()
         assert fields["stop"][np.array(starts[1:]) - 1].tolist() == np.diff(stream.document_borders()).tolist()
-    train = bw.ConversationDataLoader(store, max_length=400, framework="numpy", check=False)
-    val = bw.ConversationDataLoader(store, max_length=400, framework="numpy", split="val", check=False)
+    settings = {"max_length": 400, "framework": "numpy", "delivery": bw.Delivery(check=False)}
+    train = bw.ConversationDataLoader(store, **settings)
+    val = bw.ConversationDataLoader(store, **settings, split="val")
     assert train.plan.epoch_rows + val.plan.epoch_rows == 120
 
 
@@ -116,10 +117,8 @@ def test_small_shards_give_the_same_spans(raw, tmp_path, monkeypatch):
     cut = quiet_bake(recipe_of(raw), tmp_path / "cut.store", shuffle=False)
     assert len(cut.shards["file"]) > 3
     assert spans_of(cut)[1] == spans_of(whole)[1]
-    loaders = [
-        bw.ConversationDataLoader(s, max_length=300, packing="best_fit", framework="numpy", shuffle=False, check=False)
-        for s in (whole, cut)
-    ]
+    settings = {"max_length": 300, "packing": "best_fit", "shuffle": False, "framework": "numpy"}
+    loaders = [bw.ConversationDataLoader(s, **settings, delivery=bw.Delivery(check=False)) for s in (whole, cut)]
     for one, two in zip(*loaders, strict=True):
         assert one.targets.tolist() == two.targets.tolist()
 

@@ -15,7 +15,8 @@ WEIGHTS = {"web": 3, "code": 1}
 def loader(mixed_stores):
     """Over web.store and code.store, 8 rows of 16 tokens a step; its plan is kept with both."""
     sources = {name: mixed_stores / f"{name}.store" for name in WEIGHTS}
-    return bw.MixedDataLoader(sources, WEIGHTS, chunk_size=16, batch_size=8, num_rows=600, framework="numpy")
+    weights = bw.Mixture(WEIGHTS, num_rows=600)
+    return bw.MixedDataLoader(sources, weights, chunk_size=16, batch_size=8, framework="numpy")
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def positions_and_tokens(batch):
 
 
 def test_an_amended_plan_of_conversations_says_which_loader_goes_on_with_it(chat_store, succeeds):
-    given = {"max_length": 120, "batch_size": 4, "framework": "numpy", "check": False}
+    given = {"max_length": 120, "batch_size": 4, "framework": "numpy", "delivery": bw.Delivery(check=False)}
     without_length = {name: value for name, value in given.items() if name != "max_length"}
     loader = bw.ConversationDataLoader(chat_store, **given)
     loader.get_batch()

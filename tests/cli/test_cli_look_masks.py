@@ -9,7 +9,7 @@ from shared import bake_source
 
 SHORT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 LONG = [{"role": "user", "content": "Hi <script>"}, {"role": "assistant", "content": "Hello\nyou"}]
-SETTINGS = ("--max-length", "160", "--batch-size", "1", "--no-shuffle")
+SETTINGS = ("--max-length", "160", "--batch-size", "1", "--shuffle", "none")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_conversations_are_shown_with_what_is_trained(chats, succeeds):
 
 
 def test_another_loss_marks_other_tokens(chats, succeeds):
-    text = succeeds(f"look {chats} --loss user --no-end-of-turn --document 1").out
+    text = succeeds(f"look {chats} --document 1 --loss", "user, without end of turn").out
     assert "  -- document 1: <memory>, row 1\n" in text
     assert "⟦Hi <script>⟧<|im_end|>↵" in text
     assert text.count("⟦") == 2  # and the legend
@@ -83,7 +83,8 @@ def test_a_step_of_a_packed_plan_shows_samples_and_their_origins(chats, succeeds
 
 
 def test_a_step_of_a_plan_is_what_a_loader_hands_over(chats, succeeds):
-    loader = bw.ConversationDataLoader(chats, max_length=160, batch_size=2, seed=5, check=False, framework="numpy")
+    settings = {"max_length": 160, "batch_size": 2, "seed": 5, "framework": "numpy"}
+    loader = bw.ConversationDataLoader(chats, **settings, delivery=bw.Delivery(check=False))
     batch = loader.get_batch()
     shown = succeeds(f"look {chats} {loader.plan.fingerprint} --batch-size 2 --json").json["rows"]
     for name in ("input_ids", "attention_mask", "targets", "loss_mask"):

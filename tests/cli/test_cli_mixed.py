@@ -19,7 +19,7 @@ NAMED = ("web", "code")
 
 @pytest.fixture
 def mixed(mixed_stores):
-    """mixed(weights, num_rows=...): a loader over web.store and code.store, 8 rows of 16 tokens a step."""
+    """mixed(weights, seed=...): a loader over web.store and code.store, 8 rows of 16 tokens a step."""
 
     def opened(weights=None, **settings):
         sources = {name: mixed_stores / f"{name}.store" for name in NAMED}
@@ -32,7 +32,7 @@ def mixed(mixed_stores):
 @pytest.fixture
 def kept(mixed_stores, mixed):
     """(folder of the stores, plan of a mixture that is kept there and skips positions 42 and 43)."""
-    loader = mixed({"web": 3, "code": 1}, num_rows=400)
+    loader = mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=400))
     loader.amend(at=40, skip=(42, 43))
     return mixed_stores, loader.plan
 
@@ -47,26 +47,30 @@ def kept(mixed_stores, mixed):
         (
             "--weights web=.7,code=.3 --max-epochs code=4 --num-tokens 10e3 --by tokens --temperature 3 "
             "--exhausted renormalise",
-            {"web": 0.7, "code": 0.3},
-            {
-                "max_epochs": {"code": 4},
-                "num_tokens": 10_000,
-                "by": "tokens",
-                "temperature": 3.0,
-                "exhausted": "renormalise",
-            },
+            bw.Mixture(
+                {"web": 0.7, "code": 0.3},
+                max_epochs={"code": 4},
+                num_tokens=10_000,
+                by="tokens",
+                temperature=3.0,
+                exhausted="renormalise",
+            ),
+            {},
         ),
         (
             "--weights web=1 --weights 100:web=.5,code=.5 --num-rows 300",
-            [(0, {"web": 1.0}), (100, {"web": 0.5, "code": 0.5})],
-            {"num_rows": 300},
+            bw.Mixture([(0, {"web": 1.0}), (100, {"web": 0.5, "code": 0.5})], num_rows=300),
+            {},
         ),
         (
             "--ramp 100-200:web=1,code=1 --weights web=1 --num-rows 300",
-            [(0, {"web": 1.0}), *bw.ramp({"web": 1.0}, {"web": 1.0, "code": 1.0}, first=100, last=200)],
-            {"num_rows": 300},
+            bw.Mixture(
+                [(0, {"web": 1.0}), *bw.ramp({"web": 1.0}, {"web": 1.0, "code": 1.0}, first=100, last=200)],
+                num_rows=300,
+            ),
+            {},
         ),
-        ("--temperature 2", None, {"temperature": 2.0}),
+        ("--temperature 2", bw.Mixture(temperature=2.0), {}),
         ("--seed 5 --shuffle none", None, {"seed": 5, "shuffle": "none"}),
     ],
     ids=["weights", "caps", "steps", "ramp", "sizes", "natural"],
@@ -78,15 +82,15 @@ def test_named_stores_give_the_plan_of_a_mixed_loader(flags, weights, settings, 
     assert made["fingerprint"] == mixed(weights, **settings).plan.fingerprint
 
 
-def test_settings_of_a_mixture_over_one_store_give_the_plan_of_a_mixed_loader(own_store, succeeds):
-    weights, caps = {"web": 0.7, "code": 0.3}, {"code": 2}
-    loader = bw.MixedDataLoader(own_store, weights, chunk_size=16, max_epochs=caps)
+def test_settings_of_a_mixture_over_one_store_give_the_plan_of_a_pretrain_loader(own_store, succeeds):
+    weights = bw.Mixture({"web": 0.7, "code": 0.3}, max_epochs={"code": 2})
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, weights=weights)
     command = f"plan {own_store} --chunk-size 16 --weights web=.7,code=.3 --max-epochs code=2"
     assert succeeds(command, "--json").json["fingerprint"] == loader.plan.fingerprint
 
 
 def test_lanes_are_those_of_a_loader(own_store, succeeds):
-    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=16, lanes=4)
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle=bw.Shuffle("pool", pool_rows=16, lanes=4))
     command = f"plan {own_store} --chunk-size 16 --shuffle pool --pool-rows 16 --lanes 4"
     facts = succeeds(command, "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
@@ -160,29 +164,29 @@ def test_a_source_whose_name_looks_like_a_position_can_be_weighted():
 
 
 def plan_capped(mixed, stores):
-    return mixed({"web": 0.5, "code": 0.5}, max_epochs={"code": 2}, num_rows=800).plan
+    return mixed(bw.Mixture({"web": 0.5, "code": 0.5}, max_epochs={"code": 2}, num_rows=800)).plan
 
 
 def plan_that_stops(mixed, stores):
-    return mixed({"web": 0.5, "code": 0.5}, exhausted="stop").plan
+    return mixed(bw.Mixture({"web": 0.5, "code": 0.5}, exhausted="stop")).plan
 
 
 def plan_renormalised(mixed, stores):
-    return mixed({"web": 0.5, "code": 0.5}, exhausted="renormalise", max_epochs={"code": 3}).plan
+    return mixed(bw.Mixture({"web": 0.5, "code": 0.5}, exhausted="renormalise", max_epochs={"code": 3})).plan
 
 
 def plan_by_ramp(mixed, stores):
     steps = [(0, {"web": 1}), *bw.ramp({"web": 1}, {"code": 1}, first=100, last=300)]
-    return mixed(steps, num_rows=500).plan
+    return mixed(bw.Mixture(steps, num_rows=500)).plan
 
 
 def plan_skipped(mixed, stores):
-    plan = mixed({"web": 3, "code": 1}, num_rows=500).plan
+    plan = mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=500)).plan
     return plan.amend(skip=[(42, 43), (100, 130), (499, 499)]).amend(at=200, skip=250)
 
 
 def plan_amended(mixed, stores):
-    plan = mixed({"web": 3, "code": 1}, num_rows=500).plan
+    plan = mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=500)).plan
     plan = plan.amend(at=101, add={"math": stores / "math.store"}, weights={"web": 1, "math": 1, "code": 1})
     return plan.amend(at=300, max_epochs={"math": 2}, num_rows=900, skip=(310, 320))
 
@@ -194,7 +198,8 @@ def plan_grown(mixed, stores):
 
 def plan_grown_in_a_mixture(mixed, stores):
     sources = {"notes": stores / "notes.store", "web": stores / "web.store"}
-    plan = bw.MixedDataLoader(sources, {"web": 1, "notes": 1}, chunk_size=16, num_rows=600, batch_size=8).plan
+    weights = bw.Mixture({"web": 1, "notes": 1}, num_rows=600)
+    plan = bw.MixedDataLoader(sources, weights, chunk_size=16, batch_size=8).plan
     return plan.amend(at=70, add={"notes": stores / "more.store"}, max_epochs={"notes": 3})
 
 
@@ -205,8 +210,8 @@ def plan_joined(mixed, stores):
 def plan_padded(mixed, stores):
     short = bw.PretrainDataLoader(stores / "code.store", chunk_size=8, framework="numpy")
     long = bw.PretrainDataLoader(stores / "web.store", chunk_size=16, framework="numpy")
-    settings = {"by": "tokens", "pad": 0, "num_rows": 300, "batch_size": 8, "framework": "numpy"}
-    return bw.MixedDataLoader({"web": long, "code": short}, {"web": 1, "code": 1}, **settings).plan
+    weights, batching = bw.Mixture({"web": 1, "code": 1}, by="tokens", num_rows=300), bw.Batching(8, pad=0)
+    return bw.MixedDataLoader({"web": long, "code": short}, weights, batch_size=batching, framework="numpy").plan
 
 
 def plan_weighted_later(mixed, stores):
@@ -214,11 +219,14 @@ def plan_weighted_later(mixed, stores):
 
 
 def plan_that_wraps(mixed, stores):
-    return mixed(epoch_end="wrap").plan.amend(at=30, add={"math": stores / "math.store"}, skip=(35, 51))
+    return mixed(batch_size=bw.Batching(8, epoch_end="wrap")).plan.amend(
+        at=30, add={"math": stores / "math.store"}, skip=(35, 51)
+    )
 
 
 def plan_that_pads(mixed, stores):
-    return mixed({"web": 1, "code": 1}, num_rows=303, epoch_end="pad").plan.amend(skip=(35, 50))
+    weights, batching = bw.Mixture({"web": 1, "code": 1}, num_rows=303), bw.Batching(8, epoch_end="pad")
+    return mixed(weights, batch_size=batching).plan.amend(skip=(35, 50))
 
 
 PLANS = [
@@ -328,7 +336,7 @@ def test_skipped_rows_are_counted_apart(mixed, mixed_stores):
 
 
 def test_a_run_that_changed_its_batch_size_is_counted_as_it_was_cut(mixed, mixed_stores):
-    loader = mixed({"web": 3, "code": 1}, num_rows=403)
+    loader = mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=403))
     steps = [loader.get_batch() for _ in range(10)]
     while True:
         try:
@@ -383,7 +391,7 @@ def test_caps_are_told_with_the_step_at_which_they_bind(mixed_stores, succeeds):
 
 
 def test_the_history_of_a_plan_is_told(mixed, mixed_stores, succeeds):
-    loader = mixed({"web": 3, "code": 1}, num_rows=500)
+    loader = mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=500))
     first = loader.plan.fingerprint
     second = loader.amend(at=80, skip=(82, 83)).fingerprint
     third = loader.amend(at=162, weights={"web": 1, "code": 1}).fingerprint
@@ -442,12 +450,13 @@ def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stor
     from batchwright.digesting import combine, sample_hashes
 
     web, code = mixed_stores / "web.store", mixed_stores / "code.store"
-    talk = bw.ConversationDataLoader(chat_store, max_length=240, packing="best_fit", framework="numpy", check=False)
-    packed = bw.PretrainDataLoader(code, chunk_size=64, packing="greedy", framework="numpy")
-    weights = {"web": 0.5, "code": 0.2, "talk": 0.3}
-    loader = bw.MixedDataLoader(
-        {"web": web, "code": packed, "talk": talk}, weights, chunk_size=64, by="tokens", num_rows=90, framework="numpy"
+    delivery = bw.Delivery(check=False)
+    talk = bw.ConversationDataLoader(
+        chat_store, max_length=240, packing="best_fit", framework="numpy", delivery=delivery
     )
+    packed = bw.PretrainDataLoader(code, chunk_size=64, packing="greedy", framework="numpy")
+    weights = bw.Mixture({"web": 0.5, "code": 0.2, "talk": 0.3}, by="tokens", num_rows=90)
+    loader = bw.MixedDataLoader({"web": web, "code": packed, "talk": talk}, weights, chunk_size=64, framework="numpy")
     stores = [f"web={web}", f"code={code}", f"talk={chat_store}", "--chunk-size", "64", "--max-length", "240"]
     packing = ["--packing", "talk=best_fit", "--packing", "code=greedy"]
     mixture = ["--by", "tokens", "--weights", "web=.5,code=.2,talk=.3", "--num-rows", "90"]

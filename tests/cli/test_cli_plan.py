@@ -10,6 +10,7 @@ import pytest
 import batchwright as bw
 from batchwright.cli.summary import summarize
 from batchwright.loaders.pretrain import make_plan
+from batchwright.settings import Asked
 
 
 def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
@@ -23,9 +24,8 @@ def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):
 
 
 def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
-    loader = bw.PretrainDataLoader(
-        own_store, chunk_size=16, batch_size=8, seed=3, weights={"web": 0.5, "code": 0.5}, stop="all_exhausted"
-    )
+    weights = bw.Mixture({"web": 0.5, "code": 0.5}, stop="all_exhausted")
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, batch_size=8, seed=3, weights=weights)
     command = f"plan {own_store} --chunk-size 16 --batch-size 8 --seed 3 --weights"
     facts = succeeds(command, "web=.5,code=.5", "--stop", "all_exhausted", "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
@@ -33,7 +33,7 @@ def test_the_plan_is_the_one_a_loader_runs(own_store, succeeds):
 
 
 def test_a_pool_shuffle_is_the_one_a_loader_runs_and_says_its_windows(own_store, succeeds):
-    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle="pool", pool_rows=50)
+    loader = bw.PretrainDataLoader(own_store, chunk_size=16, shuffle=bw.Shuffle("pool", pool_rows=50))
     command = f"plan {own_store} --chunk-size 16 --shuffle pool --pool-rows 50"
     assert succeeds(command, "--json").json["fingerprint"] == loader.plan.fingerprint
     assert "shuffle pool (windows of 64 rows)" in succeeds(command).out
@@ -105,7 +105,10 @@ def flags(settings):
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
 def test_a_plan_of_conversations_is_the_one_a_loader_runs(chat_store, settings, succeeds):
-    loader = bw.ConversationDataLoader(chat_store, **settings, framework="numpy", check=False)
+    given = {"delivery": bw.Delivery(check=False), "framework": "numpy"} | settings
+    if "pad" in given:
+        given["batch_size"] = bw.Batching(pad=given.pop("pad"))
+    loader = bw.ConversationDataLoader(chat_store, **given)
     facts = succeeds("plan", chat_store, *flags(settings), "--json").json
     assert facts["fingerprint"] == loader.plan.fingerprint
     assert facts["steps"] == loader.get_num_batches()
@@ -140,7 +143,8 @@ def test_documents_that_are_cut_are_counted(chat_store, succeeds):
 
 
 def test_a_plan_that_is_kept_says_the_same_of_its_documents(chat_store, succeeds):
-    plan = bw.ConversationDataLoader(chat_store, max_length=120, seed=9, framework="numpy", check=False).plan
+    delivery = bw.Delivery(check=False)
+    plan = bw.ConversationDataLoader(chat_store, max_length=120, seed=9, framework="numpy", delivery=delivery).plan
     settings = succeeds(f"plan {chat_store} --max-length 120 --seed 9").out
     assert succeeds(f"plan {chat_store} {plan.fingerprint}").out == settings
     assert succeeds(f"info {chat_store} {plan.fingerprint}").out == settings
@@ -173,7 +177,7 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
         (["--max-length", "64"], "--max-length"),
         (["--chunk-size", "16", "--loss", "last"], "--loss"),
         (["--chunk-size", "16", "--pad", "0"], "packing="),
-        (["--chunk-size", "16", "--packing", "best_fit", "--pad", "x"], "--pad x"),
+        (["--chunk-size", "16", "--packing", "best_fit", "--pad", "x"], "pad='x'"),
         (["--chunk-size", "x"], "'x'"),
         (["--chunk-size", "0"], "chunk_size=1"),
         (["--chunk-size", "16", "--batch-size", "0"], "batch_size=1"),
@@ -203,12 +207,12 @@ def test_an_altered_plan_file_is_refused(store, plan, tmp_path, refuses):
 
 
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
-@pytest.mark.parametrize("weights", [None, {"web": 0.6, "code": 0.4}])
+@pytest.mark.parametrize("weights", [None, bw.Mixture({"web": 0.6, "code": 0.4}, num_rows=333)], ids=["no", "some"])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weights, epochs):
     store = bw.open_store(small_store)
-    ends = {} if weights is None else {"num_rows": 333}
-    plan = make_plan(store, 16, seed=1, epoch_end=epoch_end, weights=weights, **ends)
+    asked = Asked(chunk_size=16, seed=1, weights=weights, batch_size=bw.Batching(epoch_end=epoch_end))
+    plan = make_plan(store, asked)
     summary = summarize(plan.cut_as([[0, 0, 32]]), epochs=epochs)
     loader = bw.PretrainDataLoader(store, plan=plan, batch_size=32, epochs=epochs, framework="numpy")
     steps, read = 0, dict.fromkeys(plan.order.names, 0)
@@ -226,7 +230,7 @@ def test_the_summary_counts_what_a_run_really_reads(small_store, epoch_end, weig
 
 
 def test_the_step_by_which_a_source_was_read_once_is_the_one_that_reads_its_last_row(small_store):
-    plan = make_plan(bw.open_store(small_store), 16, weights={"web": 0.6, "code": 0.4})
+    plan = make_plan(bw.open_store(small_store), Asked(chunk_size=16, weights={"web": 0.6, "code": 0.4}))
     summary, order = summarize(plan.cut_as([[0, 0, 8]])), plan.order
     for number, source in enumerate(summary.sources):
         step = source.first_epoch_ends_at_step

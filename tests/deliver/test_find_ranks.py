@@ -178,7 +178,8 @@ RANK_SCRIPT = """
     made["first line"] = lines[0]
     made["positions"] = next(loader.get_iterator()).metadata["position"].tolist()
     lines.clear()
-    bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=4, mesh=mesh((2, 1), ("dp", "tp")))
+    two_by_one = bw.Batching(4, mesh=mesh((2, 1), ("dp", "tp")))
+    bw.PretrainDataLoader(sys.argv[1], chunk_size=16, batch_size=two_by_one)
     made["first line with a mesh"] = lines[0]
     dist.barrier()      # rank 0 holds the store through which the other's last mesh may still be forming
     dist.destroy_process_group()

@@ -113,7 +113,10 @@ def test_one_of_many_without_a_process_group_is_told_to_set_one_up(small_store, 
     assert loader.position == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"prefetch": 2}, {"tokenizer": "bytes", "streaming": True, "epochs": None}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"delivery": bw.Delivery(prefetch=2)}, {"tokenizer": "bytes", "streaming": True, "epochs": None}],
+)
 def test_a_look_at_the_next_batch_moves_nothing(small_store, raw, open_loader, settings):
     path = raw / "code" if settings.get("streaming") else small_store
     asked, never = open_loader(path, **settings), open_loader(path, **settings)
@@ -147,7 +150,7 @@ SCRIPT = """
 
     if size == 2:
         case("all well", opened())
-        loader = opened(sharding="strided", prefetch=2)
+        loader = opened(batch_size=bw.Batching(12, sharding="strided"), delivery=bw.Delivery(prefetch=2))
         batches = loader.get_iterator()
         next(batches), next(batches)
         case("in mid run", loader)
@@ -158,14 +161,14 @@ SCRIPT = """
         case("position", loader)
         case("batch_size", opened(batch_size=12 + 2 * me))
         case("epochs", opened(epochs=1 + me))
-        case("sharding", opened(sharding=("contiguous", "strided")[me]))
+        case("sharding", opened(batch_size=bw.Batching(12, sharding=("contiguous", "strided")[me])))
         mine = (lambda n, r, w: range(r, n, w), lambda n, r, w: range(w - 1 - r, n, w))[me]
-        case("two functions of one name", opened(sharding=mine))
+        case("two functions of one name", opened(batch_size=bw.Batching(12, sharding=mine)))
         case("both data rank 0", opened(rank=0, world_size=2))
         case("replicas", opened(rank=0, world_size=1))
         loader = opened()
         if me == 1:
-            loader._flow.locate = broken
+            loader.stream.flow.locate = broken
         case("cannot read", loader)
         loader = opened()
         loader.seek(position=loader.plan.epoch_rows)
@@ -177,16 +180,17 @@ SCRIPT = """
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        loader = opened(mesh=mesh)
+        meshed = bw.Batching(12, mesh=mesh)
+        loader = opened(batch_size=meshed)
         case("all well", loader)
         made["rows"] = loader.get_batch().metadata["position"].tolist()
-        case("seed", opened(mesh=mesh, seed=7 + me % 2))
-        case("one seed", opened(mesh=mesh, seed=8 if me == 0 else 7))
-        loader = opened(mesh=mesh)
+        case("seed", opened(batch_size=meshed, seed=7 + me % 2))
+        case("one seed", opened(batch_size=meshed, seed=8 if me == 0 else 7))
+        loader = opened(batch_size=meshed)
         loader.seek(step=5 if me == 2 else 4)
         case("position", loader)
-        case("border_loss", opened(mesh=mesh, border_loss=me != 3))
-        case("fields", opened(mesh=mesh, position_ids=me == 0))
+        case("border_loss", opened(batch_size=meshed, fields=bw.Fields(border_loss=me != 3)))
+        case("fields", opened(batch_size=meshed, fields=bw.Fields(position_ids=me == 0)))
         case("tp for dp", opened(rank=me % 2 if me < 3 else 0, world_size=2))
         case("no mesh", opened(rank=me, world_size=4))
     dist.barrier()

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchwright.deliver.ranks import Ranks
 from batchwright.flow import Flow
-from batchwright.loaders.base import DataLoader
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.stored import StoreStream
 from batchwright.order.schedule import Order
 from batchwright.plan import Plan, PlanSource
+from batchwright.settings import Asked
 
 
 def numbers(name: str, num_rows: int, row_tokens: int = 3) -> Any:
@@ -31,8 +32,15 @@ def numbers(name: str, num_rows: int, row_tokens: int = 3) -> Any:
     return Numbers()
 
 
+class NumbersStream(StoreStream):
+    """Over rows that no store has, so no plan is kept beside one."""
+
+    def keep(self, plan: Plan) -> NumbersStream:
+        return self
+
+
 @pytest.fixture(scope="session")
-def open_numbers() -> Callable[..., DataLoader]:
+def open_numbers() -> Callable[..., Loader]:
     """A loader of 10 rows (or as many as each source is given), 4 in a batch, in order; settings as given."""
 
     def opened(
@@ -46,8 +54,10 @@ def open_numbers() -> Callable[..., DataLoader]:
         total_rows: int | None = None,
         row_tokens: int = 3,
         seed: int = 7,
+        epochs: int | None = 1,
+        framework: str = "numpy",
         **settings: Any,
-    ) -> DataLoader:
+    ) -> Loader:
         sizes = num_rows if isinstance(num_rows, dict) else {"numbers": num_rows}
         sources = [numbers(name, size, row_tokens) for name, size in sizes.items()]
         plan = Plan(
@@ -69,7 +79,8 @@ def open_numbers() -> Callable[..., DataLoader]:
             num_rows=total_rows,
         )
         flow = Flow(sources, Order(sizes, seed=seed, weights=weights, shuffle=shuffle))
-        ranks = Ranks(rank, world_size, "a test")
-        return DataLoader(flow, plan, ranks=ranks, **({"batch_size": 4, "framework": "numpy"} | settings))
+        asked = Asked(**({"batch_size": 4} | settings))
+        ranks = {"rank": rank, "world_size": world_size}
+        return Loader(NumbersStream(plan, flow), asked, **ranks, epochs=epochs, framework=framework)
 
     return opened

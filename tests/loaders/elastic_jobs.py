@@ -1,7 +1,7 @@
 """Ranks of jobs that are killed and come back, for tests: what one rank does, its stores, and what a life left.
 
-A job is what JSON can say: {"sources" or "loader", "settings", "world_size", "batch_size", "checkpoint_steps",
-"stop_at_step"}, and what it goes on from: {"plan", "state"}.
+A job is {"sources" or "loader", "settings", "world_size", "batch_size", "checkpoint_steps", "stop_at_step"}, and what
+it goes on from: {"plan", "state"}. Settings are those of a loader; "batching" are those of `Batching` besides its size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +61,23 @@ def open_source(source: Any) -> Any:
 
 def open_rank(job: dict[str, Any], rank: int) -> Any:
     """From settings, or from files alone: a plan that is kept with the stores, and a state."""
+    prefetch = 2 * (rank % 2)  # whether batches are made ahead must not matter, so ranks differ in it
     if "loader" in job:  # one loader by itself, as `open_source` takes it
-        own = {"rank": rank, "world_size": job["world_size"], "prefetch": 2 * (rank % 2)}
+        delivery = replace(job["loader"].get("delivery", bw.Delivery()), prefetch=prefetch)
+        own = {"rank": rank, "world_size": job["world_size"], "delivery": delivery}
         loader = open_source({**job["loader"], **own, "epochs": None, "framework": "numpy"})
         if job["state"] is not None:
             loader.load_state_dict(job["state"])
         return loader
     loader = bw.MixedDataLoader(
         {name: open_source(source) for name, source in job["sources"].items()},
-        **job["delivery"],
         **(job["settings"] if job["plan"] is None else {"plan": job["plan"]}),
-        batch_size=job["batch_size"],
+        batch_size=bw.Batching(job["batch_size"], **job["batching"]),
         epochs=None,
         framework="numpy",
         rank=rank,
         world_size=job["world_size"],
-        prefetch=2 * (rank % 2),  # whether batches are made ahead must not matter, so ranks differ in it
+        delivery=bw.Delivery(prefetch=prefetch),
     )
     if job["state"] is not None:
         loader.load_state_dict(job["state"])
@@ -101,9 +102,11 @@ def amend_if_due(loader: bw.MixedDataLoader, amendments: list[tuple[int, dict[st
 def read_rows(source: str, rank: int, world_size: int, state: Any, workers: int) -> None:
     """Say the rows of every step, until somebody stops it. A folder of raw files, instead of a store, is streamed."""
     is_raw = not (Path(source) / "batchwright.json").exists()
-    raw = {"tokenizer": "bytes", "streaming": True, "shuffle_rows": 100} if is_raw else {}
+    raw = {"tokenizer": "bytes", "streaming": True, "shuffle": bw.Shuffle("window", pool_rows=100)} if is_raw else {}
     sizes = {"chunk_size": 16, "batch_size": 48, "rank": rank, "world_size": world_size}
-    loader = bw.PretrainDataLoader(source, **sizes, seed=7, epochs=None, framework="numpy", workers=workers, **raw)
+    loader = bw.PretrainDataLoader(
+        source, **sizes, seed=7, epochs=None, framework="numpy", delivery=bw.Delivery(workers=workers), **raw
+    )
     if state is not None:
         loader.load_state_dict(state)
     for batch in batches(loader):
@@ -172,7 +175,7 @@ def live(
     world_size = job["world_size"]
     folder.mkdir(parents=True)
     np.zeros(world_size, np.int64).tofile(folder / "done")
-    defaults = {"settings": {}, "delivery": {}, "plan": None, "state": None, "amendments": []}
+    defaults = {"settings": {}, "batching": {}, "plan": None, "state": None, "amendments": []}
     job = defaults | job | {"most_steps": kill_after and kill_after[1]}
     ranks = [f"{folder.name}-{rank}" for rank in range(world_size)]
     for rank, name in enumerate(ranks):

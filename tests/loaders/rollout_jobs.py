@@ -29,10 +29,9 @@ def train(folder: Path, rank: int, world_size: int, state: Any, most_steps: int 
         bw.RolloutLog(folder),
         "bytes",
         True,
-        batch_size=BATCH_ROWS,
+        batch_size=bw.Batching(BATCH_ROWS, balance=True),
         rank=rank,
         world_size=world_size,
-        balance=True,
         timeout=SECONDS,
         framework="numpy",
     )

@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
+import batchwright as bw
 from batchwright.errors import EndOfRun, PlanError, SpecError
 from harness import no_thread_left
 from refusals import refused
@@ -231,7 +232,7 @@ def test_get_batch_of_another_size_moves_the_cursor_by_that_many_rows(open_numbe
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_read_that_failed_can_be_tried_again_and_loses_nothing(open_numbers, prefetch):
     loader = open_numbers(40, prefetch=prefetch)
-    (source,) = loader._flow.rows
+    (source,) = loader.stream.flow.rows
     gather, failures = source.gather, [OSError("the disk is away"), OSError("still away")]
 
     def fail_first(index, epoch, out):
@@ -499,10 +500,10 @@ def test_resume_reads_only_the_rows_of_the_next_block(open_numbers, weights):
     at = 32 * (10**9 // 32)
     loader.load_state_dict({"position": at, "plan": loader.plan.fingerprint, "steps": [[0, 0, 32]]})
     batch = loader.get_batch()
-    gathered = {number: source.gathered for number, source in enumerate(loader._flow.rows)}
+    gathered = {number: source.gathered for number, source in enumerate(loader.stream.flow.rows)}
     count = sum(map(len, gathered.values()))
     assert 32 <= count <= 256  # a block of a few batches, and nothing before it
-    draw = loader._flow.order.at(np.arange(at, at + count))
+    draw = loader.stream.flow.order.at(np.arange(at, at + count))
     for number, rows in gathered.items():
         assert rows == draw.index[draw.source == number].tolist()
     assert (batch.input_ids[:, 0] == 10 * draw.index[:32]).all()
@@ -515,7 +516,7 @@ def test_a_trillion_rows_are_opened_resumed_and_traced_back_without_memory_to_sp
     loader.seek(position=10**11)
     batch = loader.get_batch()
     row = int(batch.input_ids[0, 0]) // 10
-    assert loader._flow.order.positions(0, [row], 0).tolist() == [10**11]
+    assert loader.stream.flow.order.positions(0, [row], 0).tolist() == [10**11]
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 50e6
@@ -524,7 +525,7 @@ def test_a_trillion_rows_are_opened_resumed_and_traced_back_without_memory_to_sp
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_dropped_loader_is_freed_at_once_and_not_by_the_collector(open_loader, small_store, prefetch):
     # Its memory, its maps and its threads go with it. An abandoned pass that the collector finds may end anywhere.
-    loader = open_loader(small_store, prefetch=prefetch)
+    loader = open_loader(small_store, delivery=bw.Delivery(prefetch=prefetch))
     for _ in range(3):
         loader.get_batch()
     left = weakref.ref(loader)

@@ -57,9 +57,12 @@ def write(folder: Path, rows: list[dict]) -> Path:
     return path
 
 
-def opened(path, tokenizer, template="chatml", **settings):
+def opened(path, tokenizer, template="chatml", on_error=None, **settings):
     given = {"max_length": 64, "framework": "numpy", "shuffle": False} | settings
-    return bw.ConversationDataLoader(path, tokenizer, chat_template=template, **given)
+    if on_error is None:
+        return bw.ConversationDataLoader(path, tokenizer, chat_template=template, **given)
+    recipe = bw.DatasetRecipe(on_error=on_error).add_ingredient(path)
+    return bw.ConversationDataLoader(recipe.prepare_step(bw.chat(tokenizer, template)), **given)
 
 
 SYSTEM = {"before": [("system", "Count.")]}
@@ -143,7 +146,7 @@ def test_what_nobody_can_mean_is_refused_with_row_and_remedy(name, tmp_path, tok
 @pytest.mark.parametrize("name", FAULTS)
 def test_with_check_false_the_same_rows_are_opened(name, tmp_path, tokenizer):
     _, rows, template, settings, _, _ = FAULTS[name]
-    loader = opened(write(tmp_path, rows), tokenizer, template, check=False, **settings)
+    loader = opened(write(tmp_path, rows), tokenizer, template, delivery=bw.Delivery(check=False), **settings)
     assert len(loader.get_batch(4)) == 4
 
 
@@ -174,16 +177,16 @@ def test_one_row_in_twenty_with_a_fault_is_a_note(fault, tmp_path, tokenizer, ca
 
 def test_notes_say_format_shares_and_that_pad_is_eos(tmp_path, tokenizer, caplog):
     caplog.set_level(logging.INFO, "batchwright")
-    opened(write(tmp_path, forty()), tokenizer, pad="<|im_end|>")
+    opened(write(tmp_path, forty()), tokenizer, batch_size=bw.Batching(pad="<|im_end|>"))
     for words in ("'messages'", "%", "2.0 messages"):
         assert words in caplog.text
     assert "pad == eos" in caplog.text
 
 
-def test_end_of_turn_false_is_a_wish_and_is_noted(tmp_path, tokenizer, caplog):
+def test_a_loss_without_end_of_turn_is_a_wish_and_is_noted(tmp_path, tokenizer, caplog):
     caplog.set_level(logging.INFO, "batchwright")
-    opened(write(tmp_path, forty()), tokenizer, end_of_turn=False)
-    assert "end_of_turn=False" in caplog.text
+    opened(write(tmp_path, forty()), tokenizer, loss="assistant, without end of turn")
+    assert "without end of turn" in caplog.text
 
 
 @pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])

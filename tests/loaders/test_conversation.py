@@ -26,8 +26,11 @@ def as_messages(conversations):
     return [{"messages": [{"role": r, "content": c} for r, c in turns]} for turns in conversations]
 
 
+UNCHECKED = {"delivery": bw.Delivery(check=False)}
+
+
 def open_loader(rows, max_length=60, **settings):
-    given = {"batch_size": 1, "framework": "numpy", "shuffle": False, "check": False} | settings
+    given = {"batch_size": 1, "framework": "numpy", "shuffle": False, **UNCHECKED} | settings
     return bw.ConversationDataLoader(rows, "bytes", max_length, TEMPLATE, **given)
 
 
@@ -74,7 +77,7 @@ def test_all_trains_every_token_but_the_first():
 
 
 def test_the_end_of_a_turn_can_be_left_out():
-    ((_, mask),) = by_text(open_loader(as_messages(THREE[1:2]), end_of_turn=False)).items()
+    ((_, mask),) = by_text(open_loader(as_messages(THREE[1:2]), loss="assistant, without end of turn")).items()
     assert mask.replace(".", "") == "C!"
 
 
@@ -97,7 +100,7 @@ def test_messages_say_themselves_what_is_learned():
 
 
 def test_roles_and_turns_are_those_of_the_labels():
-    batch = open_loader(as_messages(THREE[1:2]), show_roles=True).get_batch()
+    batch = open_loader(as_messages(THREE[1:2]), fields=bw.Fields(roles=True)).get_batch()
     said = [chr(c) if c < 256 else "" for c in [*batch.input_ids[0][1:], 256]]
     roles, turns = batch.metadata["role"][0], batch.metadata["turn"][0]
     from batchwright.prepare.chat.spans import ROLES
@@ -157,12 +160,12 @@ def test_a_batch_is_as_wide_as_its_longest_row():
 
 @pytest.mark.parametrize(("pad_to", "widths"), [(16, [16, 32, 48]), ([20, 40], [20, 40, 40]), ("max_length", [60] * 3)])
 def test_widths_in_steps(pad_to, widths):
-    loader = open_loader(as_messages(THREE), pad_to=pad_to)
+    loader = open_loader(as_messages(THREE), batch_size=bw.Batching(1, pad_to=pad_to))
     assert sorted(batch.input_ids.shape[1] for batch in loader) == widths
 
 
 def test_left_padding_ends_every_row_at_the_same_place():
-    batch = open_loader(as_messages(THREE), batch_size=3, padding_side="left").get_batch()
+    batch = open_loader(as_messages(THREE), batch_size=bw.Batching(3, padding_side="left")).get_batch()
     assert batch.attention_mask[:, -1].tolist() == [1, 1, 1]
     assert {text(row[mask == 1])[-4:] for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)} == {
         "</s>"
@@ -235,7 +238,7 @@ def test_one_store_serves_other_lengths_and_masks(tmp_path):
     bw.bake(recipe, to=tmp_path / "sft.store", workers=0, show_progress=False)
     for settings in ({}, {"loss": "last"}, {"packing": "greedy"}):
         loader = bw.ConversationDataLoader(
-            tmp_path / "sft.store", max_length=60, framework="numpy", batch_size=1, check=False, **settings
+            tmp_path / "sft.store", max_length=60, framework="numpy", batch_size=1, **UNCHECKED, **settings
         )
         assert loader.plan.sources[0].name == "chat"
 
@@ -244,18 +247,25 @@ def test_a_plan_opens_the_same_rows_again():
     first = open_loader(as_messages(THREE * 9), batch_size=2, shuffle=True, packing="best_fit", seed=5)
     first.get_batch()
     state = json.loads(json.dumps(first.state_dict()))
-    again = bw.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", check=False)
+    again = bw.ConversationDataLoader(first.store, plan=state["plan"], framework="numpy", **UNCHECKED)
     again.load_state_dict(state)
     assert again.get_batch().targets.tolist() == first.get_batch().targets.tolist()
 
 
 @pytest.mark.parametrize(
-    "settings", [{"loss": "last"}, {"end_of_turn": False}, {"packing": "greedy"}, {"max_length": 50}, {"pad": 5}]
+    ("name", "settings"),
+    [
+        ("loss", {"loss": "last"}),
+        ("loss", {"loss": "assistant, without end of turn"}),
+        ("packing", {"packing": "greedy"}),
+        ("max_length", {"max_length": 50}),
+        ("pad", {"batch_size": bw.Batching(pad=5)}),
+    ],
 )
-def test_a_plan_with_other_settings_is_refused(settings):
+def test_a_plan_with_other_settings_is_refused(name, settings):
     first = open_loader(as_messages(THREE))
-    with refused(bw.SpecError, parameter=next(iter(settings))):
-        bw.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", check=False, **settings)
+    with refused(bw.SpecError, parameter=name):
+        bw.ConversationDataLoader(first.store, plan=first.plan, framework="numpy", **UNCHECKED, **settings)
 
 
 @pytest.mark.parametrize(
@@ -318,20 +328,25 @@ def test_trace_leads_from_a_step_to_the_rows_of_the_file(tmp_path):
 
 def test_a_holdout_of_raw_conversations_is_the_validation_split():
     rows = as_messages([[("user", f"q{n}"), ("assistant", "A!")] for n in range(60)])
-    train, val = (open_loader(rows, holdout=0.2, split=split) for split in ("train", "val"))
+    recipe = bw.DatasetRecipe().add_ingredient(rows).prepare_step(bw.chat("bytes", TEMPLATE)).holdout(0.2)
+    train, val = (
+        bw.ConversationDataLoader(recipe, max_length=60, split=split, framework="numpy", **UNCHECKED)
+        for split in ("train", "val")
+    )
     assert train.plan.epoch_rows + val.plan.epoch_rows == 60
     assert not by_text(train).keys() & by_text(val).keys()
-    with refused(bw.SpecError, "'val'", remedy="holdout="):
+    with refused(bw.SpecError, "'val'", remedy="holdout"):
         open_loader(rows, split="val")
 
 
 def test_dropping_much_must_be_said():
     rows = as_messages(THREE)
     with refused(bw.SpecError, "truncation='drop'"):
-        open_loader(rows, max_length=29, check=True)
-    assert open_loader(rows, max_length=29, check=True, truncation="drop", loss="last").plan.epoch_rows == 1
+        open_loader(rows, max_length=29, delivery=None)
+    loader = open_loader(rows, max_length=29, delivery=None, truncation="drop", loss="last")
+    assert loader.plan.epoch_rows == 1
 
 
 def test_repr_says_that_widths_differ():
     assert "1 x up to 60 (numpy)" in repr(open_loader(as_messages(THREE)))
-    assert "1 x 60 (numpy)" in repr(open_loader(as_messages(THREE), pad_to="max_length"))
+    assert "1 x 60 (numpy)" in repr(open_loader(as_messages(THREE), batch_size=bw.Batching(1, pad_to="max_length")))

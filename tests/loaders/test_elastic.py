@@ -31,7 +31,7 @@ def test_a_killed_job_over_raw_files_goes_on_too(raw_files, processes):
     alone = bw.PretrainDataLoader(
         *(raw_files, "bytes", 16),
         streaming=True,
-        shuffle_rows=100,
+        shuffle=bw.Shuffle("window", pool_rows=100),
         batch_size=48,
         seed=7,
         epochs=None,

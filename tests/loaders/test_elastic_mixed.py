@@ -89,8 +89,7 @@ def positions_of(steps):
 
 def test_a_killed_job_goes_on_through_new_weights_skips_and_a_cap(sources, elsewhere, tmp_path, processes):
     settings = {
-        "weights": {"web": 0.5, "code": 0.3, "notes": 0.2},
-        "max_epochs": {"notes": 2},
+        "weights": bw.Mixture({"web": 0.5, "code": 0.3, "notes": 0.2}, max_epochs={"notes": 2}),
         "chunk_size": 16,
         "seed": 7,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from batchwright.errors import PlanError, SpecError
 from refusals import refused
 from shared import arrays_of
 
+UNCHECKED = {"delivery": bw.Delivery(check=False)}
 FIELDS = ("input_ids", "attention_mask", "targets", "loss_mask", "position_ids", "segment_ids")
 
 
@@ -51,18 +53,21 @@ def own_stores(stores, tmp_path):
 
 
 def entries(stores):
-    """What a mixture is made of, in JSON: windows of a store, and two loaders."""
+    """What a mixture is made of: windows of a store, and two loaders."""
     return {
         "web": stores["web"],
         "notes": {"door": "PretrainDataLoader", "path": stores["notes"], "chunk_size": 48, "packing": "best_fit"},
-        "talks": {"door": "ConversationDataLoader", "path": stores["talks"], "max_length": 120, "check": False},
+        "talks": {"door": "ConversationDataLoader", "path": stores["talks"], "max_length": 120, **UNCHECKED},
     }
 
 
-def open_mixture(stores, weights=None, **given):
+def open_mixture(stores, weights=None, batching=(), **given):
+    """`batching` are settings of `Batching`, here as in the other two."""
     sources = {name: open_source(source) for name, source in entries(stores).items()}
-    fixed = {"chunk_size": 32, "seed": 7, "batch_size": 24, "pad_to": "longest", "framework": "numpy"}
-    return bw.MixedDataLoader(sources, weights, **(fixed | given))
+    batch_size = bw.Batching(**({"size": 24, "pad_to": "longest"} | dict(batching)))
+    return bw.MixedDataLoader(
+        sources, weights, batch_size=batch_size, **({"chunk_size": 32, "seed": 7, "framework": "numpy"} | given)
+    )
 
 
 def open_packed(stores, **given):
@@ -73,9 +78,11 @@ def open_talks(stores, **given):
     return _conversations(stores["talks"], **given)
 
 
-def _conversations(store, **given):
-    fixed = {"max_length": 120, "batch_size": 8, "seed": 7, "check": False, "framework": "numpy"}
-    return bw.ConversationDataLoader(store, **(fixed | given))
+def _conversations(store, batching=(), delivery=None, **given):
+    batch_size = bw.Batching(**({"size": 8} | dict(batching)))
+    delivery = replace(delivery or bw.Delivery(), check=False)
+    fixed = {"max_length": 120, "seed": 7, "framework": "numpy"}
+    return bw.ConversationDataLoader(store, batch_size=batch_size, delivery=delivery, **(fixed | given))
 
 
 def values(batch):
@@ -103,7 +110,7 @@ def test_a_killed_job_over_windows_packed_rows_and_conversations_goes_on_with_ot
     settings = {"weights": {"web": 0.5, "notes": 0.3, "talks": 0.2}, "chunk_size": 32, "seed": 7}
     amendments = [(4, {"weights": {"web": 0.2, "notes": 0.3, "talks": 0.5}}), (9, {"skip": [[300, 340]]})]
     job = {"batch_size": ROWS_PER_STEP, "checkpoint_steps": CHECKPOINT_STEPS, "stop_at_step": STOP_AT_STEP}
-    job |= {"delivery": {"pad_to": "longest"}, "amendments": amendments}
+    job |= {"batching": {"pad_to": "longest"}, "amendments": amendments}
 
     # The first ranks plan the rows, all at once. Those after them have files alone: stores, a plan's name, a state.
     starts = {"sources": entries(own_stores), "settings": settings, "world_size": 4}
@@ -146,9 +153,10 @@ def test_a_killed_job_over_windows_packed_rows_and_conversations_goes_on_with_ot
 @pytest.mark.parametrize("open_loader", [open_mixture, open_packed, open_talks])
 @pytest.mark.parametrize(("world_size", "uneven"), [(2, False), (4, False), (3, True), (5, True)])
 def test_ranks_together_have_the_rows_and_widths_of_one(stores, open_loader, world_size, uneven):
-    alone = list(open_loader(stores, epoch_end="pad").get_iterator())
+    alone = list(open_loader(stores, batching={"epoch_end": "pad"}).get_iterator())
+    batching = {"epoch_end": "pad", "uneven": uneven}
     ranks = [
-        list(open_loader(stores, epoch_end="pad", rank=r, world_size=world_size, uneven=uneven).get_iterator())
+        list(open_loader(stores, batching=batching, rank=r, world_size=world_size).get_iterator())
         for r in range(world_size)
     ]
     for whole, *parts in zip(alone, *ranks, strict=True):
@@ -159,15 +167,16 @@ def test_ranks_together_have_the_rows_and_widths_of_one(stores, open_loader, wor
 
 
 def test_pairs_of_ranks_together_are_those_of_one(pair_store):
-    (alone,) = _conversations(pair_store, batch_size=22).get_iterator()
-    ranks = [next(_conversations(pair_store, batch_size=22, rank=r, world_size=2).get_iterator()) for r in range(2)]
+    (alone,) = _conversations(pair_store, {"size": 22}).get_iterator()
+    ranks = [next(_conversations(pair_store, {"size": 22}, rank=r, world_size=2).get_iterator()) for r in range(2)]
     for name in ("input_ids", "targets", "loss_mask"):
         assert np.array_equal(np.concatenate([getattr(batch, name) for batch in ranks]), getattr(alone, name)), name
     assert ranks[1].metadata["side"] == ["chosen", "rejected"] * 11
 
 
 def test_one_rank_of_many_does_not_look_up_a_million_rows_for_its_first_batch(stores, monkeypatch):
-    loader = open_mixture(stores, {"web": 0.5, "notes": 0.3, "talks": 0.2}, batch_size=1024, rank=0, world_size=256)
+    weights = {"web": 0.5, "notes": 0.3, "talks": 0.2}
+    loader = open_mixture(stores, weights, {"size": 1024}, rank=0, world_size=256)
     order, asked = loader.plan.order, []
     at = type(order).at
     monkeypatch.setattr(type(order), "at", lambda self, positions: asked.append(len(positions)) or at(self, positions))
@@ -178,13 +187,15 @@ def test_one_rank_of_many_does_not_look_up_a_million_rows_for_its_first_batch(st
 @pytest.mark.parametrize("open_loader", [open_mixture, open_packed, open_talks])
 @pytest.mark.parametrize("ahead", [{"workers": 2}, {"prefetch": 2}])
 def test_batches_that_are_made_ahead_are_the_same(stores, open_loader, ahead):
-    expected = all_values(open_loader(stores, epoch_end="pad").get_iterator())
-    assert all_values(open_loader(stores, epoch_end="pad", **ahead).get_iterator()) == expected
+    expected = all_values(open_loader(stores, batching={"epoch_end": "pad"}).get_iterator())
+    loader = open_loader(stores, batching={"epoch_end": "pad"}, delivery=bw.Delivery(**ahead))
+    assert all_values(loader.get_iterator()) == expected
 
 
 def test_roles_of_batches_that_workers_make_are_the_same(stores):
-    expected = all_values(open_packed(stores, show_roles=True).get_iterator())
-    assert all_values(open_packed(stores, show_roles=True, workers=2).get_iterator()) == expected
+    roles = bw.Fields(roles=True)
+    expected = all_values(open_packed(stores, fields=roles).get_iterator())
+    assert all_values(open_packed(stores, fields=roles, delivery=bw.Delivery(workers=2)).get_iterator()) == expected
     assert len({role for row in expected[0]["role"] for role in row}) == 3  # of a user, of an assistant, of nothing
 
 
@@ -220,7 +231,7 @@ def test_a_framework_has_every_field_as_its_own_array(stores, open_loader, frame
 
 
 def test_rows_that_fill_the_last_batch_up_teach_nothing(stores):
-    *_, last = open_talks(stores, batch_size=24, epoch_end="pad").get_iterator()
+    *_, last = open_talks(stores, batching={"size": 24, "epoch_end": "pad"}).get_iterator()
     assert last.metadata["weight"].tolist() == [1] * 8 + [0] * 16
     assert not last.loss_mask[8:].any()
     assert (last.targets[8:] == -100).all()
@@ -228,7 +239,7 @@ def test_rows_that_fill_the_last_batch_up_teach_nothing(stores):
 
 
 def test_pairs_that_fill_the_last_batch_up_teach_nothing(pair_store):
-    *_, last = _conversations(pair_store, batch_size=4, epoch_end="pad").get_iterator()
+    *_, last = _conversations(pair_store, {"size": 4, "epoch_end": "pad"}).get_iterator()
     assert last.metadata["weight"].tolist() == [1] * 4 + [0] * 4  # two pairs, and two that repeat the second
     assert not last.loss_mask[4:].any()
     assert (last.targets[4:] == -100).all()
@@ -249,7 +260,8 @@ def test_a_loader_that_seeks_gives_what_one_that_read_on_gives(stores, open_load
 
 
 def test_a_batch_of_another_size_has_the_next_rows_as_wide_as_they_are(stores):
-    loader, all_rows = open_talks(stores), open_talks(stores, batch_size=80, pad_to="max_length").get_batch()
+    loader = open_talks(stores)
+    all_rows = open_talks(stores, batching={"size": 80, "pad_to": "max_length"}).get_batch()
     lengths = all_rows.attention_mask.sum(1)
     at = 0
     for size in (8, 3, 20, 8):
@@ -289,4 +301,4 @@ def test_a_state_of_rows_made_otherwise_is_refused_and_named(stores, changed, na
 def test_a_plan_opened_with_another_setting_is_refused_and_named(stores, changed, named):
     plan = open_packed(stores).plan.fingerprint
     with refused(SpecError, parameter=named):
-        bw.ConversationDataLoader(stores["talks"], plan=plan, check=False, **changed)
+        bw.ConversationDataLoader(stores["talks"], plan=plan, **UNCHECKED, **changed)

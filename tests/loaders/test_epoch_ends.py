@@ -51,7 +51,7 @@ def test_every_row_of_every_epoch_comes_once_over_any_ranks_batch_sizes_and_rest
     for leg, (world_size, batch_size, num_steps) in enumerate(legs):
         ranks = open_ranks(open_numbers, num_rows, world_size, batch_size, state)
         to_the_end = leg == len(legs) - 1
-        while not ranks[0]._next_start()[1] and (to_the_end or num_steps):
+        while not ranks[0].is_over and (to_the_end or num_steps):
             before = len(seen)
             seen += next_step(ranks)
             left = num_rows - before % num_rows
@@ -155,7 +155,9 @@ def held_out(tmp_path_factory):
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 7])
-@pytest.mark.parametrize("given", [{}, {"packing": "best_fit"}, {"position_ids": True, "border_loss": False}])
+@pytest.mark.parametrize(
+    "given", [{}, {"packing": "best_fit"}, {"fields": bw.Fields(position_ids=True, border_loss=False)}]
+)
 def test_validation_reads_every_row_once_on_any_ranks(held_out, world_size, given):
     settings = {"chunk_size": 64, "batch_size": 21, "split": "val", "framework": "numpy"} | given
     ranks = [
@@ -199,9 +201,8 @@ def test_rollouts_come_once_each_and_their_denominators_add_up(world_size, balan
     ranks = [
         bw.RolloutDataLoader(
             data,
-            batch_size=12,
+            batch_size=bw.Batching(12, balance=balance),
             compute_advantages=True,
-            balance=balance,
             rank=r,
             world_size=world_size,
             framework="numpy",
@@ -234,13 +235,22 @@ def talks(tmp_path_factory):
     return str(path)
 
 
+def open_talks(talks, rank, world_size, balance=None, workers=None):
+    return bw.ConversationDataLoader(
+        talks,
+        max_length=128,
+        batch_size=bw.Batching(12, balance=balance, epoch_end="short"),
+        delivery=bw.Delivery(workers=workers, check=False),
+        framework="numpy",
+        rank=rank,
+        world_size=world_size,
+    )
+
+
 @pytest.mark.parametrize("given", [{}, {"balance": True}, {"workers": 2}])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_denominators_of_conversations_add_up_over_ranks_and_parts(talks, world_size, given):
-    settings = {"max_length": 128, "batch_size": 12, "epoch_end": "short", "check": False, "framework": "numpy"} | given
-    ranks = [
-        bw.ConversationDataLoader(talks, rank=rank, world_size=world_size, **settings) for rank in range(world_size)
-    ]
+    ranks = [open_talks(talks, rank, world_size, **given) for rank in range(world_size)]
     seen = []
     for parts in zip(*ranks, strict=True):
         learned = sum(part.loss_mask.sum() for batch in parts for part in batch.parts(max_tokens=300))
@@ -250,8 +260,7 @@ def test_denominators_of_conversations_add_up_over_ranks_and_parts(talks, world_
 
 
 def test_ranks_can_be_proven_to_be_in_step_before_a_short_batch(talks):
-    settings = {"max_length": 128, "batch_size": 12, "epoch_end": "short", "check": False, "framework": "numpy"}
-    loader = bw.ConversationDataLoader(talks, rank=0, world_size=1, **settings)
+    loader = open_talks(talks, rank=0, world_size=1)
     loader.seek(step=2)
     assert loader.check_sync().position == loader.position == 24
     assert len(loader.get_batch().input_ids) == 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import batchwright as bw
 from shared import arrays_of
 
-AHEAD = {"": {}, "prefetch": {"prefetch": 2}, "workers": {"workers": 2}}
+AHEAD = {"": None, "prefetch": bw.Delivery(prefetch=2), "workers": bw.Delivery(workers=2)}
 
 
 def copies(batch):
@@ -20,7 +21,7 @@ def copies(batch):
 @pytest.mark.parametrize("batch_size", [3, 8, 96])  # several batches in a block of memory, or one
 def test_100_kept_batches_stay_unchanged(long_store, open_loader, framework, ahead, batch_size):
     loader = open_loader(
-        long_store, chunk_size=1024, batch_size=batch_size, framework=framework, epochs=None, **AHEAD[ahead]
+        long_store, chunk_size=1024, batch_size=batch_size, framework=framework, epochs=None, delivery=AHEAD[ahead]
     )
     kept = [(batch, copies(batch)) for batch in (loader.get_batch() for _ in range(100))]
     for number, (batch, expected) in enumerate(kept):

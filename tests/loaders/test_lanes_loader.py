@@ -9,7 +9,7 @@ import batchwright as bw
 from batchwright.loaders.read_ahead import _Blocks
 from refusals import refused
 
-SETTINGS = {"shuffle": "pool", "pool_rows": 32, "lanes": 4, "batch_size": 12}
+SETTINGS = {"shuffle": bw.Shuffle("pool", pool_rows=32, lanes=4), "batch_size": 12}
 
 
 def tokens(loader, steps=None):
@@ -24,12 +24,13 @@ def tokens(loader, steps=None):
 @pytest.mark.parametrize("epoch_end", ["drop", "short"])
 @pytest.mark.parametrize("weights", [None, {"web": 1, "code": 2}])
 def test_any_number_of_ranks_reads_the_same_batches(small_store, open_loader, weights, epoch_end):
-    ends = {"epoch_end": epoch_end} | ({} if weights is None else {"num_rows": 605})
-    alone = tokens(open_loader(small_store, weights=weights, **ends, **SETTINGS))
+    settings = SETTINGS | {"batch_size": bw.Batching(12, epoch_end=epoch_end)}
+    if weights is not None:
+        settings["weights"] = bw.Mixture(weights, num_rows=605)
+    alone = tokens(open_loader(small_store, **settings))
     for world_size in (2, 3, 4):
         ranks = [
-            tokens(open_loader(small_store, weights=weights, rank=rank, world_size=world_size, **ends, **SETTINGS))
-            for rank in range(world_size)
+            tokens(open_loader(small_store, rank=rank, world_size=world_size, **settings)) for rank in range(world_size)
         ]
         assert all((np.concatenate(parts) == whole).all() for *parts, whole in zip(*ranks, alone, strict=True))
 
@@ -53,7 +54,7 @@ def test_steps_are_traced_and_documents_are_found(small_store, open_loader):
 
 
 def test_weights_can_be_amended_and_rows_skipped(small_store, open_loader):
-    loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=600, **SETTINGS)
+    loader = open_loader(small_store, weights=bw.Mixture({"web": 1, "code": 1}, num_rows=600), **SETTINGS)
     plain = np.concatenate(tokens(open_loader(small_store, plan=loader.plan)))
     first = tokens(loader, steps=5)
     loader.amend(weights={"web": 3, "code": 1}, skip=(70, 75))
@@ -67,7 +68,7 @@ def test_weights_can_be_amended_and_rows_skipped(small_store, open_loader):
 def test_reading_ahead_touches_only_the_windows_of_a_ranks_lanes(small_store, open_loader):
     rows = []
     for rank in range(2):
-        loader = open_loader(small_store, rank=rank, world_size=2, read_ahead=False, **SETTINGS)
+        loader = open_loader(small_store, rank=rank, world_size=2, delivery=bw.Delivery(read_ahead=False), **SETTINGS)
         follower = _Blocks(loader, once=True)
         read = set()
         while (work := follower.next(loader)) is not None:
@@ -78,20 +79,15 @@ def test_reading_ahead_touches_only_the_windows_of_a_ranks_lanes(small_store, op
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"lanes": 5, "batch_size": 12, "shuffle": "pool"}, "lanes=5"),
-        ({"lanes": 4, "batch_size": 12}, "shuffle='pool'"),
-        ({"lanes": 0, "batch_size": 12, "shuffle": "pool"}, 0),
-    ],
+    ("scope", "lanes", "named"), [("pool", 5, "lanes=5"), (None, 4, "shuffle='pool'"), ("pool", 0, 0)]
 )
-def test_lanes_that_cannot_be_are_refused(small_store, open_loader, settings, named):
+def test_lanes_that_cannot_be_are_refused(small_store, open_loader, scope, lanes, named):
     with refused(bw.SpecError, named, parameter="lanes"):
-        open_loader(small_store, **settings)
+        open_loader(small_store, shuffle=bw.Shuffle(scope, lanes=lanes), batch_size=12)
 
 
 def test_new_sources_cannot_join_lanes(small_store, open_loader):
-    loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=600, **SETTINGS)
+    loader = open_loader(small_store, weights=bw.Mixture({"web": 1, "code": 1}, num_rows=600), **SETTINGS)
     before = loader.plan
     with refused(bw.SpecError, "skip=", parameter="max_epochs"):
         loader.amend(max_epochs={"code": 3})

@@ -40,7 +40,7 @@ batch_size must be at least 1, got 0
         """\
 batch_size=4 does not divide by world_size=3
   parameter  batch_size
-  try        batch_size=3 or 6 (it is global: each rank gets its share), or uneven=True""",
+  try        batch_size=3 or 6 (it is global: each rank gets its share), or Batching(uneven=True)""",
     ),
     "an unknown framework": (
         lambda: opened(framework="jaxx"),

@@ -7,7 +7,8 @@ from elastic_jobs import bake_sources, handed, live
 
 import batchwright as bw
 
-MIXTURE = {"weights": {"web": 0.5, "code": 0.3, "notes": 0.2}, "max_epochs": {"notes": 2}, "chunk_size": 16, "seed": 7}
+WEIGHTS = bw.Mixture({"web": 0.5, "code": 0.3, "notes": 0.2}, max_epochs={"notes": 2})
+MIXTURE = {"weights": WEIGHTS, "chunk_size": 16, "seed": 7}
 NATURAL = {"chunk_size": 16, "seed": 7, "epoch_end": "wrap"}
 """684 rows an epoch, which is 14.25 steps of 48: one step reads the end of an epoch and the beginning of the next."""
 
@@ -21,12 +22,12 @@ def sources(raw, tmp_path_factory):
 def open_ranks(sources):
     """One loader for each rank, settings as given."""
 
-    def opened(world_size=1, batch_size=48, state=None, **settings):
+    def opened(world_size=1, batch_size=48, state=None, epoch_end=None, **settings):
         loaders = [
             bw.MixedDataLoader(
                 sources,
                 **settings or MIXTURE,
-                batch_size=batch_size,
+                batch_size=bw.Batching(batch_size, epoch_end=epoch_end),
                 rank=rank,
                 world_size=world_size,
                 epochs=None,

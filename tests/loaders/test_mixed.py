@@ -57,20 +57,20 @@ def rows_with_sources(loader, steps=None):
 
 
 def test_every_prefix_has_the_shares_that_were_asked_for(mixed):
-    rows = rows_with_sources(mixed({"web": 3, "code": 1}, num_rows=1200))
+    rows = rows_with_sources(mixed(bw.Mixture({"web": 3, "code": 1}, num_rows=1200)))
     for length in (40, 400, 1200):
         assert abs(sum(source == "code" for _, source, _ in rows[:length]) - length / 4) < 1
 
 
 def test_rows_are_those_of_the_store_under_the_name_that_the_mixture_gives(mixed):
-    for _, source, tokens in rows_with_sources(mixed({"web": 1, "code": 1}, num_rows=200)):
+    for _, source, tokens in rows_with_sources(mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=200))):
         text = bytes(t for t in tokens if t < 256).decode(errors="replace")
         other = "code" if source == "web" else "web"
         assert other not in text
 
 
 def test_without_weights_an_epoch_is_every_row_of_every_source_once(mixed, stores):
-    loader = mixed(epoch_end="pad", batch_size=5)
+    loader = mixed(batch_size=bw.Batching(5, epoch_end="pad"))
     counts = Counter(source for _, source, _ in set(rows_with_sources(loader)))
     assert counts == {n: (bw.open_store(stores[n]).stream("text").num_tokens - 1) // 16 for n in ("web", "code")}
 
@@ -88,7 +88,7 @@ def test_a_loaders_seed_cursor_and_batch_size_are_not_used(stores):
 
 def test_a_mixture_inside_is_flattened_and_shares_its_weight(stores):
     inner = bw.MixedDataLoader({n: stores[n] for n in ("code", "math")}, {"code": 3, "math": 1}, chunk_size=16)
-    outer = bw.MixedDataLoader({"web": stores["web"], "rest": inner}, {"web": 1, "rest": 1}, num_rows=800)
+    outer = bw.MixedDataLoader({"web": stores["web"], "rest": inner}, bw.Mixture({"web": 1, "rest": 1}, num_rows=800))
     assert [source.name for source in outer.plan.sources] == ["web", "rest/code", "rest/math"]
     assert outer.plan.order.given(800) == [400, 300, 100]
 
@@ -99,24 +99,24 @@ def test_a_store_with_several_sources_is_flattened_too(small_store, stores):
 
 
 def test_one_store_alone_keeps_the_names_of_its_sources(small_store):
-    loader = bw.MixedDataLoader(small_store, {"web": 1, "code": 1}, chunk_size=16, max_epochs={"code": 2})
+    loader = bw.MixedDataLoader(small_store, bw.Mixture({"web": 1, "code": 1}, max_epochs={"code": 2}), chunk_size=16)
     assert [source.name for source in loader.plan.sources] == ["web", "code", "notes"]
     assert loader.plan.order.counts(40) == [20, 20, 0]
 
 
 def test_the_same_rows_come_whatever_the_weights_are_written_as(mixed):
-    one = mixed({"web": 0.75, "code": 0.25}, num_rows=80).plan
+    one = mixed(bw.Mixture({"web": 0.75, "code": 0.25}, num_rows=80)).plan
     assert one.order.at(np.arange(80)).source.tolist() == (
-        mixed({"code": 1, "web": 3}, num_rows=80).plan.order.at(np.arange(80)).source.tolist()
+        mixed(bw.Mixture({"code": 1, "web": 3}, num_rows=80)).plan.order.at(np.arange(80)).source.tolist()
     )
 
 
 def test_a_temperature_brings_shares_nearer_to_each_other(mixed):
     plain = mixed({"web": 0.9, "code": 0.1}).plan.order.shares
-    warm = mixed({"web": 0.9, "code": 0.1}, temperature=2).plan.order.shares
+    warm = mixed(bw.Mixture({"web": 0.9, "code": 0.1}, temperature=2)).plan.order.shares
     assert warm[1] == pytest.approx(0.25, abs=0.001)
     assert plain[1] == pytest.approx(0.1, abs=0.001)
-    sizes = mixed(temperature=1).plan.order.shares
+    sizes = mixed(bw.Mixture(temperature=1)).plan.order.shares
     assert sizes[0] > 0.8
 
 
@@ -126,7 +126,10 @@ def test_weights_by_tokens_are_shares_of_tokens_where_rows_are_padded(stores):
         "code": bw.PretrainDataLoader(stores["code"], chunk_size=16),
     }
     loader = bw.MixedDataLoader(
-        sources, {"web": 1, "code": 1}, by="tokens", pad=0, num_tokens=6400, batch_size=4, framework="numpy"
+        sources,
+        bw.Mixture({"web": 1, "code": 1}, by="tokens", num_tokens=6400),
+        batch_size=bw.Batching(4, pad=0),
+        framework="numpy",
     )
     tokens = defaultdict(int)
     for batch in loader:
@@ -144,7 +147,13 @@ def test_weights_by_tokens_are_shares_of_tokens_where_rows_are_padded(stores):
 def test_padded_rows_are_those_of_the_short_source(stores):
     short = bw.PretrainDataLoader(stores["code"], chunk_size=16, shuffle=False, framework="numpy")
     sources = {"web": bw.PretrainDataLoader(stores["web"], chunk_size=32), "code": short}
-    loader = bw.MixedDataLoader(sources, {"code": 1, "web": 1}, pad=7, shuffle=False, framework="numpy", recut=False)
+    loader = bw.MixedDataLoader(
+        sources,
+        {"code": 1, "web": 1},
+        batch_size=bw.Batching(pad=7),
+        shuffle=bw.Shuffle(False, recut=False),
+        framework="numpy",
+    )
     batch = loader.get_batch(8)
     mine = [row for row, source in enumerate(batch.metadata["source"]) if source == "code"]
     expected = short.get_batch(len(mine))
@@ -157,7 +166,7 @@ def test_padded_rows_are_those_of_the_short_source(stores):
 
 
 def test_a_capped_source_is_read_as_often_as_it_may_and_the_plan_says_where_that_ends(mixed):
-    loader = mixed({"web": 1, "code": 1}, max_epochs={"code": 2}, num_rows=1600)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, max_epochs={"code": 2}, num_rows=1600))
     (binding,) = loader.plan.order.bindings
     rows = rows_with_sources(loader)
     last = max(position for position, source, _ in rows if source == "code")
@@ -166,7 +175,7 @@ def test_a_capped_source_is_read_as_often_as_it_may_and_the_plan_says_where_that
 
 
 def test_the_stream_ends_where_the_first_source_has_given_its_rows(mixed):
-    loader = mixed({"web": 1, "code": 1}, exhausted="stop", batch_size=4, epoch_end="pad")
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, exhausted="stop"), batch_size=bw.Batching(4, epoch_end="pad"))
     rows = rows_with_sources(loader)
     code = loader.plan.sources[1].num_rows
     assert loader.plan.order.epochs.limit in (2 * code - 1, 2 * code)
@@ -174,14 +183,14 @@ def test_the_stream_ends_where_the_first_source_has_given_its_rows(mixed):
 
 
 def test_every_row_comes_once_when_each_source_leaves_after_its_epoch(mixed):
-    loader = mixed({"web": 1, "code": 1}, exhausted="renormalise", batch_size=1)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, exhausted="renormalise"), batch_size=1)
     total = sum(source.num_rows for source in loader.plan.sources)
     assert loader.get_num_batches() == total
     assert len(set(rows_with_sources(loader))) == total
 
 
 def test_a_plan_marks_what_is_read_more_than_four_times(mixed):
-    text = repr(mixed({"web": 1, "code": 1}, num_rows=4000).plan)
+    text = repr(mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=4000)).plan)
     code = next(line for line in text.splitlines() if " code " in line)
     assert "(over 4)" in code
 
@@ -190,13 +199,13 @@ def test_a_plan_marks_what_is_read_more_than_four_times(mixed):
 
 
 def test_steps_change_the_shares_from_their_position_on(mixed):
-    rows = rows_with_sources(mixed([(0, {"web": 1}), (160, {"web": 1, "code": 3})], num_rows=320))
+    rows = rows_with_sources(mixed(bw.Mixture([(0, {"web": 1}), (160, {"web": 1, "code": 3})], num_rows=320)))
     assert {source for _, source, _ in rows[:160]} == {"web"}
     assert sum(source == "code" for _, source, _ in rows[160:]) == 120
 
 
 def test_a_ramp_goes_from_one_mixture_to_another(mixed):
-    loader = mixed(bw.ramp({"web": 1.0}, {"code": 1.0}, first=0, last=640), num_rows=1000)
+    loader = mixed(bw.Mixture(bw.ramp({"web": 1.0}, {"code": 1.0}, first=0, last=640), num_rows=1000))
     shares = [
         np.mean([s == "code" for _, s, _ in rows]) for rows in np.split(np.array(rows_with_sources(loader), object), 10)
     ]
@@ -209,8 +218,8 @@ def test_a_ramp_goes_from_one_mixture_to_another(mixed):
 
 
 def test_nothing_before_an_amendment_changes_and_nothing_is_lost_after_it(mixed):
-    plain = rows_with_sources(mixed({"web": 2, "code": 1}, num_rows=800))
-    loader = mixed({"web": 2, "code": 1}, num_rows=800)
+    plain = rows_with_sources(mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800)))
+    loader = mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800))
     rows = rows_with_sources(loader, steps=20)
     loader.amend(weights={"web": 1, "code": 3})
     rows += rows_with_sources(loader)
@@ -223,7 +232,7 @@ def test_nothing_before_an_amendment_changes_and_nothing_is_lost_after_it(mixed)
 
 
 def test_an_iteration_that_is_under_way_goes_on_with_the_amended_plan(mixed):
-    loader = mixed({"web": 1}, num_rows=160)
+    loader = mixed(bw.Mixture({"web": 1}, num_rows=160))
     sources = []
     for number, batch in enumerate(loader):
         sources.append(set(batch.metadata["source"]))
@@ -233,7 +242,7 @@ def test_an_iteration_that_is_under_way_goes_on_with_the_amended_plan(mixed):
 
 
 def test_amended_plans_are_kept_and_open_again_from_any_of_the_stores(mixed, stores):
-    loader = mixed({"web": 2, "code": 1}, num_rows=800)
+    loader = mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800))
     rows_with_sources(loader, steps=10)
     early = loader.state_dict()
     rows_with_sources(loader, steps=10)
@@ -248,8 +257,8 @@ def test_amended_plans_are_kept_and_open_again_from_any_of_the_stores(mixed, sto
 
 
 def test_a_state_from_after_an_amendment_began_is_refused_by_the_plan_that_has_it(mixed):
-    loader = mixed({"web": 2, "code": 1}, num_rows=800)
-    other = mixed({"web": 2, "code": 1}, num_rows=800)
+    loader = mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800))
+    other = mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800))
     rows_with_sources(loader, steps=10)
     state = loader.state_dict()
     other.amend(at=40, weights={"web": 1})
@@ -261,7 +270,7 @@ def test_a_state_from_after_an_amendment_began_is_refused_by_the_plan_that_has_i
 
 
 def test_a_state_from_a_sibling_amendment_is_refused_with_the_first_difference(mixed):
-    one, two = mixed({"web": 2, "code": 1}, num_rows=800), mixed({"web": 2, "code": 1}, num_rows=800)
+    one, two = (mixed(bw.Mixture({"web": 2, "code": 1}, num_rows=800)) for _ in range(2))
     one.amend(at=40, weights={"web": 1})
     two.amend(at=64, skip=(70, 71))
     differs = "amendment 1: from position 64: skip 70-71 here, from position 40: weights web=1 there"
@@ -270,25 +279,25 @@ def test_a_state_from_a_sibling_amendment_is_refused_with_the_first_difference(m
 
 
 def test_another_chunk_size_cannot_go_on_and_says_what_was_read(mixed):
-    loader = mixed({"web": 1, "code": 1}, num_rows=80)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=80))
     rows_with_sources(loader, steps=5)
     with refused(bw.PlanError, differs="chunk_size: 8 here, 16 there") as caught:
-        mixed({"web": 1, "code": 1}, num_rows=80, chunk_size=8).load_state_dict(loader.state_dict())
+        mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=80), chunk_size=8).load_state_dict(loader.state_dict())
     code = loader.plan.sources[1]
     assert f"{100 * 20 * 16 / code.num_tokens:.1f} % of code" in caught.value.where["seen"]
 
 
 def test_another_batch_size_goes_on_at_the_same_row(mixed):
-    loader = mixed({"web": 1, "code": 1}, num_rows=96)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=96))
     rows = rows_with_sources(loader, steps=3)
-    other = mixed({"web": 1, "code": 1}, num_rows=96, batch_size=12)
+    other = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=96), batch_size=12)
     other.load_state_dict(loader.state_dict())
-    assert rows + rows_with_sources(other) == rows_with_sources(mixed({"web": 1, "code": 1}, num_rows=96))
+    assert rows + rows_with_sources(other) == rows_with_sources(mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=96)))
     assert other.step == 3 + 6
 
 
 def test_skipped_rows_are_marked_and_no_step_uses_them(mixed, stores):
-    loader = mixed({"web": 1, "code": 1}, num_rows=160)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=160))
     loader.amend(skip=[(20, 24), 30])
     (record, *_) = bw.trace(stores["code"], loader.plan, position=22)
     assert (record.is_skipped, record.step) == (True, None)
@@ -301,7 +310,7 @@ def test_skipped_rows_are_marked_and_no_step_uses_them(mixed, stores):
 
 
 def test_a_document_is_found_in_every_step_of_a_mixture(mixed, stores):
-    loader = mixed({"web": 1, "code": 1}, num_rows=400)
+    loader = mixed(bw.Mixture({"web": 1, "code": 1}, num_rows=400))
     loader.amend(at=100, weights={"code": 1})
     uses = {(r.step, r.position) for r in bw.find(stores["code"], loader.plan, file="<memory>", row=7) if r.row == 7}
     seen = set()
@@ -316,7 +325,7 @@ def test_a_document_is_found_in_every_step_of_a_mixture(mixed, stores):
 
 
 def test_a_natural_mixture_takes_a_new_source_at_its_next_epoch(mixed, stores):
-    loader = mixed(epochs=2, epoch_end="pad")
+    loader = mixed(epochs=2, batch_size=bw.Batching(8, epoch_end="pad"))
     rows = rows_with_sources(loader, steps=3)
     loader.amend(add={"math": stores["math"]})
     rows += rows_with_sources(loader)

@@ -26,8 +26,8 @@ def store(tmp_path_factory):
 
 
 def open_loader(store, **settings):
-    given = {"chunk_size": ROW, "packing": "best_fit", "batch_size": 4, "framework": "numpy", "epoch_end": "pad"}
-    return bw.PretrainDataLoader(store, **given | settings)
+    given = {"chunk_size": ROW, "packing": "best_fit", "framework": "numpy"}
+    return bw.PretrainDataLoader(store, **given | {"batch_size": bw.Batching(4, epoch_end="pad")} | settings)
 
 
 def samples_of(batch):
@@ -82,8 +82,8 @@ def test_a_state_goes_on_with_another_batch_size_and_other_ranks(store):
 
 def test_workers_and_threads_give_the_same_batches(store):
     plain = [batch for batch, _ in zip(open_loader(store), range(6), strict=False)]
-    for settings in ({"prefetch": 2}, {"workers": 2}):
-        for batch, expected in zip(open_loader(store, **settings), plain, strict=False):
+    for delivery in (bw.Delivery(prefetch=2), bw.Delivery(workers=2)):
+        for batch, expected in zip(open_loader(store, delivery=delivery), plain, strict=False):
             assert arrays_of(batch).keys() == arrays_of(expected).keys()
             for name, array in arrays_of(batch).items():
                 assert np.array_equal(array, getattr(expected, name)), name
@@ -101,7 +101,7 @@ def test_weights_mix_packed_sources(tmp_path):
     store = bw.bake(
         recipe.prepare_step(bw.tokenize("bytes", append_eos=True)), to=tmp_path / "s", workers=0, show_progress=False
     )
-    loader = open_loader(store, weights={"docs": 3, "few": 1}, num_rows=40, epoch_end=None)
+    loader = open_loader(store, weights=bw.Mixture({"docs": 3, "few": 1}, num_rows=40), batch_size=4)
     sources = [source for batch in loader for source in batch.metadata["source"]]
     assert sources.count("few") == 10
 
@@ -122,7 +122,7 @@ def test_the_index_is_kept_with_the_store_and_made_again(store, tmp_path, caplog
     whole = file.read_bytes()
     again = open_loader(bw.open_store(copied))
     assert again.get_batch().input_ids.tolist() == expected
-    lengths = open_loader(copied)._flow.rows[0].index.length.tobytes()
+    lengths = open_loader(copied).stream.flow.rows[0].index.length.tobytes()
     damaged = bytearray(whole)
     damaged[whole.index(lengths)] ^= 1  # one document longer or shorter by a token: nothing else would notice
     for content in (bytes(damaged), whole[: len(whole) // 2], b""):
@@ -159,12 +159,11 @@ def test_gc_removes_the_index(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "parameter"),
-    [({"packing": "best"}, "packing"), ({"pad": 999}, "pad"), ({"packing": None, "pad": 0}, "pad")],
+    ("packing", "pad", "parameter"), [("best", None, "packing"), ("best_fit", 999, "pad"), (None, 0, "pad")]
 )
-def test_bad_settings_are_named(store, settings, parameter):
+def test_bad_settings_are_named(store, packing, pad, parameter):
     with refused(bw.SpecError, parameter=parameter):
-        open_loader(store, **settings)
+        open_loader(store, packing=packing, batch_size=bw.Batching(4, epoch_end="pad", pad=pad))
 
 
 def test_a_plan_refuses_another_packing(store):

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.errors import PlanError, SpecError
+from batchwright.errors import EndOfRun, PlanError, SpecError
 from batchwright.fingerprint import fingerprint_bytes
 from batchwright.store.layout import Manifest, sealed
 from batchwright.store.writer import write_table
 from refusals import refused
 from shared import arrays_of
 
-BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
+BORDERS = {"fields": bw.Fields(position_ids=True, segment_ids=True, border_loss=False)}
 
 
 def digest(loader, steps):
@@ -108,7 +108,7 @@ def test_fields_at_document_borders_equal_a_loop_over_tokens(store, open_loader,
 
 
 def test_without_weights_an_epoch_has_every_row_of_every_source_once(small_store, open_loader):
-    loader = open_loader(small_store, epoch_end="pad")
+    loader = open_loader(small_store, batch_size=bw.Batching(12, epoch_end="pad"))
     seen = [
         tuple(row)
         for batch in loader
@@ -145,13 +145,13 @@ def test_a_weight_for_an_unknown_source_is_refused_with_the_nearest_name(small_s
 
 
 def test_num_rows_ends_a_mixture_after_exactly_so_many_rows(small_store, open_loader):
-    loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_rows=37, batch_size=1)
+    loader = open_loader(small_store, weights=bw.Mixture({"web": 1, "code": 1}, num_rows=37), batch_size=1)
     assert loader.get_num_batches() == 37
     assert all_positions(loader) == list(range(37))
 
 
 def test_num_tokens_ends_a_mixture_after_as_many_whole_rows_as_fit(small_store, open_loader):
-    loader = open_loader(small_store, weights={"web": 1, "code": 1}, num_tokens=16 * 37 + 15, batch_size=1)
+    loader = open_loader(small_store, weights=bw.Mixture({"web": 1, "code": 1}, num_tokens=16 * 37 + 15), batch_size=1)
     assert len(all_positions(loader)) == 37
 
 
@@ -168,28 +168,28 @@ def test_stop_ends_a_mixture_exactly_where_a_walk_sees_sources_run_out(small_sto
         if any(run_out) if stop == "first_exhausted" else all(run_out):
             expected = count
             break
-    loader = open_loader(small_store, weights=weights, stop=stop, batch_size=1)
+    loader = open_loader(small_store, weights=bw.Mixture(weights, stop=stop), batch_size=1)
     assert loader.get_num_batches() == expected
     assert len(all_positions(loader)) == expected
 
 
 def test_only_a_mixture_takes_an_end_and_only_one(small_store, open_loader):
     with refused(SpecError, parameter="num_rows"):
-        open_loader(small_store, num_rows=10)
+        open_loader(small_store, weights=bw.Mixture(num_rows=10))
     with refused(SpecError, parameter="stop"):
-        open_loader(small_store, weights={"web": 1}, num_rows=10, stop="first_exhausted")
+        open_loader(small_store, weights=bw.Mixture({"web": 1}, num_rows=10, stop="first_exhausted"))
     with refused(SpecError, "stop='last'", parameter="stop"):
-        open_loader(small_store, weights={"web": 1}, stop="last")
+        open_loader(small_store, weights=bw.Mixture({"web": 1}, stop="last"))
 
 
 def test_later_epochs_cut_windows_elsewhere_unless_told_not_to(long_store, open_loader):
     def epochs(**given):
-        loader = open_loader(long_store, chunk_size=1024, batch_size=8, epochs=2, epoch_end="pad", **given)
+        loader = open_loader(long_store, chunk_size=1024, batch_size=bw.Batching(8, epoch_end="pad"), epochs=2, **given)
         return [{row.tobytes() for batch in loader for row in batch.input_ids} for _ in range(2)]
 
     first, second = epochs()
     assert not first & second
-    first, second = epochs(recut=False)
+    first, second = epochs(shuffle=bw.Shuffle(recut=False))
     assert first == second
 
 
@@ -210,6 +210,15 @@ def test_val_is_unshuffled_finite_and_padded(small_store, open_loader):
     ]
     tokens = store.stream("web", "val").read(0, store.stream("web", "val").num_tokens)
     assert np.array_equal(np.concatenate(of_web)[:160], tokens[:160])
+
+
+def test_every_pass_over_val_begins_at_its_first_row(small_store, open_loader):
+    loader = open_loader(small_store, split="val")
+    first = all_positions(loader)
+    assert first[0] == 0
+    assert all_positions(loader) == first
+    with refused(EndOfRun):
+        loader.get_batch()
 
 
 def test_no_document_is_in_both_splits(small_store):
@@ -247,7 +256,7 @@ def test_a_state_of_another_plan_is_refused_naming_the_first_difference(small_st
         ({"chunk_size": 32}, "chunk_size: 16 here, 32 there"),
         ({"seed": 8}, "seed: 7 here, 8 there"),
         ({"shuffle": False}, "shuffle: global here, none there"),
-        ({"epoch_end": "pad"}, "epoch_end: drop here, pad there"),
+        ({"batch_size": bw.Batching(12, epoch_end="pad")}, "epoch_end: drop here, pad there"),
     ):
         other = open_loader(small_store, **given)
         with refused(PlanError, differs=difference):
@@ -258,7 +267,7 @@ def test_a_state_of_another_plan_is_refused_naming_the_first_difference(small_st
 
 
 def test_a_plan_opens_the_run_that_it_names(own_store, open_loader):
-    given = {"weights": {"web": 1, "code": 2}, "num_rows": 300, "seed": 5, "batch_size": 24}
+    given = {"weights": bw.Mixture({"web": 1, "code": 2}, num_rows=300), "seed": 5, "batch_size": 24}
     first = open_loader(own_store, **given)
     for plan in (first, first.plan, first.plan.fingerprint, first.state_dict()):
         again = open_loader(own_store, plan=plan)
@@ -274,25 +283,26 @@ def test_a_plan_is_opened_with_the_batch_size_that_is_asked_for(own_store, open_
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("name", "given"),
     [
-        {"chunk_size": 32},
-        {"seed": 9},
-        {"shuffle": "none"},
-        {"weights": {"web": 1}},
-        {"num_rows": 100},
-        {"num_tokens": 100},
-        {"stop": "first_exhausted"},
-        {"split": "val"},
-        {"epoch_end": "wrap"},
-        {"recut": False},
+        ("chunk_size", {"chunk_size": 32}),
+        ("seed", {"seed": 9}),
+        ("seed", {"seed": 0}),  # the default, but it was asked for
+        ("shuffle", {"shuffle": "none"}),
+        ("weights", {"weights": {"web": 1}}),
+        ("num_rows", {"weights": bw.Mixture(num_rows=100)}),
+        ("num_tokens", {"weights": bw.Mixture(num_tokens=100)}),
+        ("stop", {"weights": bw.Mixture(stop="first_exhausted")}),
+        ("split", {"split": "val"}),
+        ("epoch_end", {"batch_size": bw.Batching(epoch_end="wrap")}),
+        ("recut", {"shuffle": bw.Shuffle(recut=False)}),
     ],
 )
-def test_a_setting_that_the_plan_fixes_otherwise_is_refused_by_name(small_store, open_loader, given):
+def test_a_setting_that_the_plan_fixes_otherwise_is_refused_by_name(small_store, open_loader, name, given):
     plan = open_loader(small_store).plan
-    with refused(SpecError, plan.fingerprint, parameter=next(iter(given))):
+    with refused(SpecError, plan.fingerprint, parameter=name):
         open_loader(small_store, plan=plan, **given)
-    same = {"chunk_size": 16, "seed": 7, "shuffle": True, "split": "train", "epoch_end": "drop"}
+    same = {"chunk_size": 16, "seed": 7, "shuffle": True, "split": "train", "batch_size": bw.Batching(epoch_end="drop")}
     assert open_loader(small_store, plan=plan, **same).plan == plan
 
 
@@ -317,10 +327,10 @@ def test_the_loader_keeps_the_version_it_opened_while_another_is_baked(tmp_path,
 # Pickle
 
 
-@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 1}])
+@pytest.mark.parametrize("ahead", [None, bw.Delivery(prefetch=2), bw.Delivery(workers=1)])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_a_loader_pickles_in_mid_run_and_continues_equal(small_store, open_loader, framework, ahead):
-    loader = open_loader(small_store, framework=framework, epochs=2, **ahead)
+    loader = open_loader(small_store, framework=framework, epochs=2, delivery=ahead)
     iterator = loader.get_iterator()
     for _ in range(5):
         next(iterator)
@@ -388,13 +398,13 @@ def vast_store(tmp_path_factory):
 
 def test_any_step_of_ten_trillion_tokens_is_located_without_data(vast_store):
     loader = bw.PretrainDataLoader(vast_store, chunk_size=2048, batch_size=1024, seed=7, framework="numpy", epochs=None)
-    (rows,) = loader._flow.rows
+    (rows,) = loader.stream.flow.rows
     assert rows.num_rows == (10**13 - 1) // 2048
     for step in (0, 1, 10**6, 4_768_370, 10**9):
         loader.seek(step=step)
         assert loader.step == step
         position = loader.position
-        draw = loader._flow.order.at(np.arange(position, position + 1024))
+        draw = loader.stream.flow.order.at(np.arange(position, position + 1024))
         starts = rows.starts(draw.index, draw.epoch)
         shard, offset = rows.stream.locate(starts)
         assert np.array_equal(shard * 10**7 + offset, starts)
@@ -402,7 +412,8 @@ def test_any_step_of_ten_trillion_tokens_is_located_without_data(vast_store):
         for epoch in np.unique(draw.epoch).tolist():
             mine = draw.epoch == epoch
             assert np.array_equal(
-                loader._flow.order.positions(0, draw.index[mine], epoch), np.arange(position, position + 1024)[mine]
+                loader.stream.flow.order.positions(0, draw.index[mine], epoch),
+                np.arange(position, position + 1024)[mine],
             )
     assert not rows.stream._mapped  # nothing was read
 

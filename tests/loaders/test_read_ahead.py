@@ -24,15 +24,15 @@ from refusals import refused
 
 ORDERS = {
     "global": {"shuffle": "global"},
-    "pool": {"shuffle": "pool", "pool_rows": 40},
+    "pool": {"shuffle": bw.Shuffle("pool", pool_rows=40)},
     "none": {"shuffle": "none"},
     "pool, mixture": {
-        "shuffle": "pool",
-        "pool_rows": 40,
-        "weights": {"web": 0.5, "code": 0.2, "notes": 0.3},
-        "num_rows": 600,
+        "shuffle": bw.Shuffle("pool", pool_rows=40),
+        "weights": bw.Mixture({"web": 0.5, "code": 0.2, "notes": 0.3}, num_rows=600),
     },
 }
+AHEAD = {"delivery": bw.Delivery(read_ahead=True)}
+NOT_AHEAD = {"delivery": bw.Delivery(read_ahead=False)}
 
 
 def threads() -> list[threading.Thread]:
@@ -68,7 +68,7 @@ def bytes_of(spans) -> set[tuple[str, int]]:
 
 def bytes_of_batch(loader, batch) -> set[tuple[str, int]]:
     """Where the tokens of a batch lie."""
-    flow = loader._flow
+    flow = loader.stream.flow
     draw = flow.order.at(batch.metadata["position"])
     found: set[tuple[str, int]] = set()
     for source, index, epoch in zip(*(part.tolist() for part in draw), strict=True):
@@ -88,10 +88,10 @@ def digest(loader) -> list[bytes]:
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("fits", [True, False])
 def test_batches_are_the_same_with_and_without(request, small_store, open_loader, name, fits):
-    expected = digest(open_loader(small_store, epochs=2, read_ahead=False, **ORDERS[name]))
+    expected = digest(open_loader(small_store, epochs=2, **NOT_AHEAD, **ORDERS[name]))
     if not fits:
         request.getfixturevalue("small_memory")
-    loader = open_loader(small_store, epochs=2, read_ahead=True, **ORDERS[name])
+    loader = open_loader(small_store, epochs=2, **AHEAD, **ORDERS[name])
     assert digest(loader) == expected
     del loader
     gc.collect()
@@ -109,7 +109,7 @@ def test_every_row_was_read_before_it_is_handed_over_and_is_not_dropped_before_t
     request, open_loader, small_memory, monkeypatch, store, name
 ):
     monkeypatch.setattr(read_ahead, "available_bytes", lambda: 16_000)  # for two windows of each source
-    loader = open_loader(request.getfixturevalue(store), epochs=2, read_ahead=False, **ORDERS[name])
+    loader = open_loader(request.getfixturevalue(store), epochs=2, **NOT_AHEAD, **ORDERS[name])
     follower = _Blocks(loader, once=False)
     cached: set[tuple[str, int]] = set()
     dropped = 0
@@ -131,7 +131,13 @@ def test_every_row_was_read_before_it_is_handed_over_and_is_not_dropped_before_t
 
 
 def test_no_more_is_held_than_the_window_in_use_and_what_memory_allows(small_store, open_loader, small_memory):
-    loader = open_loader(small_store, epochs=2, read_ahead=False, weights={"web": 1}, num_rows=600, **ORDERS["pool"])
+    loader = open_loader(
+        small_store,
+        epochs=2,
+        **NOT_AHEAD,
+        weights=bw.Mixture({"web": 1}, num_rows=600),
+        **ORDERS["pool"],
+    )
     follower = _Blocks(loader, once=False)
     window_bytes = loader.plan.pool_rows * 16 * 2
     most = 0
@@ -143,14 +149,14 @@ def test_no_more_is_held_than_the_window_in_use_and_what_memory_allows(small_sto
 
 def test_when_everything_fits_it_is_read_once_and_that_is_all(small_store, open_loader):
     for name in ("global", "pool", "none"):
-        loader = open_loader(small_store, read_ahead=False, epochs=None, **ORDERS[name])
+        loader = open_loader(small_store, **NOT_AHEAD, epochs=None, **ORDERS[name])
         follower = _Blocks(loader, once=True)
         read = []
         while (work := follower.next(loader)) is not None:
             read += work.read
         expected = [
             span
-            for rows in loader._flow.windows
+            for rows in loader.stream.flow.windows
             for span in rows.stream.spans(0, rows.num_rows * rows.row_tokens + 1)  # less than a row is never needed
         ]
         assert bytes_of(expected) <= bytes_of(read)
@@ -163,12 +169,12 @@ def test_rows_that_lie_anywhere_are_asked_for_one_by_one_and_only_those_of_this_
 ):
     monkeypatch.setattr(read_ahead, "_ROWS_AHEAD", 50)
     monkeypatch.setattr(read_ahead, "_ROWS_AT_ONCE", 7)
-    loader = open_loader(small_store, epochs=2, read_ahead=False, rank=rank, world_size=2)
+    loader = open_loader(small_store, epochs=2, **NOT_AHEAD, rank=rank, world_size=2)
     follower = _Rows()
     asked: set[tuple[str, int]] = set()
     rows_asked = 0
     # One row of a later epoch runs over the end of its stream: what it has of the beginning is not asked for.
-    over_the_end = bytes_of(span for rows in loader._flow.windows for span in rows.stream.spans(0, 17))
+    over_the_end = bytes_of(span for rows in loader.stream.flow.windows for span in rows.stream.spans(0, 17))
     for _ in range(2):
         for batch in loader.get_iterator():
             assert bytes_of_batch(loader, batch) - over_the_end <= asked or batch.metadata["position"][0] < 12
@@ -179,7 +185,7 @@ def test_rows_that_lie_anywhere_are_asked_for_one_by_one_and_only_those_of_this_
 
 
 def test_going_back_starts_again_from_there(small_store, open_loader, small_memory):
-    loader = open_loader(small_store, read_ahead=False, **ORDERS["pool"])
+    loader = open_loader(small_store, **NOT_AHEAD, **ORDERS["pool"])
     follower = _Blocks(loader, once=False)
     first = follower.next(loader).read
     for _ in range(20):
@@ -190,7 +196,7 @@ def test_going_back_starts_again_from_there(small_store, open_loader, small_memo
 
 
 def test_a_jump_far_ahead_goes_on_from_there(small_store, open_loader, small_memory):
-    loader = open_loader(small_store, read_ahead=False, epochs=None, **ORDERS["pool"])
+    loader = open_loader(small_store, **NOT_AHEAD, epochs=None, **ORDERS["pool"])
     follower = _Blocks(loader, once=False)
     follower.next(loader)
     loader.seek(position=10**12)
@@ -205,7 +211,7 @@ def test_an_adopted_file_is_read_where_it_lies(tmp_path, open_loader):
     path = tmp_path / "train.bin"
     np.arange(4000, dtype=np.uint16).clip(0, 255).tofile(path)
     store = bw.adopt(path, "bytes", eos="none", show_progress=False)
-    loader = open_loader(store.path, read_ahead=False)
+    loader = open_loader(store.path, **NOT_AHEAD)
     follower = _Blocks(loader, once=True)
     spans = follower.next(loader).read
     assert {span[0] for span in spans} == {path}
@@ -227,7 +233,7 @@ def test_no_thread_starts_for_a_small_store_or_where_it_is_turned_off(small_stor
     open_loader(small_store)
     monkeypatch.setattr(read_ahead, "_LEAST_BYTES", 0)
     monkeypatch.setattr(read_ahead, "cached_share", lambda spans: 0.0)
-    open_loader(small_store, read_ahead=False)
+    open_loader(small_store, **NOT_AHEAD)
 
 
 @pytest.mark.usefixtures("held_up")
@@ -243,7 +249,7 @@ def test_cold_data_is_read_by_one_process_of_a_machine(small_store, open_loader,
 
 
 def test_the_thread_ends_when_it_has_read_everything(small_store, open_loader):
-    loader = open_loader(small_store, read_ahead=True)
+    loader = open_loader(small_store, **AHEAD)
     for thread in threads():
         thread.join(240)
         assert not thread.is_alive()
@@ -251,7 +257,7 @@ def test_the_thread_ends_when_it_has_read_everything(small_store, open_loader):
 
 
 def test_a_dropped_loader_lets_go_of_its_store_while_its_thread_reads(small_store, open_loader, small_memory, held_up):
-    loader = open_loader(small_store, read_ahead=True, **ORDERS["pool"])
+    loader = open_loader(small_store, **AHEAD, **ORDERS["pool"])
     loader.get_batch()
     assert held_up.wait(240)  # it reads now
     (thread,) = threads()
@@ -263,7 +269,7 @@ def test_a_dropped_loader_lets_go_of_its_store_while_its_thread_reads(small_stor
 
 
 def test_the_thread_of_a_dropped_loader_ends(small_store, open_loader, small_memory):
-    loader = open_loader(small_store, read_ahead=True, **ORDERS["pool"])
+    loader = open_loader(small_store, **AHEAD, **ORDERS["pool"])
     (thread,) = threads()
     assert thread.is_alive()
     del loader
@@ -274,7 +280,7 @@ def test_the_thread_of_a_dropped_loader_ends(small_store, open_loader, small_mem
 
 @pytest.mark.usefixtures("small_memory")
 def test_a_copy_has_no_thread_and_gives_the_same(small_store, open_loader):
-    loader = open_loader(small_store, read_ahead=True, **ORDERS["pool"])
+    loader = open_loader(small_store, **AHEAD, **ORDERS["pool"])
     before = len(threads())
     copy = pickle.loads(pickle.dumps(loader))
     assert len(threads()) == before == 1
@@ -291,7 +297,8 @@ import time
 from batchwright.deliver.warm import FileReader
 import batchwright as bw
 FileReader.read = lambda self, span: time.sleep(600)
-loader = bw.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="numpy", read_ahead=True)
+loader = bw.PretrainDataLoader({str(small_store)!r}, chunk_size=16, framework="numpy",
+                               delivery=bw.Delivery(read_ahead=True))
 print(loader.get_batch().input_ids.shape)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(bw.__file__).parent.parent)}
@@ -301,17 +308,17 @@ print(loader.get_batch().input_ids.shape)
 
 @pytest.mark.usefixtures("small_memory")
 def test_what_only_linux_has_is_not_needed(small_store, open_loader, monkeypatch):
-    expected = digest(open_loader(small_store, read_ahead=False, **ORDERS["pool"]))
+    expected = digest(open_loader(small_store, **NOT_AHEAD, **ORDERS["pool"]))
     monkeypatch.setenv("BATCHWRIGHT_PORTABLE", "1")
-    assert digest(open_loader(small_store, read_ahead=True, **ORDERS["pool"])) == expected
-    loader = open_loader(small_store, read_ahead=True, **ORDERS["global"])
+    assert digest(open_loader(small_store, **AHEAD, **ORDERS["pool"])) == expected
+    loader = open_loader(small_store, **AHEAD, **ORDERS["global"])
     assert len(loader.get_batch()) == 12
 
 
 @pytest.mark.usefixtures("small_memory")
 def test_windows_that_do_not_fit_twice_are_said_with_a_number_that_would(small_store, open_loader, caplog):
     with caplog.at_level(logging.WARNING, "batchwright"):
-        open_loader(small_store, read_ahead=True, shuffle="pool", pool_rows=400)
+        open_loader(small_store, **AHEAD, shuffle=bw.Shuffle("pool", pool_rows=400))
     (said,) = [record.getMessage() for record in caplog.records if "windows" in record.getMessage()]
     assert "do not fit" in said
     assert "pool_rows=" in said
@@ -329,7 +336,7 @@ def test_a_window_is_about_a_gibibyte_of_tokens_by_default(small_store, open_loa
 
 
 def test_the_windows_are_in_the_plan_and_its_fingerprint(small_store, open_loader, tmp_path):
-    plans = [open_loader(small_store, shuffle="pool", pool_rows=rows).plan for rows in (160, 320)]
+    plans = [open_loader(small_store, shuffle=bw.Shuffle("pool", pool_rows=rows)).plan for rows in (160, 320)]
     plans.append(open_loader(small_store).plan)
     assert len({plan.fingerprint for plan in plans}) == 3
     assert plans[0].difference(plans[1]) == "pool: (10, 16) here, (20, 16) there"
@@ -344,7 +351,8 @@ def test_a_plan_with_windows_is_run_again_from_its_fingerprint(small_store, open
     first = open_loader(small_store, **ORDERS["pool"])
     again = open_loader(small_store, plan=first.plan.fingerprint)
     assert np.array_equal(first.get_batch().input_ids, again.get_batch().input_ids)
-    open_loader(small_store, plan=first.plan.fingerprint, pool_rows=40)  # what it has: rounded up to 48
+    what_it_has = bw.Shuffle(pool_rows=40)  # rounded up to 48
+    open_loader(small_store, plan=first.plan.fingerprint, shuffle=what_it_has)
 
 
 def test_rows_of_a_pool_are_found_again_by_their_document(small_store, open_loader):
@@ -355,21 +363,21 @@ def test_rows_of_a_pool_are_found_again_by_their_document(small_store, open_load
 
 
 @pytest.mark.parametrize(
-    ("given", "parameter", "named"),
+    ("scope", "pool_rows", "parameter", "named"),
     [
-        ({"pool_rows": 100}, "pool_rows", "shuffle='pool'"),
-        ({"shuffle": "none", "pool_rows": 100}, "pool_rows", "shuffle='none'"),
-        ({"shuffle": "pool", "pool_rows": 0}, "pool_rows", "pool_rows"),
-        ({"shuffle": "pol"}, "shuffle", "pool"),
+        (None, 100, "pool_rows", "shuffle='pool'"),
+        ("none", 100, "pool_rows", "shuffle='none'"),
+        ("pool", 0, "pool_rows", "pool_rows"),
+        ("pol", None, "shuffle", "pool"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(own_store, open_loader, given, parameter, named):
+def test_settings_that_mean_nothing_are_refused(own_store, open_loader, scope, pool_rows, parameter, named):
     with refused(SpecError, named, parameter=parameter):
-        open_loader(own_store, **given)
+        open_loader(own_store, shuffle=bw.Shuffle(scope, pool_rows=pool_rows))
     assert not (own_store / "plans").exists()
 
 
 def test_other_windows_than_a_plan_has_are_refused(small_store, open_loader):
     plan = open_loader(small_store, **ORDERS["pool"]).plan
     with refused(SpecError, "pool_rows=80", parameter="pool_rows"):
-        open_loader(small_store, plan=plan, pool_rows=80)
+        open_loader(small_store, plan=plan, shuffle=bw.Shuffle(pool_rows=80))

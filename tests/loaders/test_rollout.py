@@ -36,7 +36,7 @@ def rollouts(count: int = 20, group: int = 4, seed: int = 0, **without: bool) ->
 
 
 def opened(data=None, compute=True, **settings):
-    settings = {"framework": "numpy", "batch_size": None if "batch_tokens" in settings else 8, **settings}
+    settings = {"framework": "numpy", "batch_size": 8, **settings}
     return bw.RolloutDataLoader(rollouts(values=False) if data is None else data, None, compute, **settings)
 
 
@@ -95,7 +95,7 @@ def test_every_number_stands_at_the_target_that_it_belongs_to():
 
 def test_values_give_generalised_advantages():
     data = rollouts()
-    loader = opened(data, gamma=0.9, lam=0.8)
+    loader = opened(data, bw.Advantages(gamma=0.9, lam=0.8))
     assert "advantages by gae (gamma 0.9, lam 0.8)" in repr(loader)
     for batch in loader:
         for index, row in enumerate(batch.metadata["row"].tolist()):
@@ -155,7 +155,7 @@ def test_groups_are_normalised_whole_though_a_batch_has_a_part_of_them():
 
 def test_discounted_rewards_to_come_are_the_returns():
     data = [{"prompt": [1], "response": [2, 3, 4], "reward": [1.0, 0.0, 4.0], "group": 0}] * 2
-    batch = opened(data, gamma=0.5, batch_size=2).get_batch()
+    batch = opened(data, bw.Advantages(gamma=0.5), batch_size=2).get_batch()
     np.testing.assert_allclose(batch.metadata["returns"][0], [2.0, 2.0, 4.0, 0.0])
     np.testing.assert_allclose(batch.metadata["rewards"][0], [1.0, 0.0, 4.0, 0.0])
     assert batch.metadata["reward"].tolist() == [5.0, 5.0]
@@ -174,7 +174,7 @@ def test_what_a_reference_model_would_not_have_said_costs_reward():
     data = [
         {"prompt": [1], "response": [2, 3], "reward": 1.0, "old_log_probs": [-1.0, -2.0], "ref_log_probs": [-1.5, -2.0]}
     ]
-    batch = opened(data, "reinforce", batch_size=1, kl_coef=0.1).get_batch()
+    batch = opened(data, bw.Advantages("reinforce", kl_coef=0.1), batch_size=1).get_batch()
     np.testing.assert_allclose(batch.metadata["rewards"][0], [-0.05, 1.0, 0.0], atol=1e-6)
     np.testing.assert_allclose(batch.metadata["returns"][0], [0.95, 1.0, 0.0], atol=1e-6)
 
@@ -200,8 +200,8 @@ def test_advantages_step_over_tool_output_as_if_it_were_not_there():
         "values": [0.1, 0.2, 0.0, 0.0, 0.3],
         "response_mask": [1, 1, 0, 0, 1],
     }
-    one = opened([whole], batch_size=1, gamma=0.9).get_batch()
-    other = opened([split], batch_size=1, gamma=0.9).get_batch()
+    one = opened([whole], bw.Advantages(gamma=0.9), batch_size=1).get_batch()
+    other = opened([split], bw.Advantages(gamma=0.9), batch_size=1).get_batch()
     np.testing.assert_allclose(
         one.metadata["advantages"][one.loss_mask > 0], other.metadata["advantages"][other.loss_mask > 0]
     )
@@ -209,7 +209,7 @@ def test_advantages_step_over_tool_output_as_if_it_were_not_there():
 
 def test_a_dialect_brings_its_conventions():
     data = rollouts()
-    ours, theirs = opened(data, shuffle=False), opened(data, dialect="verl", shuffle=False)
+    ours, theirs = opened(data, shuffle=False), opened(data, bw.Advantages(dialect="verl"), shuffle=False)
     assert "whitened over the global batch, as verl does" in repr(theirs)
     batch = theirs.get_batch()
     mask = batch.loss_mask > 0
@@ -219,12 +219,11 @@ def test_a_dialect_brings_its_conventions():
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize(
-    "settings", [{}, {"balance": True}, {"batch_tokens": 64, "row_multiple": 4, "balance": (1, 1)}]
-)
-def test_all_ranks_together_have_the_batch_of_one_and_the_same_whitened_advantages(world, settings):
-    alone = list(opened(rollouts(), whiten=True, **settings))
-    parts = [list(opened(rollouts(), whiten=True, rank=rank, world_size=world, **settings)) for rank in range(world)]
+@pytest.mark.parametrize("sizes", [8, bw.Batching(8, balance=True), bw.Batching(tokens=64, multiple=4, balance=(1, 1))])
+def test_all_ranks_together_have_the_batch_of_one_and_the_same_whitened_advantages(world, sizes):
+    given = {"compute": bw.Advantages(whiten=True), "batch_size": sizes}
+    alone = list(opened(rollouts(), **given))
+    parts = [list(opened(rollouts(), rank=rank, world_size=world, **given)) for rank in range(world)]
     assert all(len(part) == len(alone) for part in parts)
     for step, whole in enumerate(alone):
         ranks = [part[step] for part in parts]
@@ -243,21 +242,19 @@ def test_all_ranks_together_have_the_batch_of_one_and_the_same_whitened_advantag
 
 
 def test_whitening_is_that_of_the_function_over_the_whole_batch():
-    plain, white = opened(rollouts()).get_batch(), opened(rollouts(), whiten=True).get_batch()
+    plain, white = opened(rollouts()).get_batch(), opened(rollouts(), bw.Advantages(whiten=True)).get_batch()
     expected = whiten(plain.metadata["advantages"].astype(np.float64), plain.loss_mask)
     np.testing.assert_allclose(white.metadata["advantages"], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"batch_tokens": 50}, {"batch_tokens": 64, "row_multiple": 2, "balance": True}]
-)
-def test_a_run_goes_on_from_any_step_with_the_batch_that_would_have_come(settings):
-    whole = list(opened(epochs=2, **settings).get_iterator())
-    loader = opened(epochs=2, **settings)
+@pytest.mark.parametrize("sizes", [8, bw.Batching(tokens=50), bw.Batching(tokens=64, multiple=2, balance=True)])
+def test_a_run_goes_on_from_any_step_with_the_batch_that_would_have_come(sizes):
+    whole = list(opened(epochs=2, batch_size=sizes).get_iterator())
+    loader = opened(epochs=2, batch_size=sizes)
     for step in range(len(whole) - 1):
         state = json.loads(json.dumps(loader.get_batch().metadata["state"]))
         assert state == loader.state_dict()
-        other = opened(epochs=2, **settings)
+        other = opened(epochs=2, batch_size=sizes)
         other.load_state_dict(state)
         assert other.step == step + 1
         following = other.get_batch()
@@ -266,7 +263,7 @@ def test_a_run_goes_on_from_any_step_with_the_batch_that_would_have_come(setting
 
 
 def test_a_budget_is_never_exceeded_and_nothing_is_lost():
-    loader = opened(rollouts(500, values=False), batch_tokens=100, row_multiple=3)
+    loader = opened(rollouts(500, values=False), batch_size=bw.Batching(tokens=100, multiple=3))
     seen = []
     for batch in loader:
         assert batch.input_ids.size <= 100
@@ -278,7 +275,7 @@ def test_a_budget_is_never_exceeded_and_nothing_is_lost():
 def test_a_sequence_longer_than_the_budget_is_named():
     data = [*rollouts(4, values=False), {**rollouts(1, values=False)[0], "prompt": [1] * 100}]
     with refused(bw.SpecError, "batch_tokens=64", row=4, parameter="batch_tokens", remedy="batch_tokens=1"):
-        opened(data, batch_tokens=64)
+        opened(data, batch_size=bw.Batching(tokens=64))
 
 
 def test_the_batch_is_the_same_in_every_framework_and_moves_whole():
@@ -328,7 +325,7 @@ def test_processes_that_take_turns_give_what_one_gives():
 
 
 def test_rows_can_be_padded_on_the_left():
-    right, left = opened().get_batch(), opened(padding_side="left").get_batch()
+    right, left = opened().get_batch(), opened(batch_size=bw.Batching(8, padding_side="left")).get_batch()
     width = right.input_ids.shape[1]
     for row in range(8):
         length = int(right.attention_mask[row].sum())
@@ -346,13 +343,14 @@ def test_rows_can_be_padded_on_the_left():
 )
 def test_widths_are_those_asked_for_however_short_the_rollouts_are(pad_to, width):
     data = [{"prompt": [1, 2], "response": [3, 4, 5], "reward": 1.0}] * 2
-    assert opened(data, batch_size=2, pad_to=pad_to).get_batch().input_ids.shape == (2, width)
-    budget = opened(data, batch_tokens=2 * width, pad_to=pad_to).get_batch()
+    batch = opened(data, batch_size=bw.Batching(2, pad_to=pad_to)).get_batch()
+    assert batch.input_ids.shape == (2, width)
+    budget = opened(data, batch_size=bw.Batching(tokens=2 * width, pad_to=pad_to)).get_batch()
     assert budget.input_ids.shape == (2, width)
 
 
 def test_rows_that_fill_up_the_last_batch_teach_nothing():
-    *_, last = opened(rollouts(10, values=False), epoch_end="pad")
+    *_, last = opened(rollouts(10, values=False), batch_size=bw.Batching(8, epoch_end="pad"))
     filled = last.metadata["weight"] == 0
     assert filled.sum() == 6
     assert not last.loss_mask[filled].any()
@@ -390,30 +388,30 @@ def test_a_state_of_other_rollouts_is_refused_and_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("settings", "parameter", "remedy"),
+    ("opening", "parameter", "remedy"),
     [
-        ({"dialect": "verle"}, "dialect", "verl"),
-        ({"compute": "gaee"}, "compute_advantages", "gae"),
-        ({"compute": "GRPO"}, "compute_advantages", "'group_relative'"),
-        ({"compute": "gae"}, "compute_advantages", "'values' in each row"),
-        ({"gamma": 1.5}, "gamma", "gamma=1.0"),
-        ({"lam": -0.1}, "lam", "lam=1.0"),
-        ({"gamma": "high"}, "gamma", "gamma=1.0"),
-        ({"kl_coef": math.nan}, "kl_coef", "kl_coef=0"),
-        ({"kl_coef": "low"}, "kl_coef", "kl_coef=0"),
-        ({"whiten": "yes"}, "whiten", "whiten=True"),
-        ({"compute": False, "whiten": True}, "whiten", "compute_advantages=True"),
-        ({"max_staleness": 2}, "max_staleness", "RolloutDataLoader(log, ...)"),
-        ({"timeout": 5}, "timeout", "leave out timeout="),
-        ({"batch_tokens": 64, "batch_size": 4}, "batch_tokens", "one of them"),
-        ({"row_multiple": 4}, "row_multiple", "batch_tokens="),
-        ({"batch_tokens": 64, "epoch_end": "wrap"}, "epoch_end", "nothing is dropped"),
-        ({"pad_to": "widest"}, "pad_to", "'longest'"),
+        (lambda: opened(compute=bw.Advantages(dialect="verle")), "dialect", "verl"),
+        (lambda: opened(compute="gaee"), "compute_advantages", "gae"),
+        (lambda: opened(compute="GRPO"), "compute_advantages", "'group_relative'"),
+        (lambda: opened(compute="gae"), "compute_advantages", "'values' in each row"),
+        (lambda: opened(compute=bw.Advantages(gamma=1.5)), "gamma", "gamma=1.0"),
+        (lambda: opened(compute=bw.Advantages(lam=-0.1)), "lam", "lam=1.0"),
+        (lambda: opened(compute=bw.Advantages(gamma="high")), "gamma", "gamma=1.0"),
+        (lambda: opened(compute=bw.Advantages(kl_coef=math.nan)), "kl_coef", "kl_coef=0"),
+        (lambda: opened(compute=bw.Advantages(kl_coef="low")), "kl_coef", "kl_coef=0"),
+        (lambda: opened(compute=bw.Advantages(whiten="yes")), "whiten", "whiten=True"),
+        (lambda: opened(compute=bw.Advantages(False, whiten=True)), "whiten", "compute_advantages=True"),
+        (lambda: opened(max_staleness=2), "max_staleness", "RolloutDataLoader(log, ...)"),
+        (lambda: opened(timeout=5), "timeout", "leave out timeout="),
+        (lambda: opened(batch_size=bw.Batching(4, tokens=64)), "batch_tokens", "one of them"),
+        (lambda: opened(batch_size=bw.Batching(8, multiple=4)), "row_multiple", "tokens="),
+        (lambda: opened(batch_size=bw.Batching(tokens=64, epoch_end="wrap")), "epoch_end", "nothing is dropped"),
+        (lambda: opened(batch_size=bw.Batching(8, pad_to="widest")), "pad_to", "'longest'"),
     ],
 )
-def test_settings_that_cannot_work(settings, parameter, remedy):
+def test_settings_that_cannot_work(opening, parameter, remedy):
     with refused(bw.SpecError, parameter=parameter, remedy=remedy):
-        opened(**settings)
+        opening()
 
 
 @pytest.mark.parametrize("reward", [1e39, -1e300, [3e38, 3e38]])
@@ -433,7 +431,7 @@ def test_groups_need_names_and_advantages_need_rewards():
 
 
 def test_a_state_serves_as_a_plan_and_so_does_its_file(tmp_path):
-    loader = opened(seed=5, epoch_end="drop")
+    loader = opened(seed=5, batch_size=bw.Batching(8, epoch_end="drop"))
     state = loader.state_dict()
     (tmp_path / "state.json").write_text(json.dumps(state))
     for plan in (state, tmp_path / "state.json", str(tmp_path / "state.json")):
@@ -445,7 +443,7 @@ def test_a_state_serves_as_a_plan_and_so_does_its_file(tmp_path):
 
 
 def test_a_plan_says_the_order_again_and_only_for_the_same_rollouts(tmp_path):
-    loader = opened(seed=5, epoch_end="drop")
+    loader = opened(seed=5, batch_size=bw.Batching(8, epoch_end="drop"))
     loader.plan.save(tmp_path / "plan.json")
     again = opened(plan=tmp_path / "plan.json")
     assert again.plan.fingerprint == loader.plan.fingerprint
@@ -464,19 +462,20 @@ def test_groups_of_one_are_compared_with_the_mean_of_all():
     advantages = loader.get_batch().metadata["advantages"]
     rewards = np.array([row["reward"] for row in data])
     np.testing.assert_allclose(advantages.max(axis=1) + advantages.min(axis=1), rewards - rewards.mean(), atol=1e-6)
-    assert "advantages by group_relative" in repr(opened(data, dialect="verl"))  # there a group of one keeps its reward
+    as_verl = opened(data, bw.Advantages(dialect="verl"))
+    assert "advantages by group_relative" in repr(as_verl)  # there a group of one keeps its reward
 
 
 def test_ranks_that_compute_other_advantages_are_not_in_step():
-    one, other = opened(gamma=0.9), opened(gamma=0.8)
-    assert one._settings_of_batches() != other._settings_of_batches()
-    assert one._settings_of_batches() == opened(gamma=0.9)._settings_of_batches()
+    one, other, same = (opened(compute=bw.Advantages(gamma=gamma)).run.compared() for gamma in (0.9, 0.8, 0.9))
+    assert one != other
+    assert one == same
 
 
 def test_what_the_reference_says_counts_in_the_comparison_too():
     same = {"prompt": [1], "response": [2, 3], "reward": 1.0, "group": 0, "ref_log_probs": [-1.0, -1.0]}
     data = [{**same, "old_log_probs": [-1.0, -1.0]}, {**same, "old_log_probs": [-1.0, -3.0]}]
-    batch = opened(data, "leave_one_out", batch_size=2, kl_coef=0.5, shuffle=False).get_batch()
+    batch = opened(data, bw.Advantages("leave_one_out", kl_coef=0.5), batch_size=2, shuffle=False).get_batch()
     assert batch.metadata["advantages"][:, 0].tolist() == [-1.0, 1.0]  # rewards of 1 and 2
 
 
@@ -487,11 +486,11 @@ def test_a_batch_may_have_more_rows_than_are_looked_up_at_once():
 
 
 def test_moments_do_not_depend_on_the_order_of_rows():
-    from batchwright.rl.estimate import Estimator
+    from batchwright.rl.estimate import Advantages
     from batchwright.rl.rows import RolloutRows
     from batchwright.rollouts import read_rollouts
 
-    rows = RolloutRows(read_rollouts(rollouts(2000)), Estimator(whiten=True))
+    rows = RolloutRows(read_rollouts(rollouts(2000)), Advantages(whiten=True))
     order = np.arange(2000)
     expected = rows.moments(order)
     for seed in range(5):

@@ -31,9 +31,8 @@ def answer(log, count: int, version: int | None = 0) -> list[int]:
     return [job.ordinal for job in jobs]
 
 
-def opened(log, **settings):
-    settings = {"batch_size": None if "batch_tokens" in settings else 8, "framework": "numpy", **settings}
-    return bw.RolloutDataLoader(log, "bytes", True, **settings)
+def opened(log, compute=True, **settings):
+    return bw.RolloutDataLoader(log, "bytes", compute, **({"batch_size": 8, "framework": "numpy"} | settings))
 
 
 def ordinals(batch) -> list[int]:
@@ -69,12 +68,12 @@ def test_what_is_not_there_yet_is_said_and_comes_later(log):
 @pytest.mark.parametrize(("epoch_end", "rows"), [("short", 8), ("pad", 24)])
 def test_the_last_batch_of_a_log_has_the_rows_that_are_left_and_then_it_is_over(log, epoch_end, rows):
     answer(log, 20)
-    batches = list(opened(log, batch_size=24, epoch_end=epoch_end))
+    batches = list(opened(log, batch_size=bw.Batching(24, epoch_end=epoch_end)))
     assert [batch.metadata["global_sequences"] for batch in batches] == [24, 24, 24, 8]
     assert [batch.metadata["global_rows"] for batch in batches] == [24, 24, 24, 8]
     assert batches[-1].metadata["weight"].tolist() == [1] * 8 + [0] * (rows - 8)
     assert not batches[-1].loss_mask[8:].any()
-    loader = opened(log, batch_size=24, epoch_end=epoch_end)
+    loader = opened(log, batch_size=bw.Batching(24, epoch_end=epoch_end))
     loader.load_state_dict(batches[-1].metadata["state"])
     with refused(bw.EndOfRun, "80 rows"):
         loader.get_batch()
@@ -82,14 +81,15 @@ def test_the_last_batch_of_a_log_has_the_rows_that_are_left_and_then_it_is_over(
 
 def test_rows_at_the_end_of_a_log_that_no_batch_has_are_counted(log, caplog):
     answer(log, 20)
-    assert len(list(opened(log, batch_size=24, epoch_end="drop"))) == 3
+    assert len(list(opened(log, batch_size=bw.Batching(24, epoch_end="drop")))) == 3
     (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "the last 8 rows" in said.getMessage()
 
 
 def test_ranks_share_the_last_rows_of_a_log_and_none_misses_a_step(log):
     answered = answer(log, 20)  # 80 rows: the last batch has 3, for 5 ranks
-    ranks = [opened(log, batch_size=11, rank=rank, world_size=5, uneven=True) for rank in range(5)]
+    sizes = bw.Batching(11, uneven=True)
+    ranks = [opened(log, batch_size=sizes, rank=rank, world_size=5) for rank in range(5)]
     found = []
     for parts in zip(*ranks, strict=True):
         assert all(batch.metadata["weight"].all() or len(batch.input_ids) == 1 for batch in parts)
@@ -171,7 +171,7 @@ def test_each_group_is_used_as_often_as_the_log_says(tmp_path):
 
 def test_a_budget_takes_as_many_rows_as_fit(log):
     answered = answer(log, 20)
-    loader = opened(log, batch_tokens=100, row_multiple=4)
+    loader = opened(log, batch_size=bw.Batching(tokens=100, multiple=4))
     found, filled = [], []
     for step, batch in enumerate(loader):
         assert batch.input_ids.size <= 100
@@ -188,16 +188,16 @@ def test_a_budget_keeps_its_multiple_where_a_long_row_comes_in_between(tmp_path)
     with bw.RolloutLog(tmp_path / "log", prompts=["ten bytes.", "ten bytes!"], group_size=4) as log:
         for job, lengths in zip(log.next_prompts(2), ([1, 1, 1, 1], [1, 1, 30, 1]), strict=True):
             log.add(job, responses=[[7] * length for length in lengths], rewards=[0.0] * 4)
-        batches = list(opened(log, batch_tokens=170, row_multiple=4))  # 6 rows fit, and 8 do not
+        batches = list(opened(log, batch_size=bw.Batching(tokens=170, multiple=4)))  # 6 rows fit, and 8 do not
     assert [batch.input_ids.shape for batch in batches] == [(4, 11), (4, 40)]
     assert all(batch.metadata["weight"].all() for batch in batches)
 
 
 def test_a_budget_goes_on_from_any_step(log):
     answer(log, 20)
-    whole = list(opened(log, batch_tokens=60))
+    whole = list(opened(log, batch_size=bw.Batching(tokens=60)))
     for step, batch in enumerate(whole[:-1]):
-        loader = opened(log, batch_tokens=60)
+        loader = opened(log, batch_size=bw.Batching(tokens=60))
         loader.load_state_dict(json.loads(json.dumps(batch.metadata["state"])))
         assert loader.step == step + 1
         assert loader.get_batch().input_ids.tobytes() == whole[step + 1].input_ids.tobytes()
@@ -205,7 +205,7 @@ def test_a_budget_goes_on_from_any_step(log):
 
 def test_a_budget_waits_until_it_is_known_that_no_more_rows_fit(log):
     answer(log, 1)
-    loader = opened(log, batch_tokens=2000)
+    loader = opened(log, batch_size=bw.Batching(tokens=2000))
     with pytest.raises(bw.NotReadyError):
         loader.get_batch()
     answer(log, 19)
@@ -218,15 +218,16 @@ def test_a_row_of_a_log_that_is_longer_than_the_budget_is_named(log):
     with refused(
         bw.SpecError, "batch_tokens=60", ordinal=job.ordinal, parameter="batch_tokens", remedy="batch_tokens="
     ):
-        opened(log, batch_tokens=60).get_batch()
+        opened(log, batch_size=bw.Batching(tokens=60)).get_batch()
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("settings", [{}, {"balance": True}, {"batch_tokens": 100, "row_multiple": 4}])
-def test_ranks_together_have_the_batch_of_one(log, world, settings):
+@pytest.mark.parametrize("sizes", [8, bw.Batching(8, balance=True), bw.Batching(tokens=100, multiple=4)])
+def test_ranks_together_have_the_batch_of_one(log, world, sizes):
     answer(log, 20)
-    alone = list(opened(log, whiten=True, **settings))
-    parts = [list(opened(log, whiten=True, rank=rank, world_size=world, **settings)) for rank in range(world)]
+    given = {"compute": bw.Advantages(whiten=True), "batch_size": sizes}
+    alone = list(opened(log, **given))
+    parts = [list(opened(log, rank=rank, world_size=world, **given)) for rank in range(world)]
     for step, whole in enumerate(alone):
         ranks = [part[step] for part in parts]
         rows = {}
@@ -250,10 +251,10 @@ def test_ranks_together_have_the_batch_of_one(log, world, settings):
         ({"epochs": 2}, "epochs"),
         ({"group_size": 4}, "group_size"),
         ({"columns": {"response": "r"}}, "columns"),
-        ({"pad_to": "max_length"}, "pad_to"),
-        ({"batch_tokens": 64, "world_size": 2, "rank": 0}, "row_multiple"),
+        ({"batch_size": bw.Batching(8, pad_to="max_length")}, "pad_to"),
+        ({"batch_size": bw.Batching(tokens=64), "world_size": 2, "rank": 0}, "row_multiple"),
         ({"max_staleness": -1}, "max_staleness"),
-        ({"epoch_end": "wrap"}, "epoch_end"),
+        ({"batch_size": bw.Batching(8, epoch_end="wrap")}, "epoch_end"),
     ],
 )
 def test_settings_that_a_log_cannot_have(log, settings, parameter):
@@ -319,7 +320,7 @@ def test_a_trainer_that_starts_again_says_its_version_anew(log):
 def test_what_comes_before_a_row_that_is_too_long_is_handed_over_first(log):
     for job in log.next_prompts(4):
         log.add(job, [[65] * (90 if job.ordinal == 1 and n == 2 else 2) for n in range(4)], [1.0, 0.0, 0.0, 0.0])
-    loader = opened(log, batch_tokens=64, row_multiple=2)
+    loader = opened(log, batch_size=bw.Batching(tokens=64, multiple=2))
     assert [ordinals(loader.get_batch()) for _ in range(2)] == [[0] * 4, [1] * 2]
     with refused(bw.SpecError, "batch_tokens=64", parameter="batch_tokens", row=15, remedy="seek(position=8)") as error:
         loader.get_batch()
@@ -329,10 +330,12 @@ def test_what_comes_before_a_row_that_is_too_long_is_handed_over_first(log):
 def test_a_budget_that_finds_its_rows_on_record_decides_nothing(log, tmp_path):
     answer(log, 20, version=9)
     shutil.copytree(log.path, tmp_path / "copy")
-    expected = opened(log, batch_tokens=160).get_batch()
+    expected = opened(log, batch_size=bw.Batching(tokens=160)).get_batch()
     with bw.RolloutLog(tmp_path / "copy") as copy:
         num_groups = copy.take(len(expected) // 4 + 1, policy_version=3)  # up to the row that does not fit any more
-        found = opened(copy, batch_tokens=160).get_batch(policy_version=2)  # it looks further, to find what fits
+        found = opened(copy, batch_size=bw.Batching(tokens=160)).get_batch(
+            policy_version=2
+        )  # it looks further, to find what fits
         assert found.input_ids.tolist() == expected.input_ids.tolist()
         assert copy.num_taken == num_groups
 
@@ -340,7 +343,7 @@ def test_a_budget_that_finds_its_rows_on_record_decides_nothing(log, tmp_path):
 def test_a_budget_is_cut_alike_where_another_rank_takes_the_last_groups_meanwhile(log, monkeypatch):
     answer(log, 20)
     with bw.RolloutLog(log.path) as other:
-        alone = opened(other, batch_tokens=160)
+        alone = opened(other, batch_size=bw.Batching(tokens=160))
         take_uses = log.take_uses
 
         def and_meanwhile(last_use, **settings):
@@ -349,22 +352,22 @@ def test_a_budget_is_cut_alike_where_another_rank_takes_the_last_groups_meanwhil
             return have
 
         monkeypatch.setattr(log, "take_uses", and_meanwhile)
-        found = opened(log, batch_tokens=160).get_batch()
+        found = opened(log, batch_size=bw.Batching(tokens=160)).get_batch()
         assert found.input_ids.tolist() == alone.get_batch().input_ids.tolist()
 
 
 def test_worker_processes_are_refused(log):
     answer(log, 4)
     with refused(bw.SpecError, parameter="num_workers"):
-        next(opened(log, framework="torch")._turns(0, 2))
+        next(opened(log, framework="torch").turns(0, 2))
 
 
 def test_looking_at_the_next_batch_leaves_the_loader_where_it_is(log):
     answer(log, 20)
-    loader = opened(log, batch_tokens=60)
+    loader = opened(log, batch_size=bw.Batching(tokens=60))
     loader.get_batch()
     state = loader.state_dict()
-    loader._peek()
+    loader.check_sync()
     assert loader.state_dict() == state
 
 

@@ -87,7 +87,7 @@ def test_rows_come_in_order_where_nothing_is_shuffled():
     ],
 )
 def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
-    loader = opened(shuffle=False, epoch_end=epoch_end, epochs=2)
+    loader = opened(shuffle=False, batch_size=bw.Batching(4, epoch_end=epoch_end), epochs=2)
     found = list(loader.get_iterator())
     assert numbers_in(found) == batches
     assert loader.epoch == 1
@@ -214,7 +214,7 @@ def test_a_loader_is_pickled_with_its_cursor():
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("epoch_end", ["drop", "short", "pad", "wrap"])
 def test_ranks_get_contiguous_shares_of_the_same_global_batches(world_size, epoch_end):
-    settings = {"batch_size": 12, "epochs": 3, "epoch_end": epoch_end}
+    settings = {"batch_size": bw.Batching(12, epoch_end=epoch_end), "epochs": 3}
     alone = opened(31, **settings)
     ranks = [opened(31, rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
     for _ in range(6):
@@ -228,12 +228,14 @@ def test_ranks_get_contiguous_shares_of_the_same_global_batches(world_size, epoc
 
 
 def test_uneven_shares_are_allowed_when_asked_for():
-    parts = [opened(shuffle=False, rank=rank, world_size=3, uneven=True).get_batch() for rank in range(3)]
+    settings = {"batch_size": bw.Batching(4, uneven=True), "shuffle": False}
+    parts = [opened(rank=rank, world_size=3, **settings).get_batch() for rank in range(3)]
     assert numbers_in(parts) == [[0], [1], [2, 3]]
 
 
 def test_a_rank_without_a_row_of_a_small_batch_gets_one_of_weight_0():
-    parts = [opened(batch_size=1, shuffle=False, rank=rank, world_size=2, uneven=True).get_batch() for rank in range(2)]
+    settings = {"batch_size": bw.Batching(1, uneven=True), "shuffle": False}
+    parts = [opened(rank=rank, world_size=2, **settings).get_batch() for rank in range(2)]
     assert numbers_in(parts) == [[0], [0]]
     assert [part.metadata["weight"].tolist() for part in parts] == [[0], [1]]
 
@@ -341,7 +343,12 @@ def other_version():
         (other_version, "version 12", {}, "buffer.at(3).loader"),
         (lambda: opened(seed=8), "seed=7", {"parameter": "seed"}, True),
         (lambda: opened(shuffle=False), "shuffle='global'", {"parameter": "shuffle"}, True),
-        (lambda: opened(epoch_end="pad"), "epoch_end='short'", {"parameter": "epoch_end"}, True),
+        (
+            lambda: opened(batch_size=bw.Batching(4, epoch_end="pad")),
+            "epoch_end='short'",
+            {"parameter": "epoch_end"},
+            True,
+        ),
     ],
 )
 def test_a_state_of_another_run_is_refused_and_the_cursor_stays(opening, named, where, remedy):
@@ -364,22 +371,22 @@ def test_something_that_is_no_state_is_refused(state):
 
 
 @pytest.mark.parametrize(
-    ("settings", "named", "parameter"),
+    ("opening", "named", "parameter"),
     [
-        ({"version": Ten(0)}, "rows", "buffer"),
-        ({"batch_size": 0}, 0, "batch_size"),
-        ({"batch_size": 11, "epoch_end": "drop"}, "10 rows", "batch_size"),
-        ({"shuffle": "pool"}, "'pool'", "shuffle"),
-        ({"epoch_end": "stop"}, "'stop'", "epoch_end"),
-        ({"epochs": 0}, 0, "epochs"),
-        ({"framework": "tensorflow"}, "'tensorflow'", "framework"),
-        ({"world_size": 3}, "world_size=3", "batch_size"),
-        ({"rank": 2, "world_size": 2}, "rank 2 of 2", "rank"),
+        (lambda: opened(version=Ten(0)), "rows", "buffer"),
+        (lambda: opened(batch_size=0), 0, "batch_size"),
+        (lambda: opened(batch_size=bw.Batching(11, epoch_end="drop")), "10 rows", "batch_size"),
+        (lambda: opened(shuffle="pool"), "'pool'", "shuffle"),
+        (lambda: opened(batch_size=bw.Batching(4, epoch_end="stop")), "'stop'", "epoch_end"),
+        (lambda: opened(epochs=0), 0, "epochs"),
+        (lambda: opened(framework="tensorflow"), "'tensorflow'", "framework"),
+        (lambda: opened(world_size=3), "world_size=3", "batch_size"),
+        (lambda: opened(rank=2, world_size=2), "rank 2 of 2", "rank"),
     ],
 )
-def test_settings_that_cannot_work_are_named(settings, named, parameter):
+def test_settings_that_cannot_work_are_named(opening, named, parameter):
     with refused(SpecError, named, parameter=parameter):
-        opened(**settings)
+        opening()
 
 
 def test_it_prints_what_it_will_do():

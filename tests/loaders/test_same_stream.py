@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchwright as bw
 from shared import arrays_of
 
 STREAMS = {
-    "union, drop": {"epochs": 3},
-    "union, short": {"epochs": 3, "epoch_end": "short"},
-    "union, pad": {"epochs": 3, "epoch_end": "pad"},
-    "union, wrap, pool": {"epochs": 3, "epoch_end": "wrap", "shuffle": "pool", "pool_rows": 40},
-    "mixture": {"weights": {"web": 0.2, "code": 0.5, "notes": 0.3}, "num_rows": 500, "epochs": 3},
-    "mixture, short": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "short"},
-    "mixture, pad": {"weights": {"web": 0.9, "notes": 0.1}, "num_rows": 500, "epochs": 3, "epoch_end": "pad"},
+    "union, drop": {"batch_size": bw.Batching(12)},
+    "union, short": {"batch_size": bw.Batching(12, epoch_end="short")},
+    "union, pad": {"batch_size": bw.Batching(12, epoch_end="pad")},
+    "union, wrap, pool": {
+        "batch_size": bw.Batching(12, epoch_end="wrap"),
+        "shuffle": bw.Shuffle("pool", pool_rows=40),
+    },
+    "mixture": {
+        "batch_size": bw.Batching(12),
+        "weights": bw.Mixture({"web": 0.2, "code": 0.5, "notes": 0.3}, num_rows=500),
+    },
+    "mixture, short": {
+        "batch_size": bw.Batching(12, epoch_end="short"),
+        "weights": bw.Mixture({"web": 0.9, "notes": 0.1}, num_rows=500),
+    },
+    "mixture, pad": {
+        "batch_size": bw.Batching(12, epoch_end="pad"),
+        "weights": bw.Mixture({"web": 0.9, "notes": 0.1}, num_rows=500),
+    },
 }
 FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
@@ -47,7 +61,7 @@ def assert_same(found, expected, step):
 @pytest.fixture(scope="module", params=STREAMS)
 def stream(request, small_store, open_loader):
     """(settings, the global batches of one uninterrupted process, the state before each)."""
-    given_settings = STREAMS[request.param]
+    given_settings = STREAMS[request.param] | {"epochs": 3}
     loader = open_loader(small_store, **given_settings)
     batches, states = [], [loader.state_dict()]
     for _ in range(3):
@@ -73,7 +87,9 @@ def test_any_ranks_and_prefetch_restarted_anywhere_give_the_same_batches(
 ):
     given_settings, batches, states = stream
     loaders = [
-        open_loader(small_store, rank=rank, world_size=world_size, prefetch=prefetch, **given_settings)
+        open_loader(
+            small_store, rank=rank, world_size=world_size, delivery=bw.Delivery(prefetch=prefetch), **given_settings
+        )
         for rank in range(world_size)
     ]
     for start in restart_points(states):
@@ -100,18 +116,19 @@ def in_pairs_backwards(num_rows, rank, world_size):
 )
 def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_loader, sharding, ahead):
     given_settings, batches, states = stream
+    shared_so = given_settings | {"batch_size": replace(given_settings["batch_size"], sharding=sharding)}
     loaders = [
-        open_loader(small_store, rank=rank, world_size=3, sharding=sharding, **ahead, **given_settings)
+        open_loader(small_store, rank=rank, world_size=3, delivery=bw.Delivery(**ahead), **shared_so)
         for rank in range(3)
     ]
-    share = loaders[1]._share(12)
+    share = loaders[1].run.share(12)
     assert list(share) == ([1, 4, 7, 10] if sharding == "strided" else [9, 8, 3, 2])
     edge = restart_points(states)[3]
     for loader in loaders:
         loader.load_state_dict(states[edge - 1])
     for step in range(edge - 1, edge + 2):
         found, state = next_global_batch(loaders)
-        rows = np.concatenate([loader._share(len(batches[step]["input_ids"])) for loader in loaders])
+        rows = np.concatenate([loader.run.share(len(batches[step]["input_ids"])) for loader in loaders])
         assert_same(found, {name: array[rows] for name, array in batches[step].items()}, step)
         assert state == states[step + 1]
     for loader in loaders:
@@ -120,8 +137,8 @@ def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_lo
 
 def test_a_batch_that_does_not_divide_is_sharded_by_any_strategy(stream, small_store, open_loader):
     given_settings, batches, _ = stream
-    settings_of_all = {**given_settings, "uneven": True, "world_size": 5, "sharding": "strided"}
-    loaders = [open_loader(small_store, rank=rank, **settings_of_all) for rank in range(5)]
+    shared_so = {"batch_size": replace(given_settings["batch_size"], uneven=True, sharding="strided")}
+    loaders = [open_loader(small_store, rank=rank, world_size=5, **(given_settings | shared_so)) for rank in range(5)]
     parts = [loader.get_batch().input_ids for loader in loaders]
     assert [len(part) for part in parts] == [3, 3, 2, 2, 2]
     for rank, part in enumerate(parts):
@@ -133,7 +150,9 @@ def test_worker_processes_give_the_same_batches_from_any_start(stream, small_sto
     edge = restart_points(states)[3]
     for world_size, start in ((1, 0), (2, edge - 1)):
         loaders = [
-            open_loader(small_store, rank=rank, world_size=world_size, workers=2, **given_settings)
+            open_loader(
+                small_store, rank=rank, world_size=world_size, delivery=bw.Delivery(workers=2), **given_settings
+            )
             for rank in range(world_size)
         ]
         for loader in loaders:
@@ -151,7 +170,9 @@ def test_two_restarts_with_other_ranks_each_lose_and_repeat_nothing(stream, smal
     state, step = states[0], 0
     for world_size, prefetch, num_steps in ((4, 0, 17), (3, 2, len(batches) - 20), (6, 0, 3)):
         loaders = [
-            open_loader(small_store, rank=rank, world_size=world_size, prefetch=prefetch, **given_settings)
+            open_loader(
+                small_store, rank=rank, world_size=world_size, delivery=bw.Delivery(prefetch=prefetch), **given_settings
+            )
             for rank in range(world_size)
         ]
         for loader in loaders:
@@ -165,7 +186,7 @@ def test_two_restarts_with_other_ranks_each_lose_and_repeat_nothing(stream, smal
 
 def test_iterators_and_get_batch_give_the_same_batches(stream, small_store, open_loader):
     given_settings, batches, _ = stream
-    loader = open_loader(small_store, prefetch=2, **given_settings)
+    loader = open_loader(small_store, delivery=bw.Delivery(prefetch=2), **given_settings)
     for step, expected in enumerate(batches):
         assert np.array_equal(loader.get_batch().input_ids, expected["input_ids"]), step
 
@@ -190,9 +211,10 @@ def test_an_endless_mixture_is_resumed_anywhere(small_store, open_loader):
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}, {"workers": 2}])
 def test_torch_and_numpy_give_equal_numbers_of_equal_types(small_store, open_loader, ahead):
     torch = pytest.importorskip("torch")
-    fields = {"position_ids": True, "segment_ids": True, "border_loss": False, "epoch_end": "pad"}
-    one = open_loader(small_store, framework="numpy", **fields)
-    two = open_loader(small_store, framework="torch", **fields, **ahead)
+    fields = bw.Fields(position_ids=True, segment_ids=True, border_loss=False)
+    given_settings = {"fields": fields, "batch_size": bw.Batching(12, epoch_end="pad")}
+    one = open_loader(small_store, framework="numpy", **given_settings)
+    two = open_loader(small_store, framework="torch", delivery=bw.Delivery(**ahead), **given_settings)
     for _ in range(one.get_num_batches()):
         ours, theirs = one.get_batch(), two.get_batch()
         assert arrays_of(ours).keys() == arrays_of(theirs).keys()
@@ -232,12 +254,11 @@ def test_any_chain_of_restarts_gives_the_rows_in_order(small_store, open_loader,
         loaders = [
             open_loader(
                 small_store,
-                batch_size=size,
+                batch_size=bw.Batching(size, epoch_end=epoch_end),
                 epochs=3,
-                epoch_end=epoch_end,
                 rank=rank,
                 world_size=world_size,
-                prefetch=prefetch,
+                delivery=bw.Delivery(prefetch=prefetch),
             )
             for rank in range(world_size)
         ]

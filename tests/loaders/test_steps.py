@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,8 @@ from refusals import refused
 
 ROWS = 300
 FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
+BUDGET = bw.Batching(tokens=1600, multiple=4)
+UNCHECKED = bw.Delivery(check=False)
 
 
 def talk(n):
@@ -44,9 +47,8 @@ def small_blocks(monkeypatch):
 @pytest.fixture
 def open_loader(store, small_blocks):
     def open_it(**given):
-        fixed = {"max_length": 200, "seed": 7, "check": False, "framework": "numpy", "epochs": 2}
-        sizes = {} if given.keys() & {"batch_tokens", "batch_size"} else {"batch_tokens": 1600, "row_multiple": 4}
-        return bw.ConversationDataLoader(store, **(fixed | sizes | given))
+        fixed = {"max_length": 200, "seed": 7, "framework": "numpy", "epochs": 2}
+        return bw.ConversationDataLoader(store, **(fixed | {"batch_size": BUDGET, "delivery": UNCHECKED} | given))
 
     return open_it
 
@@ -54,7 +56,7 @@ def open_loader(store, small_blocks):
 def to_the_end(loader):
     """Everything from the cursor to the end of the run."""
     batches = []
-    while not loader._next_start()[1]:
+    while not loader.is_over:
         batches += loader.get_iterator()
     return batches
 
@@ -77,7 +79,7 @@ def weighted_rows(batch):
 
 @pytest.mark.parametrize("pad_to", ["longest", "max_length", 32, [90, 150]])
 def test_no_batch_has_more_tokens_than_it_may_and_every_row_comes_once_an_epoch(open_loader, pad_to):
-    loader = open_loader(pad_to=pad_to)
+    loader = open_loader(batch_size=replace(BUDGET, pad_to=pad_to))
     for epoch in range(2):
         real = []
         for batch in loader:
@@ -104,13 +106,14 @@ def test_numbers_of_batches_are_known_before(open_loader):
     loader = open_loader()
     assert loader.get_num_batches() == len(list(loader))
     assert loader.step == loader.get_num_batches() or loader.epoch == 1
-    assert "up to 1,600 tokens" in repr(loader)
+    assert "at most 1,600 tokens" in repr(loader)
 
 
 def test_pairs_count_as_two_rows(tmp_path):
     pairs = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": "no" * (n % 9 + 1)} for n in range(22)]
     path = bake_in_order(tmp_path / "pairs.store", pairs, bw.chat("bytes", "chatml"), "talks")
-    loader = bw.ConversationDataLoader(path, max_length=120, batch_tokens=600, check=False, framework="numpy")
+    sizes = bw.Batching(tokens=600)
+    loader = bw.ConversationDataLoader(path, max_length=120, batch_size=sizes, delivery=UNCHECKED, framework="numpy")
     batches = list(loader)
     assert all(batch.input_ids.size <= 600 for batch in batches)
     assert sorted(p for batch in batches for p in batch.metadata["position"].tolist()) == sorted([*range(22)] * 2)
@@ -123,17 +126,17 @@ def test_pairs_count_as_two_rows(tmp_path):
 @pytest.mark.parametrize(
     ("world_size", "balance", "sizes"),
     [
-        (2, None, {"batch_tokens": 1600, "row_multiple": 4}),
-        (4, None, {"batch_tokens": 1600, "row_multiple": 4}),
-        (4, (1, 0.01), {"batch_tokens": 1600, "row_multiple": 4}),
-        (2, True, {"batch_size": 14, "epoch_end": "pad"}),
-        (4, True, {"batch_size": 12, "epoch_end": "drop"}),
+        (2, None, BUDGET),
+        (4, None, BUDGET),
+        (4, (1, 0.01), BUDGET),
+        (2, True, bw.Batching(14, epoch_end="pad")),
+        (4, True, bw.Batching(12, epoch_end="drop")),
     ],
 )
 def test_ranks_together_have_the_global_batches_of_one(open_loader, world_size, balance, sizes):
-    alone = to_the_end(open_loader(**sizes))
+    alone = to_the_end(open_loader(batch_size=sizes))
     ranks = [
-        to_the_end(open_loader(rank=rank, world_size=world_size, balance=balance, **sizes))
+        to_the_end(open_loader(rank=rank, world_size=world_size, batch_size=replace(sizes, balance=balance)))
         for rank in range(world_size)
     ]
     for whole, *parts in zip(alone, *ranks, strict=True):
@@ -147,31 +150,33 @@ def test_ranks_together_have_the_global_batches_of_one(open_loader, world_size, 
 
 def test_a_balanced_step_says_how_even_it_is_and_is_more_even_than_one_that_is_not(open_loader):
     def costs(**given):
-        ranks = [open_loader(rank=r, world_size=2, batch_size=20, epochs=1, **given) for r in range(2)]
+        sizes = bw.Batching(20, **given)
+        ranks = [open_loader(rank=r, world_size=2, batch_size=sizes, epochs=1) for r in range(2)]
         return [[b.attention_mask.sum() for b in batches] for batches in zip(*ranks, strict=True)]
 
     balanced, plain = (np.array(costs(**given)) for given in ({"balance": True}, {}))
     over = balanced.max(1) / balanced.mean(1) - 1
     assert over.max() < 0.01 < (plain.max(1) / plain.mean(1) - 1).max()
-    batches = list(open_loader(rank=0, world_size=2, batch_size=20, epochs=1, balance=True))
+    batches = list(open_loader(rank=0, world_size=2, batch_size=bw.Batching(20, balance=True), epochs=1))
     said = [batch.metadata["imbalance"] for batch in batches]
     assert np.allclose([each["measured"] for each in said], over)
     assert all(0 <= each["bound"] <= each["measured"] for each in said)
 
 
 def test_ranks_may_have_different_numbers_of_rows_where_that_is_more_even(open_loader):
-    ranks = [open_loader(rank=r, world_size=2, batch_size=15, balance=True, equal_counts=False) for r in range(2)]
+    sizes = bw.Batching(15, balance=True, equal_counts=False)
+    ranks = [open_loader(rank=r, world_size=2, batch_size=sizes) for r in range(2)]
     counts = {(len(one.input_ids), len(two.input_ids)) for one, two in zip(*ranks, strict=True)}
     assert {sum(pair) for pair in counts} == {15}
     assert len(counts) > 1
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"batch_tokens": 300}, {"batch_tokens": 300, "balance": True, "equal_counts": False}, {"batch_size": 2}],
+    "sizes",
+    [bw.Batching(tokens=300), bw.Batching(tokens=300, balance=True, equal_counts=False), bw.Batching(2)],
 )
-def test_a_rank_without_a_row_has_one_of_weight_0(open_loader, given):
-    given = {"world_size": 3, "uneven": True, "epochs": 1} | given
+def test_a_rank_without_a_row_has_one_of_weight_0(open_loader, sizes):
+    given = {"world_size": 3, "batch_size": replace(sizes, uneven=True), "epochs": 1}
     ranks = [to_the_end(open_loader(rank=r, **given)) for r in range(3)]
     real, idle = [], 0
     for parts in zip(*ranks, strict=True):
@@ -190,7 +195,8 @@ def test_a_rank_without_a_row_has_one_of_weight_0(open_loader, given):
 @pytest.mark.parametrize("sharding", ["strided", lambda rows, rank, world: range(rank, rows, world)])
 def test_a_sharding_of_ones_own_shares_batches_by_tokens(open_loader, sharding):
     alone = to_the_end(open_loader())
-    ranks = [to_the_end(open_loader(rank=r, world_size=2, sharding=sharding)) for r in range(2)]
+    sizes = replace(BUDGET, sharding=sharding)
+    ranks = [to_the_end(open_loader(rank=r, world_size=2, batch_size=sizes)) for r in range(2)]
     for whole, *parts in zip(alone, *ranks, strict=True):
         for rank, part in enumerate(parts):
             assert weighted_rows(part) == weighted_rows(whole)[rank::2]
@@ -198,9 +204,9 @@ def test_a_sharding_of_ones_own_shares_batches_by_tokens(open_loader, sharding):
 
 @pytest.mark.parametrize("packing", [None, "best_fit"])
 @pytest.mark.parametrize("loss", ["all", None])
-@pytest.mark.parametrize("sizes", [{"batch_tokens": 3200, "row_multiple": 2}, {"batch_size": 8, "epoch_end": "pad"}])
+@pytest.mark.parametrize("sizes", [bw.Batching(tokens=3200, multiple=2), bw.Batching(8, epoch_end="pad")])
 def test_every_rank_knows_what_the_global_batch_has_to_learn(open_loader, sizes, loss, packing):
-    given = sizes | {"loss": loss, "packing": packing, "max_length": 400}
+    given = {"batch_size": sizes, "loss": loss, "packing": packing, "max_length": 400}
     alone = to_the_end(open_loader(**given))
     ranks = [to_the_end(open_loader(rank=r, world_size=2, **given)) for r in range(2)]
     for whole, *parts in zip(alone, *ranks, strict=True):
@@ -217,7 +223,8 @@ def test_global_tokens_are_the_sum_of_weights_where_messages_have_their_own(tmp_
     for n, row in enumerate(rows):
         row["messages"][1]["weight"] = 0.5 if n % 2 else 1
     path = bake_in_order(tmp_path / "weighted.store", rows, bw.chat("bytes", "chatml"), "talks")
-    batches = list(bw.ConversationDataLoader(path, max_length=200, batch_size=4, check=False, framework="numpy"))
+    given = {"max_length": 200, "batch_size": 4, "delivery": UNCHECKED, "framework": "numpy"}
+    batches = list(bw.ConversationDataLoader(path, **given))
     assert [batch.metadata["global_tokens"] for batch in batches] == [batch.loss_mask.sum() for batch in batches]
     assert any(0.5 in batch.loss_mask for batch in batches)
 
@@ -237,7 +244,7 @@ def test_losses_divided_by_global_tokens_add_up_to_that_of_one_rank(open_loader)
             loss += part.item()
         return loss, network.weight.grad.clone()
 
-    given = {"framework": "torch", "balance": True}
+    given = {"framework": "torch", "batch_size": replace(BUDGET, balance=True)}
     alone = open_loader(framework="torch").get_iterator()
     ranks = [open_loader(rank=r, world_size=2, **given).get_iterator() for r in range(2)]
     for whole, *parts in islice(zip(alone, *ranks, strict=True), 2):
@@ -263,17 +270,17 @@ def test_a_run_that_stops_at_any_step_goes_on_exactly(open_loader):
     assert loader.step == len(everything)
 
 
-@pytest.mark.parametrize("changed", [{"batch_tokens": 4000, "row_multiple": 4}, {"batch_tokens": 800}])
+@pytest.mark.parametrize("changed", [bw.Batching(tokens=4000, multiple=4), bw.Batching(tokens=800)])
 def test_a_budget_that_changes_at_any_step_loses_and_repeats_nothing(open_loader, changed):
     steps = open_loader(epochs=1).get_num_batches()
     for stop in range(0, steps, 3):
         loader = open_loader(epochs=1)
         seen = [p for batch in islice(loader, stop) for p in batch.metadata["position"][batch.metadata["weight"] > 0]]
-        other = open_loader(epochs=1, **changed)
+        other = open_loader(epochs=1, batch_size=changed)
         other.load_state_dict(loader.state_dict())
         assert (other.step, other.position) == (stop, loader.position)
         batches = to_the_end(other)
-        assert all(batch.input_ids.size <= changed["batch_tokens"] for batch in batches)
+        assert all(batch.input_ids.size <= changed.tokens for batch in batches)
         seen += [p for batch in batches for p in batch.metadata["position"][batch.metadata["weight"] > 0]]
         assert sorted(int(p) for p in seen) == list(range(ROWS))
 
@@ -286,7 +293,7 @@ def test_a_budget_that_changed_twice_in_a_block_goes_on_exactly(open_loader):
         for step in range(6):
             if step in budgets or step == upto:
                 tokens, multiple = budgets[max(s for s in budgets if s <= step)]
-                loader = open_loader(batch_tokens=tokens, row_multiple=multiple)
+                loader = open_loader(batch_size=bw.Batching(tokens=tokens, multiple=multiple))
                 loader.load_state_dict(state)
             batches.append(values(loader.get_batch()))
             state = loader.state_dict()
@@ -303,7 +310,7 @@ def test_a_budget_that_changed_twice_in_a_block_goes_on_exactly(open_loader):
 
 def test_seeking_a_step_or_a_position_gives_what_reading_on_gives(open_loader):
     reading, batches, positions = open_loader(), [], []
-    while not reading._next_start()[1]:
+    while not reading.is_over:
         positions.append(reading.position)
         batches.append(reading.get_batch().input_ids)
     for step in random.Random(1).sample(range(len(batches)), 8):
@@ -351,21 +358,21 @@ def test_a_position_inside_a_batch_can_be_gone_to_and_the_rest_is_cut_anew(open_
 
 
 def test_a_killed_job_goes_on_with_other_ranks_and_another_budget(store, tmp_path, processes):
-    opened = {"door": "ConversationDataLoader", "path": store, "max_length": 200, "seed": 7, "check": False}
-    budgets = [{"batch_tokens": 1600, "row_multiple": 6}, {"batch_tokens": 2400, "row_multiple": 6, "balance": True}]
+    opened = {"door": "ConversationDataLoader", "path": store, "max_length": 200, "seed": 7, "delivery": UNCHECKED}
+    budgets = [bw.Batching(tokens=1600, multiple=6), bw.Batching(tokens=2400, multiple=6, balance=True)]
     job = {"checkpoint_steps": 2, "stop_at_step": 24}
-    job_of = [job | {"loader": opened | budget} for budget in budgets]
+    job_of = [job | {"loader": opened | {"batch_size": budget}} for budget in budgets]
     first = live(processes, tmp_path / "1", job_of[0] | {"world_size": 2}, kill_after=(4, 9))
     goes_on = {"state": first.state, "world_size": 3}
     second = live(processes, tmp_path / "2", job_of[1] | goes_on, first_step=first.saved_step)
 
     given = dict((*first.steps, *second.steps))
-    alone = bw.ConversationDataLoader(**opened_alone(opened), **budgets[0])
+    alone = bw.ConversationDataLoader(**opened_alone(opened), batch_size=budgets[0])
     for step in range(24):
         if step == first.saved_step:
             state = alone.state_dict()
             assert state == first.state
-            alone = bw.ConversationDataLoader(**opened_alone(opened), **budgets[1])
+            alone = bw.ConversationDataLoader(**opened_alone(opened), batch_size=budgets[1])
             alone.load_state_dict(state)
         assert sorted(given[step]) == sorted(handed(alone.get_batch())), f"step {step}"
     assert alone.state_dict() == second.state
@@ -381,22 +388,23 @@ def opened_alone(opened):
 @pytest.mark.parametrize(
     ("sizes", "ahead"),
     [
-        ({"batch_tokens": 1600, "row_multiple": 4}, {"workers": 2}),
-        ({"batch_tokens": 1600, "row_multiple": 4}, {"prefetch": 2}),
-        ({"batch_size": 12}, {"prefetch": 2}),
+        (BUDGET, {"workers": 2}),
+        (BUDGET, {"prefetch": 2}),
+        (bw.Batching(12), {"prefetch": 2}),
     ],
 )
 def test_batches_that_are_made_ahead_are_the_same(open_loader, sizes, ahead):
-    given = sizes | {"balance": True, "rank": 1, "world_size": 2}
+    given = {"batch_size": replace(sizes, balance=True), "rank": 1, "world_size": 2}
+    ahead = bw.Delivery(check=False, **ahead)
     expected = [values(batch) for batch in to_the_end(open_loader(**given))]
-    assert [values(batch) for batch in to_the_end(open_loader(**given, **ahead))] == expected
+    assert [values(batch) for batch in to_the_end(open_loader(**given, delivery=ahead))] == expected
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores
 def test_workers_of_torch_give_the_same_batches_and_move_the_cursor(store):
     def opened(**given):
-        fixed = {"max_length": 200, "batch_tokens": 1600, "check": False, "epochs": 2, "framework": "torch"}
-        return bw.ConversationDataLoader(store, **(fixed | given))
+        fixed = {"max_length": 200, "batch_size": bw.Batching(tokens=1600), "delivery": UNCHECKED}
+        return bw.ConversationDataLoader(store, epochs=2, framework="torch", **(fixed | given))
 
     expected = [values(batch) for batch in to_the_end(opened())]
     loader = opened().torch().loader(num_workers=2)
@@ -421,7 +429,7 @@ def test_a_dataset_of_torch_can_be_set_to_an_epoch(open_loader):
 
 
 def test_a_pickled_loader_goes_on_where_it_was(open_loader):
-    loader = open_loader(balance=True)
+    loader = open_loader(batch_size=replace(BUDGET, balance=True))
     loader.get_batch()
     copy = pickle.loads(pickle.dumps(loader))
     assert [values(batch) for batch in to_the_end(copy)] == [values(batch) for batch in to_the_end(loader)]
@@ -442,39 +450,34 @@ def test_a_position_can_be_traced_and_a_step_is_refused_with_a_reason(open_loade
 
 
 @pytest.mark.parametrize(
-    ("asked", "named", "parameter", "remedy"),
+    ("asked", "world_size", "named", "parameter", "remedy"),
     [
-        ({"batch_size": 8, "batch_tokens": 100}, "batch_tokens=100", "batch_tokens", True),
-        ({"batch_tokens": 0}, 0, "batch_tokens", "batch_tokens=1"),
-        ({"batch_tokens": 1.5}, 1.5, "batch_tokens", "batch_tokens=1"),
-        ({"batch_tokens": 100}, "batch_tokens=100", "batch_tokens", "batch_tokens="),
-        ({"batch_tokens": 600, "row_multiple": 4}, "row_multiple", "batch_tokens", "batch_tokens="),
-        ({"batch_tokens": 900, "row_multiple": 0}, 0, "row_multiple", "row_multiple=1"),
-        ({"batch_size": 8, "row_multiple": 2}, "row_multiple=", "row_multiple", "batch_tokens"),
-        ({"batch_tokens": 900, "epoch_end": "wrap"}, "epoch_end='wrap'", "epoch_end", "epoch_end="),
-        ({"batch_tokens": 900, "world_size": 4, "rank": 0}, "world_size=4", "row_multiple", "row_multiple=4"),
-        (
-            {"batch_tokens": 900, "row_multiple": 3, "world_size": 2, "rank": 0},
-            "row_multiple=3",
-            "row_multiple",
-            "row_multiple=4",
-        ),
-        ({"batch_size": 8, "balance": "tokens"}, "balance='tokens'", "balance", "True"),
-        ({"batch_size": 8, "balance": (1, 2, 3)}, "balance=(1, 2, 3)", "balance", "True"),
-        ({"batch_size": 8, "balance": (-1, 0)}, -1, "linear", "linear=1"),
-        ({"batch_size": 8, "balance": True, "sharding": "strided"}, "sharding='strided'", "balance", True),
-        ({"batch_size": 8, "equal_counts": False}, "equal_counts=False", "equal_counts", "balance=True"),
-        ({"batch_size": 7, "balance": True, "world_size": 2, "rank": 0}, "world_size=2", "batch_size", "uneven"),
+        ({"size": 8, "tokens": 100}, 1, "batch_tokens=100", "batch_tokens", True),
+        ({"tokens": 0}, 1, 0, "batch_tokens", "batch_tokens=1"),
+        ({"tokens": 1.5}, 1, 1.5, "batch_tokens", "batch_tokens=1"),
+        ({"tokens": 100}, 1, "batch_tokens=100", "batch_tokens", "batch_tokens="),
+        ({"tokens": 600, "multiple": 4}, 1, "row_multiple", "batch_tokens", "batch_tokens="),
+        ({"tokens": 900, "multiple": 0}, 1, 0, "row_multiple", "row_multiple=1"),
+        ({"size": 8, "multiple": 2}, 1, "row_multiple=", "row_multiple", "tokens="),
+        ({"tokens": 900, "epoch_end": "wrap"}, 1, "epoch_end='wrap'", "epoch_end", "epoch_end="),
+        ({"tokens": 900}, 4, "world_size=4", "row_multiple", "multiple=4"),
+        ({"tokens": 900, "multiple": 3}, 2, "row_multiple=3", "row_multiple", "multiple=4"),
+        ({"size": 8, "balance": "token"}, 1, "'token'", "balance", "tokens"),
+        ({"size": 8, "balance": (1, 2, 3)}, 1, "balance=(1, 2, 3)", "balance", "True"),
+        ({"size": 8, "balance": (-1, 0)}, 1, -1, "linear", "linear=1"),
+        ({"size": 8, "balance": True, "sharding": "strided"}, 1, "sharding='strided'", "balance", True),
+        ({"size": 8, "equal_counts": False}, 1, "equal_counts=False", "equal_counts", "balance=True"),
+        ({"size": 7, "balance": True}, 2, "world_size=2", "batch_size", "uneven"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_and_named(open_loader, asked, named, parameter, remedy):
+def test_settings_that_cannot_be_are_refused_and_named(open_loader, asked, world_size, named, parameter, remedy):
     with refused(SpecError, named, parameter=parameter, remedy=remedy):
-        open_loader(**asked)
+        open_loader(batch_size=bw.Batching(**asked), rank=0, world_size=world_size)
 
 
 def test_a_row_over_the_budget_is_named_before_anything_is_read(open_loader):
     with refused(SpecError, source="talks", parameter="batch_tokens") as caught:
-        open_loader(batch_tokens=100)
+        open_loader(batch_size=bw.Batching(tokens=100))
     longest = max(batch.input_ids.shape[1] for batch in open_loader(epochs=1, batch_size=1))
     assert caught.value.where["tokens"] == longest
     loader = open_loader(batch_size=1, epochs=1, shuffle=False)
@@ -503,8 +506,14 @@ def test_what_a_budget_does_not_allow_leaves_the_loader_as_it_was(open_loader, d
     [
         ({"batch_size": 8}, {}, {}, "batch_size=8", "batch_size"),
         ({}, {"batch_size": 8}, {}, "batch_tokens=1600", "batch_tokens"),
-        ({}, {"pad_to": 64}, {}, "pad_to='longest'", "pad_to"),
-        ({"pad_to": [100]}, {"pad_to": [110]}, {}, "pad_to=[100]", "pad_to"),
+        ({}, {"batch_size": replace(BUDGET, pad_to=64)}, {}, "pad_to='longest'", "pad_to"),
+        (
+            {"batch_size": replace(BUDGET, pad_to=[100])},
+            {"batch_size": replace(BUDGET, pad_to=[110])},
+            {},
+            "pad_to=[100]",
+            "pad_to",
+        ),
         ({}, {}, {"batch_in_block": 5}, "batch_in_block=5", "batch_in_block"),
         ({}, {}, {"batch_in_block": None}, "batch_in_block=None", "batch_in_block"),
         ({}, {}, {"position": 3}, "position 3 ", "batch_in_block"),
@@ -537,7 +546,6 @@ def test_a_state_from_before_an_amendment_is_refused(open_loader):
 def test_a_loader_whose_rows_have_no_lengths_says_who_can(tmp_path):
     recipe = bw.DatasetRecipe().add_ingredient(["some text " * 9] * 9, name="text").prepare_step(bw.tokenize("bytes"))
     bw.bake(recipe, to=tmp_path / "text.store", workers=0, show_progress=False)
-    windows = bw.PretrainDataLoader(tmp_path / "text.store", chunk_size=16)
-    for asked in ({"batch_tokens": 64}, {"batch_size": 4, "balance": True}):
-        with refused(SpecError, parameter="batch_tokens", remedy="conversations and rollouts"):
-            bw.DataLoader(windows._flow, windows.plan, **asked)
+    for asked in (bw.Batching(tokens=64), bw.Batching(4, balance=True)):
+        with refused(SpecError, parameter="batch_tokens", remedy="conversations, rollouts"):
+            bw.PretrainDataLoader(tmp_path / "text.store", chunk_size=16, batch_size=asked)

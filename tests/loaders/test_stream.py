@@ -37,15 +37,15 @@ def test_workers_that_take_turns_give_together_what_one_reader_gives(
     except EndOfRun:
         return
     state = loader.state_dict()
-    turns = [[_what(batch) for batch in loader._turns(worker, workers, taken)] for worker in range(workers)]
+    turns = [[_what(batch) for batch in loader.turns(worker, workers, taken)] for worker in range(workers)]
     assert loader.state_dict() == state  # the cursor stays where it is
-    expected = read(loader) if not loader._next_start()[1] else []
+    expected = read(loader) if not loader.is_over else []
     assert turns == [expected[worker + taken * workers :: workers] for worker in range(workers)]
 
 
 def test_turns_of_an_endless_mixture_have_no_end(open_numbers):
     loader = open_numbers({"a": 50, "b": 20}, weights={"a": 0.5, "b": 0.5})
-    turns = [loader._turns(worker, 3) for worker in range(3)]
+    turns = [loader.turns(worker, 3) for worker in range(3)]
     for step in range(200):
         assert _what(next(turns[step % 3])) == _what(loader.get_batch())
 
@@ -54,7 +54,7 @@ def test_a_block_is_gathered_once_for_all_its_batches(open_numbers):
     loader = open_numbers(4000, batch_size=4)
     for _ in range(1000):
         loader.get_batch()
-    gathered = loader._flow.rows[0].gathered
+    gathered = loader.stream.flow.rows[0].gathered
     assert gathered == list(range(4000))
 
 

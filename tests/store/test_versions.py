@@ -19,7 +19,7 @@ def bake_words(path, number):
 
 
 def loader_of(path, **settings):
-    return bw.PretrainDataLoader(path, batch_size=2, framework="numpy", prefetch=0, **settings)
+    return bw.PretrainDataLoader(path, batch_size=2, framework="numpy", **settings)
 
 
 @pytest.fixture

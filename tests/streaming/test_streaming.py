@@ -54,10 +54,15 @@ def stream(corpus):
     return opened
 
 
+def recipe_of(source, tokenizer="bytes", append_eos=True, on_error="raise"):
+    """The recipe that a path and a tokenizer are short for; or one that differs."""
+    recipe = bw.DatasetRecipe(on_error=on_error).add_ingredient(source)
+    return recipe.prepare_step(bw.tokenize(tokenizer, append_eos=append_eos))
+
+
 @pytest.fixture(scope="module")
 def store(corpus):
-    recipe = bw.DatasetRecipe().add_ingredient(corpus).prepare_step(bw.tokenize("bytes", append_eos=True))
-    return bw.bake(recipe, corpus.with_suffix(".store"), shuffle=False, show_progress=False, workers=0).path
+    return bw.bake(recipe_of(corpus), corpus.with_suffix(".store"), shuffle=False, show_progress=False, workers=0).path
 
 
 def values(batch):
@@ -75,22 +80,23 @@ def rest_of(loader):
             return batches
 
 
-BORDERS = {"position_ids": True, "segment_ids": True, "border_loss": False}
+BORDERS = bw.Fields(position_ids=True, segment_ids=True, border_loss=False)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        BORDERS,
+        {"fields": BORDERS},
         {"epochs": 3},
-        {"epochs": 3, "epoch_end": "short"},
-        {"epochs": 3, "epoch_end": "pad"},
-        {"epochs": 2, "recut": False},
+        {"epochs": 3, "batch_size": bw.Batching(4, epoch_end="short")},
+        {"epochs": 3, "batch_size": bw.Batching(4, epoch_end="pad")},
+        {"epochs": 2, "shuffle": bw.Shuffle("none", recut=False)},
     ],
 )
 def test_rows_are_those_of_the_baked_form(stream, store, settings):
-    baked = bw.PretrainDataLoader(store, chunk_size=32, batch_size=4, shuffle="none", framework="numpy", **settings)
+    given = {"chunk_size": 32, "batch_size": 4, "shuffle": "none", "framework": "numpy"} | settings
+    baked = bw.PretrainDataLoader(store, **given)
     streamed = stream(**settings)
     for _ in range(settings.get("epochs", 1)):
         expected = [values(batch) for batch in baked.get_iterator()]
@@ -103,25 +109,29 @@ def test_files_cut_into_ranges_give_the_same_rows(stream, monkeypatch):
     whole = rest_of(stream(epochs=2))
     monkeypatch.setattr("batchwright.sources.units.UNIT_BYTES", 300)
     in_ranges = stream(epochs=2)
-    assert len(in_ranges.documents.parts) > 10
+    assert len(in_ranges.stream.documents.parts) > 10
     assert rest_of(in_ranges) == whole
+
+
+WINDOWS = bw.Shuffle("window", pool_rows=10)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_the_stream_does_not_depend_on_what_is_made_ahead(stream, prefetch):
-    assert rest_of(stream(prefetch=prefetch, shuffle_rows=10)) == rest_of(stream(shuffle_rows=10))
+    ahead = stream(delivery=bw.Delivery(prefetch=prefetch), shuffle=WINDOWS)
+    assert rest_of(ahead) == rest_of(stream(shuffle=WINDOWS))
 
 
 def test_every_row_comes_once_from_a_shuffled_window(stream):
     plain = [batch["input_ids"][0] for batch in rest_of(stream(batch_size=1))]
-    mixed = [batch["input_ids"][0] for batch in rest_of(stream(batch_size=1, shuffle_rows=10))]
+    mixed = [batch["input_ids"][0] for batch in rest_of(stream(batch_size=1, shuffle=WINDOWS))]
     assert mixed != plain
     for start in range(0, len(plain), 10):
         assert sorted(mixed[start : start + 10]) == sorted(plain[start : start + 10])
 
 
 def test_windows_are_shuffled_anew_in_every_epoch_and_by_the_seed(stream):
-    settings = {"shuffle_rows": 50, "recut": False}
+    settings = {"shuffle": bw.Shuffle("window", pool_rows=50, recut=False)}
     loader = stream(epochs=2, **settings)
     one, two = [values(batch) for batch in loader.get_iterator()], [values(batch) for batch in loader.get_iterator()]
     assert [b["input_ids"] for b in one] != [b["input_ids"] for b in two]
@@ -131,10 +141,10 @@ def test_windows_are_shuffled_anew_in_every_epoch_and_by_the_seed(stream):
 
 SETTINGS = [
     {},
-    {"epochs": 2, "epoch_end": "short"},
-    {"epochs": 2, "epoch_end": "pad"},
-    {"shuffle_rows": 10},
-    {"shuffle_rows": 7, "epochs": 2},
+    {"epochs": 2, "batch_size": bw.Batching(4, epoch_end="short")},
+    {"epochs": 2, "batch_size": bw.Batching(4, epoch_end="pad")},
+    {"shuffle": WINDOWS},
+    {"shuffle": bw.Shuffle("window", pool_rows=7), "epochs": 2},
 ]
 
 
@@ -176,7 +186,7 @@ def test_resuming_opens_no_file_before_the_one_that_the_state_names(stream, corp
     assert [path.rsplit("/")[-1] for path in opened] == ["3.jsonl", "9.txt"]
 
 
-def test_resuming_does_not_tokenise_what_came_before_the_record(stream):
+def test_resuming_does_not_tokenise_what_came_before_the_record(stream, corpus):
     seen = []
 
     def tokenizer(text):
@@ -184,7 +194,7 @@ def test_resuming_does_not_tokenise_what_came_before_the_record(stream):
         return list(text.encode())
 
     def opened():
-        return stream(tokenizer=CallableTokenizer(tokenizer, 256, version="1"), append_eos=False)
+        return stream(recipe_of(corpus, CallableTokenizer(tokenizer, 256, version="1"), append_eos=False), None)
 
     running = opened()
     for _ in range(5):
@@ -218,7 +228,7 @@ def test_batch_sizes_may_change_from_call_to_call(stream):
 def test_an_epoch_of_whole_batches_is_followed_by_the_next_one(stream, tmp_path):
     """Without a tail to pass over, the first row of an epoch lies where the one before ended."""
     (tmp_path / "a.txt").write_text("x" * 128)  # with its end-of-document id: 4 rows of 32 tokens
-    opened = partial(stream, tmp_path, batch_size=2, epochs=3, recut=False)
+    opened = partial(stream, tmp_path, batch_size=2, epochs=3, shuffle=bw.Shuffle(recut=False))
     every = rest_of(opened())
     assert [batch["position"] for batch in every] == [[n, n + 1] for n in range(0, 12, 2)]
     loader = opened()
@@ -232,7 +242,7 @@ def test_an_epoch_of_whole_batches_is_followed_by_the_next_one(stream, tmp_path)
 @pytest.mark.parametrize("prefetch", [0, 1, 30])
 def test_what_was_made_ahead_does_not_decide_where_an_epoch_ends(stream, tmp_path, prefetch):
     (tmp_path / "a.txt").write_text("x" * 32 * 10)  # 10 rows
-    loader = stream(tmp_path, epochs=2, recut=False, prefetch=prefetch)
+    loader = stream(tmp_path, epochs=2, shuffle=bw.Shuffle(recut=False), delivery=bw.Delivery(prefetch=prefetch))
     got = []
     for size in (2, 3, 3, 1, 3):
         got.append(loader.get_batch(size).metadata["position"].tolist())
@@ -242,7 +252,8 @@ def test_what_was_made_ahead_does_not_decide_where_an_epoch_ends(stream, tmp_pat
 
 def test_any_sharding_gives_rows_of_the_same_batches(stream):
     whole = rest_of(stream(batch_size=6))
-    parts = [rest_of(stream(batch_size=6, rank=rank, world_size=3, sharding="strided")) for rank in range(3)]
+    sizes = bw.Batching(6, sharding="strided")
+    parts = [rest_of(stream(batch_size=sizes, rank=rank, world_size=3)) for rank in range(3)]
     for rank, part in enumerate(parts):
         assert [batch["input_ids"] for batch in part] == [batch["input_ids"][rank::3] for batch in whole]
         assert [batch["position"] for batch in part] == [batch["position"][rank::3] for batch in whole]
@@ -257,7 +268,7 @@ def test_ranks_get_their_rows_of_the_same_batches(stream):
 
 def test_no_row_is_lost_in_a_short_batch_on_any_ranks_and_in_workers(stream, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 32 * 13)  # 13 rows: the last batch has one
-    settings = {"batch_size": 6, "epoch_end": "short", "epochs": 2}
+    settings = {"batch_size": bw.Batching(6, epoch_end="short"), "epochs": 2}
     ranks = [stream(tmp_path, rank=rank, world_size=3, **settings) for rank in range(3)]
     for parts in zip(*(rest_of(loader) for loader in ranks), strict=True):
         assert sum(sum(part["weight"]) for part in parts) in (6, 1)
@@ -265,7 +276,7 @@ def test_no_row_is_lost_in_a_short_batch_on_any_ranks_and_in_workers(stream, tmp
     assert {loader.step for loader in ranks} == {6}
     assert {loader.position for loader in ranks} == {26}
     alone = stream(tmp_path, **(settings | {"epochs": 1}))
-    turns = [[batch.metadata["global_rows"] for batch in alone._turns(worker, 2)] for worker in range(2)]
+    turns = [[batch.metadata["global_rows"] for batch in alone.turns(worker, 2)] for worker in range(2)]
     assert turns == [[6, 1], [6]]
 
 
@@ -334,7 +345,8 @@ def test_the_first_batch_reads_only_what_it_needs(stream, tmp_path):
         seen.append(text)
         return list(text.encode())
 
-    loader = stream(tmp_path, CallableTokenizer(tokenizer, 256, version="1"), append_eos=False, prefetch=0)
+    recipe = recipe_of(tmp_path, CallableTokenizer(tokenizer, 256, version="1"), append_eos=False)
+    loader = stream(recipe, None, delivery=bw.Delivery(prefetch=0))
     loader.get_batch()
     assert len(seen) < 200
 
@@ -347,7 +359,7 @@ def test_memory_stays_bounded(tmp_path):
             file.write(line.encode() * 1000)
     code = f"""
 import resource, batchwright as bw
-settings = dict(streaming=True, batch_size=8, framework="numpy", shuffle_rows=256)
+settings = dict(streaming=True, batch_size=8, framework="numpy", shuffle=bw.Shuffle("window", pool_rows=256))
 loader = bw.PretrainDataLoader({str(tmp_path)!r}, "bytes", 512, **settings)
 loader.get_batch()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -362,7 +374,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def test_leaving_a_pass_early_leaves_no_thread_behind(stream):
     with no_thread_left():
         before = set(threading.enumerate())
-        loader = stream(prefetch=3)
+        loader = stream(delivery=bw.Delivery(prefetch=3))
         next(loader.get_iterator())
         assert set(threading.enumerate()) - before
         loader.reset()
@@ -372,11 +384,12 @@ def test_malformed_rows_are_skipped_and_resumed_past(stream, tmp_path):
     good = [json.dumps({"text": f"row {n} " * 9}) for n in range(40)]
     good[7] = "{broken"
     (tmp_path / "a.jsonl").write_text("\n".join(good))
-    every = rest_of(stream(tmp_path, on_error="skip"))
-    loader = stream(tmp_path, on_error="skip")
+    recipe = recipe_of(tmp_path, on_error="skip")
+    every = rest_of(stream(recipe, None))
+    loader = stream(recipe, None)
     for _ in range(len(every) // 2):
         loader.get_batch()
-    resumed = stream(tmp_path, on_error="skip")
+    resumed = stream(recipe, None)
     resumed.load_state_dict(loader.state_dict())
     assert rest_of(resumed) == every[len(every) // 2 :]
 
@@ -393,20 +406,23 @@ def test_a_malformed_row_stops_the_stream_and_is_located(stream, tmp_path):
 
 
 REFUSED = [
-    ({"shuffle": "global"}, "shuffle='global' needs to know all rows", "shuffle", "shuffle_rows=4096"),
+    ({"shuffle": "global"}, "shuffle='global'", "shuffle", "streaming=False"),
     ({"tokenizer": len}, "a function as tokenizer needs vocab_size=", "vocab_size", "a recipe in place of the path"),
-    ({"shuffle": 3}, "shuffle=3 needs to know all rows", "shuffle", "shuffle_rows=4096"),
-    ({"shuffle": "none", "shuffle_rows": 5}, "contradict", "shuffle_rows", "leave one"),
-    ({"weights": {"corpus": 1.0}}, "weights= needs to know all rows", "weights", "streaming=False"),
+    ({"shuffle": 3}, "3", "shuffle", None),
+    ({"shuffle": bw.Shuffle("none", pool_rows=5)}, "pool_rows", "pool_rows", None),
+    ({"shuffle": bw.Shuffle(lanes=2)}, "lanes=2", "lanes", "streaming=False"),
+    ({"weights": {"corpus": 1.0}}, "weights={'corpus': 1.0}", "weights", "streaming=False"),
+    ({"weights": bw.Mixture(num_rows=9)}, "num_rows=9", "num_rows", "streaming=False"),
+    ({"packing": "best_fit"}, "packing='best_fit'", "packing", "streaming=False"),
+    ({"fields": bw.Fields(cu_seqlens=True)}, "cu_seqlens=True", "cu_seqlens", "streaming=False"),
     ({"split": "val"}, "split=", "split", "streaming=False"),
-    ({"workers": 2}, "workers=", "workers", "streaming=False"),
+    ({"delivery": bw.Delivery(workers=2)}, "workers=", "workers", "streaming=False"),
     ({"plan": "abcd"}, "plan=", "plan", "streaming=False"),
     ({"chunk_size": None}, "row", "chunk_size", "2048"),
     ({"chunk_size": 0}, "chunk_size", "chunk_size", None),
     ({"tokenizer": None}, "tokenizer", "tokenizer", "tokenizer.json"),
     ({"tokenizer": "chars"}, "characters", "streaming", "streaming=False"),
-    ({"epoch_end": "wrap"}, "epoch_end", "epoch_end", None),
-    ({"shuffle_rows": 0}, "shuffle_rows", "shuffle_rows", None),
+    ({"batch_size": bw.Batching(4, epoch_end="wrap")}, "epoch_end", "epoch_end", None),
 ]
 
 
@@ -414,6 +430,11 @@ REFUSED = [
 def test_what_streaming_cannot_do_is_refused(stream, settings, says, parameter, remedy):
     with refused((SpecError, TokenizerError), says, parameter=parameter, remedy=remedy or True):
         stream(**settings)
+
+
+def test_a_window_without_a_row_is_refused():
+    with refused(SpecError, "pool_rows", parameter="pool_rows"):
+        bw.Shuffle("window", pool_rows=0)
 
 
 def test_a_tokenizer_without_an_end_of_document_is_refused(stream):
@@ -436,7 +457,7 @@ def test_a_batch_that_no_epoch_fills_is_an_error_whose_remedy_works(stream, tmp_
     (tmp_path / "a.txt").write_text("x" * 32 * 10)  # 10 rows
     with refused(SpecError, "10 rows", "batch_size=10", parameter="batch_size", remedy="epoch_end='short'"):
         stream(tmp_path, batch_size=64).get_batch()
-    assert len(rest_of(stream(tmp_path, batch_size=64, epoch_end="short"))) == 1
+    assert len(rest_of(stream(tmp_path, batch_size=bw.Batching(64, epoch_end="short")))) == 1
 
 
 def test_a_store_is_not_streamed(stream, store):
@@ -493,10 +514,13 @@ def test_a_record_that_changed_under_a_state_is_noticed(stream, tmp_path):
         resumed.get_batch()
 
 
-@pytest.mark.parametrize("settings", [{"seed": 1}, {"chunk_size": 16}, {"shuffle_rows": 5}, {"append_eos": False}])
-def test_a_state_of_other_settings_is_refused(stream, settings):
+@pytest.mark.parametrize(
+    "settings", [{"seed": 1}, {"chunk_size": 16}, {"shuffle": bw.Shuffle("window", pool_rows=5)}, {"append_eos": False}]
+)
+def test_a_state_of_other_settings_is_refused(stream, corpus, settings):
+    other = stream(**settings) if "append_eos" not in settings else stream(recipe_of(corpus, **settings), None)
     with refused(PlanError, "plan") as caught:
-        stream(**settings).load_state_dict(stream().state_dict())
+        other.load_state_dict(stream().state_dict())
     assert "plan=" not in caught.value.remedy  # which streaming refuses
 
 
@@ -510,7 +534,7 @@ def test_raw_files_are_baked_once_into_a_cache(corpus, store, tmp_path, monkeypa
     again = bw.PretrainDataLoader(corpus, "bytes", 32, framework="numpy")
     assert again.store.version == first.store.version
     assert values(again.get_batch()) == values(first.get_batch())
-    other = bw.PretrainDataLoader(corpus, "bytes", 32, framework="numpy", append_eos=False)
+    other = bw.PretrainDataLoader(recipe_of(corpus, append_eos=False), chunk_size=32, framework="numpy")
     assert other.store.path != first.store.path
 
 
@@ -539,22 +563,17 @@ print(loader.store.version, loader.get_batch().input_ids.sum())
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("settings", [{"text": "content"}, {"format": "jsonl"}, {"append_eos": False}, {"eos": 1}])
-def test_settings_of_raw_files_are_refused_for_a_store(store, settings):
-    ((name, _),) = settings.items()
-    with refused(SpecError, store, parameter=name, remedy=f"{name}="):
-        bw.PretrainDataLoader(store, chunk_size=32, **settings)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"text": "content"}, {"format": "jsonl"}, {"options": {"a": 1}}, {"append_eos": False}, {"eos": 1}]
-)
+@pytest.mark.parametrize("name", ["text", "format", "options", "append_eos", "eos", "on_error"])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_settings_of_raw_files_are_refused_for_a_recipe(corpus, settings, streaming):
-    ((name, _),) = settings.items()
-    recipe = bw.DatasetRecipe().add_ingredient(corpus).prepare_step(bw.tokenize("bytes"))
-    with refused(SpecError, "recipe", parameter=name):
-        bw.PretrainDataLoader(recipe, chunk_size=32, streaming=streaming, **settings)
+def test_settings_of_raw_files_belong_to_a_recipe_and_no_loader_takes_them(corpus, name, streaming):
+    with pytest.raises(TypeError, match=name):
+        bw.PretrainDataLoader(corpus, "bytes", 32, streaming=streaming, **{name: "content"})
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_tokenizer_beside_a_recipe_is_refused(corpus, streaming):
+    with refused(SpecError, "recipe", parameter="tokenizer"):
+        bw.PretrainDataLoader(recipe_of(corpus), "bytes", 32, streaming=streaming)
 
 
 def test_a_home_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
@@ -585,7 +604,7 @@ def test_a_row_beyond_the_files_is_refused_and_not_counted(stream, tmp_path):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_epoch_that_has_become_shorter_is_an_error_and_not_an_endless_search(stream, tmp_path, prefetch):
     (tmp_path / "a.jsonl").write_text('{"text": "' + "x" * 320 + '"}\n')
-    loader = stream(tmp_path, epochs=2, recut=False, prefetch=prefetch)
+    loader = stream(tmp_path, epochs=2, shuffle=bw.Shuffle(recut=False), delivery=bw.Delivery(prefetch=prefetch))
     list(loader.get_iterator())
     (tmp_path / "a.jsonl").write_text('{"text": "' + "x" * 100 + '"}\n' + " " * 220)  # of the same size
     with refused(PlanError, "10 rows", 3, source=tmp_path.name):

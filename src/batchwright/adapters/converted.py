@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.assemble.batch import Block
-from batchwright.loaders.stream import Batches, NumpyBlocks
+from batchwright.loaders.interface import Made
+from batchwright.loaders.stream import NumpyBlocks
 from batchwright.types import TrainingBatch
 
 __all__ = ["ConvertedBlocks"]
@@ -36,7 +37,7 @@ class ConvertedBlocks(NumpyBlocks, ABC):
         self._constant |= {id(mask): mask for mask in masks}
         return masks
 
-    def hand_over(self, batches: Batches) -> Batches:
+    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
         """(batch, position after it), with the batch's fields as the framework's arrays."""
         with closing(batches):
             for batch, position in batches:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.assemble.samples import SampleRows
 from batchwright.errors import MissingExtraError, PlanError, SpecError
+from batchwright.loaders.stored import StoreStream
 
 try:
     import torch
@@ -32,7 +33,7 @@ except ImportError:
     masking_utils = None
 
 if TYPE_CHECKING:
-    from batchwright.loaders.base import DataLoader
+    from batchwright.loaders.loader import Loader
 
 __all__ = ["LoaderState", "WholeRun", "feed"]
 
@@ -41,7 +42,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 _KEY = "batchwright.loader"
 
 
-def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
+def feed(trainer: Any, loader: Loader[Any], **options: Any) -> None:
     """Let a Trainer train on a loader's batches, and keep the loader's state in its checkpoints.
 
     Works for any subclass of Trainer. The loader's rank, its global batch size and its epochs are what counts; workers
@@ -82,21 +83,24 @@ def feed(trainer: Any, loader: DataLoader, **options: Any) -> None:
     trainer.add_callback(LoaderState(loader))
 
 
-def _check_samples(loader: DataLoader) -> None:
+def _check_samples(loader: Loader[Any]) -> None:
     """Refuse rows of samples that a Trainer would learn otherwise than they say."""
-    rows = [rows for rows in loader._flow.rows if isinstance(rows, SampleRows)]
-    if loader._flow.sequences > 1:
+    flow = loader.stream.flow if isinstance(loader.stream, StoreStream) else None
+    if flow is None:
+        return
+    rows = [rows for rows in flow.rows if isinstance(rows, SampleRows)]
+    if flow.sequences > 1:
         raise SpecError(
             "these are preference pairs: the Trainer would learn the rejected answers too",
             parameter="loader",
             remedy="a trainer for pairs, with feed(..., collate_fn=...) that gives it what it takes",
         )
     if any(r.spec.packing for r in rows):
-        if not loader._flow.fields.position_ids:
+        if not flow.fields.position_ids:
             raise SpecError(
                 "several samples are in a row, and only position_ids would tell transformers where each begins",
                 parameter="position_ids",
-                remedy="leave out position_ids=, or packing=",
+                remedy="leave out Fields(position_ids=False), or packing=",
             )
         if not hasattr(masking_utils, "find_packed_sequence_indices"):
             raise SpecError(
@@ -120,14 +124,14 @@ class WholeRun:
         self.dataset: Any = batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
-        while not self.dataset.source._next_start()[1]:
+        while not self.dataset.source.is_over:
             yield from self.batches
 
 
 class LoaderState(TrainerCallback):  # type: ignore[misc]
     """Keeps the loader's state in the Trainer's own: it is written to trainer_state.json with every checkpoint."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: Loader[Any]) -> None:
         self.loader = loader
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -151,7 +155,7 @@ class LoaderState(TrainerCallback):  # type: ignore[misc]
             state.epoch = self.loader.position / epoch_rows  # the Trainer would count from the resume
 
 
-def _steps_of_run(loader: DataLoader, batches_per_step: int) -> str:
+def _steps_of_run(loader: Loader[Any], batches_per_step: int) -> str:
     try:
         batches = loader.get_num_batches()
     except SpecError:

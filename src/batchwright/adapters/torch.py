@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 
 from batchwright.deliver.ranks import Ranks
 from batchwright.errors import MissingExtraError, SpecError
-from batchwright.order.epochs import Epochs
-from batchwright.order.split import Cut
 
 try:
     import torch
@@ -28,7 +25,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     from batchwright.assemble.batch import Block
-    from batchwright.loaders.cursor import CursorLoader
+    from batchwright.loaders.loader import Loader
     from batchwright.types import TrainingBatch
 
 __all__ = [
@@ -293,8 +290,8 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
     StatefulDataLoader(ds, ...)              likewise, with its own state_dict()
     """
 
-    def __init__(self, loader: CursorLoader[Any]) -> None:
-        self.source: CursorLoader[Any] = loader
+    def __init__(self, loader: Loader[Any]) -> None:
+        self.source: Loader[Any] = loader
         self._taken = 0
         self._passes = 0
 
@@ -304,17 +301,17 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             _check_ranks(self.source)
             if self.source.framework == "torch":
                 return self.source.get_iterator()
-            return self.source._follow(lambda: _with_tensors(self.source).get_iterator())
+            return self.source.follow(lambda: self.source.twin("torch").get_iterator())
         if not self._passes:
-            self.source = _with_tensors(self.source, alone=True)
+            self.source = self.source.twin("torch", alone=True)
         else:  # a worker that is kept for the next pass
-            self.source._go_to(_after_pass(self.source), self.source._steps)
+            self.source.go_to(_after_pass(self.source), self.source.record)
             self._taken = 0
         self._passes += 1
         return self._turns(info.id, info.num_workers)
 
     def _turns(self, worker: int, workers: int) -> Iterator[TrainingBatch]:
-        for batch in self.source._turns(worker, workers, self._taken):
+        for batch in self.source.turns(worker, workers, self._taken):
             self._taken += 1
             yield batch
 
@@ -324,20 +321,19 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             self.source.get_num_batches()
         except SpecError as error:
             raise TypeError(str(error)) from None  # what len() of an endless dataset raises in torch
-        cut = self.source._cut(self.source.batch_size)
-        return cut.most_steps_of_epoch(self.source.position)
+        source = self.source
+        return source.run.cut(source.batch_size, source.record).most_steps_of_epoch(source.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
         source = self.source
-        steps = source._steps
-        epochs: Epochs = source.plan.epoch_spec["epochs"]
-        here = source._cut(source.batch_size).settle(source.position)
-        begin = epochs.begin_of(epoch)
-        if begin is None or epochs.number(here) == epoch:
+        run, record = source.run, source.record
+        here, _ = run.begin(source.position, record)
+        begin = run.epochs.begin_of(epoch)
+        if begin is None or run.epochs.number(here) == epoch:
             return
-        step = source._step_of(steps, begin)
-        step += source._position_of(steps, step) < begin  # begun in the epoch before, with `wrap`
+        step = run.step_of(record, begin)
+        step += run.position_of(record, step) < begin  # begun in the epoch before, with `wrap`
         source.seek(step=step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -383,10 +379,10 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         if not self.num_workers:
             return super().__iter__()  # type: ignore[no-any-return]  # the loader's own iterator, and its cursor
         _check_ranks(source)
-        if source._next_start()[1]:
+        if source.begin_pass()[1]:
             return source.get_iterator()  # nothing, or the error that says so
         # Kept workers go on with the next epoch by themselves. Where the cursor went elsewhere, others are started.
-        return source._follow(self._begin)
+        return source.follow(self._begin)
 
     def _begin(self) -> Iterator[Any]:
         """A pass of the workers from the cursor on."""
@@ -405,12 +401,12 @@ class FollowingDataLoader(TorchDataLoader):  # type: ignore[misc]
         self.dataset.source.load_state_dict(state)
 
 
-def _check_ranks(loader: CursorLoader[Any]) -> None:
+def _check_ranks(loader: Loader[Any]) -> None:
     """Refuse a loader that was opened before its process knew of other ranks: each would get every row.
 
     Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
     """
-    is_alone = loader._ranks == Ranks(0, 1, "nothing says otherwise")
+    is_alone = loader.run.ranks == Ranks(0, 1, "nothing says otherwise")
     distributed = torch.distributed
     if not is_alone or not distributed.is_available() or not distributed.is_initialized():
         return
@@ -425,32 +421,11 @@ def _check_ranks(loader: CursorLoader[Any]) -> None:
         )
 
 
-def _with_tensors(loader: CursorLoader[Any], alone: bool = False) -> CursorLoader[Any]:
-    """A loader at the same place that gives tensors. `alone`: without helpers, in a process that is one itself."""
-    own = copy(loader)  # without the stream and the memory of the other
-    own.framework = "torch"
-    if alone:
-        own.workers = own.prefetch = 0
-    own.__setstate__(own.__getstate__())
-    return own
-
-
-def _place_of(loader: CursorLoader[Any]) -> dict[str, Any]:
+def _place_of(loader: Loader[Any]) -> dict[str, Any]:
     """A loader's state, without what follows from the position."""
     return {name: value for name, value in loader.state_dict().items() if name != "batch_in_block"}
 
 
-def _after_pass(loader: CursorLoader[Any]) -> int:
-    """Where the pass after the one that begins at the cursor begins. (A pass without an end is begun again.)"""
-    cut = loader._cut(loader.batch_size)
-    start, is_over = loader._next_start()
-    stop = loader._epoch_end(start)
-    if stop is None or is_over:
-        return start
-    if not isinstance(cut, Cut) or not cut.is_linear:
-        return stop
-    live = cut.epochs.skips.live
-    steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
-    if loader._end is not None:
-        steps = min(steps, (live(loader._end) - live(start)) // cut.rows_per_step)
-    return cut.after(start, steps)
+def _after_pass(loader: Loader[Any]) -> int:
+    """Where the pass after the one that begins at the cursor begins."""
+    return loader.run.after_pass(loader.position, loader.record)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from batchwright.assemble.gather import Allocate, fresh
 from batchwright.assemble.samples import Laid
+from batchwright.settings import Fields
 
 __all__ = [
     "Block",
-    "Fields",
     "Padding",
     "add_border_fields",
     "add_sample_fields",
@@ -24,26 +24,6 @@ __all__ = [
     "mask_padding",
     "seqlens_of",
 ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fields:
-    """Which fields a batch has besides tokens."""
-
-    position_ids: bool = False
-    """Positions that start again at 0 with every document."""
-    segment_ids: bool = False
-    """Number of the document inside its row, from 1."""
-    border_loss: bool = True
-    """False: the first token of a document is not predicted from the document before it (loss 0, target -100)."""
-    cu_seqlens: bool = False
-    """Where the parts of a batch begin that do not attend to each other, for rows of samples."""
-    roles: bool = False
-    """Role and turn of every token, in metadata, for conversations."""
-
-    @property
-    def need_borders(self) -> bool:
-        return self.position_ids or self.segment_ids or not self.border_loss
 
 
 @dataclass(frozen=True, slots=True)

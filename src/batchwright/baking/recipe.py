@@ -12,8 +12,8 @@ from batchwright.fingerprint import fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.spec import at_least, suggest
-from batchwright.typing import Data
+from batchwright.spec import at_least, one_of, suggest
+from batchwright.typing import Data, OnError
 
 __all__ = ["DatasetRecipe", "check_recipe", "spec_of_step"]
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 class DatasetRecipe:
     """What a dataset is made of: a list of `instructions`, and the `seed` of all that is shuffled or chosen. Methods
-    change the recipe and return it.
+    change the recipe and return it. `on_error` says what becomes of malformed rows, as in `bake`.
 
     >>> recipe = DatasetRecipe(seed=0).add_ingredient(["one", "two", "three"], name="words", quantity=2)
     >>> recipe
@@ -36,8 +36,9 @@ class DatasetRecipe:
     True
     """
 
-    def __init__(self, instructions: Iterable[Instruction] = (), *, seed: int = 0) -> None:
+    def __init__(self, instructions: Iterable[Instruction] = (), *, seed: int = 0, on_error: OnError = "raise") -> None:
         self.seed: int = at_least(0, seed=seed)
+        self.on_error: OnError = one_of(("raise", "skip"), on_error=on_error)
         self._instructions: list[Instruction] = []
         self.holdout_fraction: float = 0.0
         listed = _checked_list(instructions)

@@ -42,7 +42,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: OnError = "raise",
+    on_error: OnError | None = None,
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -55,7 +55,7 @@ def bake(
     to: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_error: OnError = "raise",
+    on_error: OnError | None = None,
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -68,7 +68,7 @@ def bake(
     *,
     into: DatasetBuffer | None = None,
     workers: int | None = None,
-    on_error: OnError = "raise",
+    on_error: OnError | None = None,
     shuffle: bool = True,
     check: bool = False,
     show_progress: bool = True,
@@ -79,7 +79,8 @@ def bake(
       the old one, in which only what changed is read and tokenised again; jobs that read the old one keep it.
     - The bytes do not depend on `workers` (default: one for each CPU).
     - Killed at any moment, the same call continues; what opens is always a complete version.
-    - `on_error="raise"` stops at the first malformed row and names it; `"skip"` leaves such rows out and counts them.
+    - Of malformed rows, `on_error="raise"` stops at the first one and names it; "skip" leaves them out and counts them.
+      By default it is as the recipe says.
     - `check=True` first runs the recipe's functions on a sample of rows, several times, and refuses by name one that
       is not a function of its row alone: the bytes would depend on `workers`.
     - Documents are stored in an order that (seed, ingredient) shuffles; `shuffle=False` keeps the order of the files.
@@ -89,7 +90,7 @@ def bake(
     sources. Such a recipe with `to` gives a buffer in that folder, opened to read. `show_progress=False`: say nothing.
     """
     check_recipe(recipe)
-    one_of(("raise", "skip"), on_error=on_error)
+    on_bad: OnError = recipe.on_error if on_error is None else one_of(("raise", "skip"), on_error=on_error)
     workers = cpu_count() if workers is None else at_least(0, workers=workers)
     folder = None if to is None else local_path(to=to)
     if folder is not None and into is not None:
@@ -97,22 +98,22 @@ def bake(
     if check:
         from batchwright.baking.check import check_functions
 
-        check_functions(recipe, on_error=on_error)
+        check_functions(recipe, on_error=on_bad)
     if folder is not None and recipe.is_tokenized:
-        return _bake_store(recipe, folder, workers, on_error, shuffle, show_progress)
+        return _bake_store(recipe, folder, workers, on_bad, shuffle, show_progress)
     from batchwright.baking import into as buffers
 
     if folder is not None:
-        baked, said = buffers.bake_folder(recipe, folder, workers=workers, on_error=on_error, show=show_progress)
+        baked, said = buffers.bake_folder(recipe, folder, workers=workers, on_error=on_bad, show=show_progress)
     elif recipe.is_tokenized:
         buffers.check_buffer(into)
         with tempfile.TemporaryDirectory(prefix="batchwright-") as scratch:
-            store = _bake_store(recipe, Path(scratch) / "store", workers, on_error, shuffle, show_progress, "a buffer")
+            store = _bake_store(recipe, Path(scratch) / "store", workers, on_bad, shuffle, show_progress, "a buffer")
             baked, _ = buffers.put(into, buffers.tokens_of(store))
         return baked
     else:
         buffers.check_buffer(into)
-        parts = buffers.read_recipe(recipe, workers=workers, on_error=on_error, show=show_progress)
+        parts = buffers.read_recipe(recipe, workers=workers, on_error=on_bad, show=show_progress)
         baked, said = buffers.put(into, parts)
     _say(show_progress, said)
     return baked

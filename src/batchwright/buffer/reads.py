@@ -22,11 +22,12 @@ from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.errors import BatchwrightError, SpecError
-from batchwright.typing import Array
+from batchwright.typing import Array, Framework
 
 if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer
     from batchwright.loaders.rows import RowDataLoader
+    from batchwright.settings import Batching
 
 __all__ = ["BufferVersion", "Reads"]
 
@@ -249,19 +250,38 @@ class Reads:
         return self._sums[1]
 
     def loader(
-        self, batch_size: int = 8, seed: int = 0, *, columns: Sequence[str] | None = None, **settings: Any
+        self,
+        batch_size: int | Batching = 8,
+        seed: int = 0,
+        *,
+        columns: Sequence[str] | None = None,
+        shuffle: bool | str = True,
+        epochs: int | None = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        framework: Framework = "numpy",
     ) -> RowDataLoader:
         """Batches of `batch_size` rows over the current rows, shuffled by `seed`. Resume is instant, and the number of
         ranks may change.
 
         With `columns` batches have only these, and a saved state fits as long as these are as they were: losses that
-        are written back in mid-epoch do not matter then. `settings` are those of `RowDataLoader`: shuffle, epochs,
-        rank, world_size, framework and so on.
+        are written back in mid-epoch do not matter then. `shuffle` is "global" or "none"; `epochs=None` never ends.
+        `rank` and `world_size` are by default what the launcher says. Batches are arrays of `framework`. Every row
+        comes in each epoch: its last batch is short, unless `Batching(epoch_end=)` says otherwise.
         """
         from batchwright.loaders.rows import RowDataLoader
 
         view = self._hold() if columns is None else self._hold().only(columns)
-        return RowDataLoader(view, batch_size=batch_size, seed=seed, **settings)
+        return RowDataLoader(
+            view,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            epochs=epochs,
+            rank=rank,
+            world_size=world_size,
+            framework=framework,
+        )
 
     # Conversions
 

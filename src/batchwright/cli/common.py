@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchwright.errors import SpecError
+from batchwright.spec import one_of
 
 if TYPE_CHECKING:
-    from batchwright.plan import Plan, Segments
+    from batchwright.plan import Plan
+    from batchwright.settings import Asked, Setting
     from batchwright.store import Store
 
 __all__ = [
@@ -77,64 +79,35 @@ def _renamed(text: str) -> dict[str, str]:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The settings of a loader over stores that make a plan, with their names and defaults."""
+    """The settings of a loader over stores that make a plan, as they are declared."""
     group = parser.add_argument_group(
         "loader settings",
         "as in PretrainDataLoader, ConversationDataLoader (over a store of conversations) and MixedDataLoader, with "
         "the same defaults",
     )
-    group.add_argument("--chunk-size", type=whole_number, metavar="TOKENS", help="tokens of a row of text")
-    group.add_argument(
-        "--packing",
-        action="append",
-        metavar="[NAME=]HOW",
-        help="whole documents side by side in rows: best_fit, first_fit or greedy",
-    )
-    group.add_argument(
-        "--max-length", type=whole_number, metavar="TOKENS", help="most tokens of a conversation, or of a row of them"
-    )
-    group.add_argument(
-        "--loss", metavar="WHAT", help="of conversations: assistant (turns), last, all, or roles such as user+assistant"
-    )
-    group.add_argument("--no-end-of-turn", action="store_true", help="do not learn the token that ends a turn")
-    group.add_argument(
-        "--truncation",
-        choices=("drop", "keep_start", "keep_end", "drop_oldest", "raise"),
-        help="what becomes of conversations over --max-length (drop)",
-    )
-    group.add_argument("--pad", metavar="TOKEN", help="the token or id that fills up rows of whole documents")
-    group.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="rows of a step over all ranks (8)")
-    group.add_argument("--seed", type=int, help="of the shuffle (0)")
-    add_weights(group)
-    group.add_argument("--by", choices=("rows", "tokens"), help="what weights are shares of (rows)")
-    group.add_argument("--temperature", type=float, metavar="T", help="weights (or sizes) to the power 1 / T")
-    group.add_argument(
-        "--max-epochs", type=epochs_of_sources, metavar="NAME=N,...", help="read a source at most so often, e.g. code=4"
-    )
-    group.add_argument(
-        "--exhausted",
-        choices=("repeat", "stop", "renormalise"),
-        help="where a source has given its epochs (repeat)",
-    )
-    group.add_argument("--num-tokens", type=whole_number, metavar="N", help="end a mixture there, e.g. 10e9 or 10B")
-    group.add_argument("--num-rows", type=whole_number, metavar="N", help="end a mixture there")
-    group.add_argument(
-        "--stop",
-        choices=("first_exhausted", "all_exhausted"),
-        help="end a mixture when the first (or the last) source was read once",
-    )
-    group.add_argument("--split", choices=("train", "val"), help="which side of a holdout (train)")
-    shuffle = group.add_mutually_exclusive_group()
-    shuffle.add_argument("--shuffle", choices=("global", "pool", "none"), help="among which rows (global)")
-    shuffle.add_argument("--no-shuffle", action="store_true", help="rows in the order of the store: --shuffle none")
-    group.add_argument("--pool-rows", type=whole_number, metavar="ROWS", help="rows of a window of --shuffle pool")
-    group.add_argument("--lanes", type=whole_number, metavar="N", help="parallel lanes of windows, for ranks to share")
-    group.add_argument("--no-recut", action="store_true", help="cut later epochs where the first one was cut")
-    group.add_argument(
-        "--epoch-end",
-        choices=("drop", "short", "pad", "wrap"),
-        help="an epoch's last, partial batch (drop; of --split val: short)",
-    )
+    for setting in _flagged():
+        if setting.name == "weights":
+            add_weights(group)
+            continue
+        help = setting.help if setting.default is None else f"{setting.help} [{setting.default}]"
+        options: dict[str, Any] = {"help": help}
+        if isinstance(setting.default, bool):
+            options |= {"action": argparse.BooleanOptionalAction, "default": None}
+        elif setting.name == "packing":
+            options |= {"action": "append", "metavar": setting.metavar}
+        elif setting.choices:
+            options["choices"] = setting.choices
+        else:
+            options |= {"type": _PARSERS.get(setting.name, whole_number), "metavar": setting.metavar}
+        group.add_argument(_flag(setting.name), **options)
+
+
+def _flagged() -> list[Setting]:
+    """The settings that have a flag: those that make a plan, and the batch size."""
+    from batchwright.settings import SETTINGS
+
+    plain = [each for each in SETTINGS.values() if each.metavar is not None]
+    return plain + [each for each in SETTINGS.values() if each.planned and isinstance(each.default, bool)]
 
 
 def add_weights(group: Any) -> None:
@@ -155,36 +128,46 @@ def add_weights(group: Any) -> None:
     )
 
 
-_PLAN_SETTINGS = ("seed", "num_tokens", "num_rows", "stop", "split", "epoch_end", "shuffle", "pool_rows")
-_OF_MIXTURES = ("by", "temperature", "max_epochs", "exhausted")
-_OF_CONVERSATIONS = ("max_length", "loss", "truncation", "no_end_of_turn")
-_OF_TEXT = ("chunk_size", "lanes", "no_recut")
+_OF_CONVERSATIONS = ("max_length", "loss", "truncation")
+_OF_TEXT = ("chunk_size", "lanes", "recut")
 
 
 def settings_given(arguments: argparse.Namespace) -> list[str]:
     """The loader settings that fix a plan and were given, as they were written."""
-    names = (*_OF_TEXT, *_OF_CONVERSATIONS, "packing", "pad", "weights", "ramp", *_PLAN_SETTINGS, *_OF_MIXTURES)
-    return [_flag(name) for name in (*names, "no_shuffle") if _is_given(arguments, name)]
+    names = [setting.name for setting in _flagged() if setting.planned] + ["ramp"]
+    return [_flag(name, getattr(arguments, name)) for name in names if _is_given(arguments, name)]
+
+
+def asked_of(arguments: argparse.Namespace) -> Asked:
+    """The loader settings that were given."""
+    from batchwright.settings import Asked
+
+    given = {setting.name: getattr(arguments, setting.name) for setting in _flagged()}
+    pad = given["pad"]
+    given["pad"] = int(pad) if pad is not None and pad.isdecimal() else pad
+    weights = schedule_of(arguments.weights, arguments.ramp)
+    return Asked.by_name(**{**given, "packing": None, "weights": weights})
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    value = getattr(arguments, name)
-    return value is not None and value is not False  # 0 is given
+    return getattr(arguments, name) is not None  # 0 is given
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _flag(name: str, value: Any = None) -> str:
+    return f"--{'no-' * (value is False)}{name.replace('_', '-')}"
 
 
 def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Namespace) -> Plan:
     """The plan that a loader with these settings would run, cut into its batches. No plan is written.
 
-    Of one store, that is a PretrainDataLoader, or a ConversationDataLoader; of named ones, or with settings that only a
-    mixture has, a MixedDataLoader over such. (How documents are packed is kept with their store: counting needs it.)
+    Of one store, that is a PretrainDataLoader, or a ConversationDataLoader; of named ones, a MixedDataLoader over such.
+    (How documents are packed is kept with their store: counting needs it.)
     """
+    from batchwright.loaders.conversation import members_of
     from batchwright.loaders.mixed import plan_mixture
-    from batchwright.loaders.planning import DEFAULT_BATCH, lanes_of, plan_members, segments_of
     from batchwright.loaders.pretrain import make_plan
+    from batchwright.loaders.run import DEFAULT_BATCH
+    from batchwright.loaders.sources import plan_sources
     from batchwright.order.split import Cut
     from batchwright.plans import with_places
     from batchwright.store import Store
@@ -192,26 +175,21 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
     is_one = isinstance(sources, Store)
     stores = {"": sources} if isinstance(sources, Store) else {name: Store(path) for name, path in sources.items()}
     packing = _packing_of(arguments.packing, stores)
-    asked = {name: getattr(arguments, name) for name in (*_PLAN_SETTINGS, *_OF_MIXTURES)}
-    chosen = {name: value for name, value in asked.items() if value is not None}
-    if arguments.no_shuffle:
-        chosen["shuffle"] = "none"
-    weights = schedule_of(arguments.weights, arguments.ramp)
-    is_mixture = not is_one or bool(chosen.keys() & set(_OF_MIXTURES))
-    _refuse_what_is_of_others(stores, arguments, is_mixture)
-    chosen |= {"recut": not arguments.no_recut, "lanes": lanes_of(arguments.lanes, arguments.batch_size)}
-    if is_mixture:
-        parts = {name: _part_of(store, packing.get(name), arguments) for name, store in stores.items()}
-        plan, streams = plan_mixture(parts[""] if is_one else parts, weights, chunk_size=arguments.chunk_size, **chosen)
+    asked = asked_of(arguments)
+    _refuse_what_is_of_others(stores, arguments, not is_one)
+    if not is_one:
+        parts = {
+            name: _part_of(store, asked.changed(packing=packing.get(name), weights=None))
+            for name, store in stores.items()
+        }
+        plan, streams = plan_mixture(parts, asked.changed(pad=None))  # its parts have their own
         plan = with_places(plan, streams)
     elif holds_conversations(store := stores[""]):
-        segments = segments_of(weights, store.names)
-        members = _conversations_of(store, packing.get(""), arguments, segments)
-        plan = plan_members(members, segments=segments, **{"split": "train", **chosen})
+        asked = asked.changed(packing=packing.get(""))
+        plan = plan_sources(members_of(store, asked), asked, dict.fromkeys(store.names))
     else:
-        how = packing.get("")
-        plan = make_plan(store, arguments.chunk_size, weights=weights, packing=how, pad=_id_of(arguments.pad), **chosen)
-    rows = DEFAULT_BATCH if arguments.batch_size is None else arguments.batch_size
+        plan = make_plan(store, asked.changed(packing=packing.get("")))
+    rows = asked["batch_size"] or DEFAULT_BATCH
     Cut(rows_per_step=rows, **plan.epoch_spec)  # refuses what no loader can do
     return plan.cut_as([[0, 0, rows]])
 
@@ -227,11 +205,12 @@ def _refuse_what_is_of_others(stores: Mapping[str, Store], arguments: argparse.N
     ):
         given = next((name for name in names if unused and _is_given(arguments, name)), None)
         if given is not None:
+            flag = _flag(given, getattr(arguments, given))
             raise SpecError(
-                f"{_flag(given)} means nothing here: {first.path} holds {holds}",
+                f"{flag} means nothing here: {first.path} holds {holds}",
                 parameter=given,
                 file=first.path,
-                remedy=length if given in ("chunk_size", "max_length") else f"leave out {_flag(given)}",
+                remedy=length if given in ("chunk_size", "max_length") else f"leave out {flag}",
             )
     if any(talks) and arguments.max_length is None:
         raise SpecError("how long may a conversation be?", parameter="max_length", remedy="--max-length 2048")
@@ -245,6 +224,8 @@ def holds_conversations(store: Store) -> bool:
 
 def _packing_of(given: list[str] | None, names: Iterable[str]) -> dict[str, str]:
     """How rows of each source are packed: HOW is for all of them, NAME=HOW for one."""
+    from batchwright.settings import SETTINGS
+
     found: dict[str, str] = {}
     for text in given or ():
         name, equals, how = text.rpartition("=")
@@ -255,45 +236,21 @@ def _packing_of(given: list[str] | None, names: Iterable[str]) -> dict[str, str]
                 sources=", ".join(filter(None, names)) or "none has a name",
                 remedy=f"--packing {how}",
             )
+        one_of(SETTINGS["packing"].choices, packing=how)
         found.update({name: how} if equals else {each: found.get(each, how) for each in names})
     return found
 
 
-def _part_of(store: Store, packing: str | None, arguments: argparse.Namespace) -> Any:
+def _part_of(store: Store, asked: Asked) -> Any:
     """A source of a mixture, as `flatten` takes it."""
+    from batchwright.loaders.conversation import members_of
     from batchwright.loaders.pretrain import packed_members
 
     if holds_conversations(store):
-        return _conversations_of(store, packing, arguments)
-    if packing is None:
+        return members_of(store, asked)
+    if asked["packing"] is None:
         return store
-    streams = [store.stream(name, arguments.split or "train") for name in store.names]
-    return packed_members(streams, arguments.chunk_size, packing, _id_of(arguments.pad))
-
-
-def _conversations_of(
-    store: Store, packing: str | None, arguments: argparse.Namespace, segments: Segments = ((0, None),)
-) -> Any:
-    from batchwright.loaders.conversation import members_of
-
-    pad = arguments.pad
-    return members_of(
-        store,
-        arguments.max_length,
-        split=arguments.split or "train",
-        segments=segments,
-        loss=arguments.loss,
-        end_of_turn=not arguments.no_end_of_turn,
-        truncation=arguments.truncation or "drop",
-        packing=packing,
-        pad=int(pad) if pad is not None and pad.isdecimal() else pad,
-    )
-
-
-def _id_of(pad: str | None) -> int | None:
-    if pad is not None and not pad.isdecimal():
-        raise SpecError(f"--pad {pad} is no id", parameter="pad", remedy="the id of a token, such as 0")
-    return None if pad is None else int(pad)
+    return packed_members([store.stream(name, asked["split"] or "train") for name in store.names], asked)
 
 
 def named_store(text: str) -> tuple[str, str] | None:
@@ -548,3 +505,12 @@ def bytes_in_words(number: int) -> str:
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+_PARSERS: dict[str, Any] = {
+    "max_epochs": epochs_of_sources,
+    "temperature": float,
+    "loss": str,
+    "pad": str,
+    "shuffle": str,
+}

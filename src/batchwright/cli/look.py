@@ -189,7 +189,7 @@ def _trained_documents(store: Store, found: list[Found], arguments: argparse.Nam
     for number, stream, number_in_stream in found:
         document = stream.document(number_in_stream)
         words = f"document {number:,}: {document.file}, row {document.row:,}"
-        for row in rows_of_document(stream, number_in_stream, words, arguments.loss, not arguments.no_end_of_turn):
+        for row in rows_of_document(stream, number_in_stream, words, arguments.loss):
             rows.append(row)
             documents.append(
                 {

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Fields
 from batchwright.loaders.planning import open_flow
 from batchwright.plan import Plan
 from batchwright.plans import streams_for_plan
 from batchwright.prepare.chat.policy import LossPolicy
+from batchwright.settings import Fields
 from batchwright.store.stream import TokenStream
 from batchwright.types import TraceRecord, TrainingBatch
 
@@ -34,9 +34,7 @@ class DocumentRow(NamedTuple):
     turn: NDArray[np.int64]
 
 
-def rows_of_document(
-    stream: TokenStream, number: int, words: str, loss: str | None = None, end_of_turn: bool = True
-) -> Iterator[DocumentRow]:
+def rows_of_document(stream: TokenStream, number: int, words: str, loss: str | None = None) -> Iterator[DocumentRow]:
     """A document with the weights that a loss policy gives its tokens. Of text, every token that can be predicted."""
     tokens = np.asarray(stream.document(number).tokens)
     if not stream.has_spans:
@@ -47,7 +45,7 @@ def rows_of_document(
     first, last = int(starts[number]), int(starts[number + 1])
     spans = {name: values[first:last] for name, values in fields.items()}
     is_pair = bool(spans["side"].any())
-    policy = LossPolicy.of(loss or ("last" if is_pair else "assistant"), end_of_turn)
+    policy = LossPolicy.parse(loss or ("last" if is_pair else "assistant"))
     yield from rows_of_conversation(tokens, spans, policy, stream.name, words)
 
 
@@ -102,7 +100,7 @@ def batch_of_step(where: str, plan: Plan, rows: Sequence[Sequence[TraceRecord]])
 
     One sample in each row: as wide as the longest.
     """
-    flow = open_flow(streams_for_plan(where, plan), plan, Fields(segment_ids=True, roles=True))
+    flow = open_flow(streams_for_plan(where, plan), plan, Fields(segment_ids=True, roles=True).with_defaults(False))
     positions = np.array([row[0].position for row in rows], np.int64)
     block = flow.at(positions, lambda count, width: np.empty((count, width), np.int64))
     per, extra = flow.sequences, dict(block.extra)

@@ -227,7 +227,8 @@ def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Pa
     say("A loader refuses the same, before its first batch:")
     try:
         recipe = _recipe(path, tokenizer, FORGETFUL)
-        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS, epoch_end="short")
+        short = bw.Batching(epoch_end="short")
+        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS, batch_size=short)
     except SpecError as error:
         for line in str(error).splitlines():
             _say_folded(f"  {line}")
@@ -257,10 +258,8 @@ def _open(store: Path, loss: str, **more: Any) -> bw.ConversationDataLoader:
         max_length=ROW_TOKENS,
         loss=loss,
         packing="best_fit",
-        segment_ids=True,
-        batch_size=BATCH_ROWS,
+        batch_size=bw.Batching(BATCH_ROWS, epoch_end="short"),
         epochs=None,
-        epoch_end="short",
         seed=7,
         framework="numpy",
         rank=0,
@@ -336,7 +335,7 @@ def _losses(store: Path, weights: Weights) -> dict[str, float]:
     means = {}
     for role in ("user", "assistant"):
         total = count = 0.0
-        loader = _open(store, role, shuffle=False, check=False)
+        loader = _open(store, role, shuffle=False, delivery=bw.Delivery(check=False))
         for _ in range(4):
             batch = loader.get_batch()
             losses, _ = _step(weights, batch, batch.targets)

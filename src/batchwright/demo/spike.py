@@ -25,6 +25,7 @@ from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint,
 from batchwright.errors import SpecError
 from batchwright.loaders.pretrain import make_plan
 from batchwright.plan import Plan
+from batchwright.settings import Asked
 from batchwright.types import TraceRecord
 
 __all__ = ["find_jumps", "main"]
@@ -144,7 +145,7 @@ def _seed_for_late_noise(store: Path, planted: _Planted, num_steps: int) -> int:
     opened = bw.open_store(store)
     wanted = range(num_steps // 2, 3 * num_steps // 4)
     for seed in range(1000):
-        plan = make_plan(opened, ROW_TOKENS, seed=seed)
+        plan = make_plan(opened, Asked(chunk_size=ROW_TOKENS, seed=seed))
         if num_steps * BATCH_ROWS > (plan.epoch_rows or 0):
             raise SpecError(
                 f"--steps {num_steps} is more than one epoch of this corpus",

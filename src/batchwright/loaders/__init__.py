@@ -1,7 +1,7 @@
 """The doors: one loader per kind of data, all with the same cursor, state and batches."""
 
-from batchwright.loaders.base import DataLoader
 from batchwright.loaders.conversation import ConversationDataLoader
+from batchwright.loaders.interface import DataLoader
 from batchwright.loaders.mixed import MixedDataLoader
 from batchwright.loaders.planning import ramp
 from batchwright.loaders.pretrain import PretrainDataLoader

@@ -11,7 +11,7 @@ import numpy as np
 
 from batchwright.errors import PlanError, SpecError, StoreError
 from batchwright.flow import Flow
-from batchwright.loaders.base import DataLoader
+from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import (
     Member,
     check_caps,
@@ -83,8 +83,6 @@ def amend_flow(
             remedy=f"at={cursor} or more, or load an earlier state first",
         )
     streams = {rows.name: rows.stream for rows in flow.stored if isinstance(rows.stream, TokenStream)}
-    if len(streams) < len(flow.rows):
-        raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
     members = members_to_add(add, plan, next(iter(streams.values())).store)
     if members and plan.weights is None and not asked.get("weights") and epochs == 1:
         raise SpecError(
@@ -108,7 +106,7 @@ def members_to_add(add: Mapping[str, Any] | None, plan: Plan, store: Store | Non
     known = {source.name: source.row_tokens or plan.row_tokens for source in plan.all_sources}
     members: list[Member] = []
     for name, source in add.items():
-        length = None if isinstance(source, DataLoader) else known.get(name, plan.row_tokens)
+        length = None if isinstance(source, Loader) else known.get(name, plan.row_tokens)
         members += flatten({name: source}, chunk_size=length, split=plan.sources[0].split)[0]
     packed = {source.name for source in plan.all_sources if source.rows}
     for member in members:

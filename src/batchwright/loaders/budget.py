@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchwright.errors import PlanError, SpecError
-from batchwright.order.balance import Cost
+from batchwright.order.balance import Balancing, balancing_of
 from batchwright.order.budget import Blocks, BudgetCut
 from batchwright.order.sharding import Sharding
-from batchwright.spec import at_least
 
 __all__ = [
     "Budget",
@@ -57,7 +56,7 @@ def budget_of(
             raise SpecError(
                 "row_multiple= belongs to batches by tokens",
                 parameter="row_multiple",
-                remedy="batch_tokens=..., or leave out row_multiple=",
+                remedy="Batching(tokens=..., multiple=...), or leave multiple= out",
             )
         return None
     if batch_size is not None:
@@ -72,19 +71,18 @@ def budget_of(
             parameter="epoch_end",
             remedy="leave out epoch_end=: nothing is dropped",
         )
-    tokens = at_least(1, batch_tokens=batch_tokens)
-    multiple = 1 if row_multiple is None else at_least(1, row_multiple=row_multiple)
+    multiple = row_multiple or 1
     if multiple % world and not uneven:
         up = -(-multiple // world) * world
         raise SpecError(
             f"row_multiple={multiple} does not divide by world_size={world}: ranks would get different numbers of rows",
             parameter="row_multiple",
-            remedy=f"row_multiple={up} (batches have a multiple of it over all ranks together), or uneven=True",
+            remedy=f"Batching(tokens=..., multiple={up}), which counts rows over all ranks, or uneven=True",
         )
-    return Budget(tokens, multiple)
+    return Budget(batch_tokens, multiple)
 
 
-def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Cost | None:
+def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Balancing | None:
     """What `balance` asks for; None: rows go to ranks as they come."""
     if balance is None or balance is False:
         if not equal_counts:
@@ -100,17 +98,7 @@ def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Cost | N
             parameter="balance",
             remedy="one of them",
         )
-    if balance is True:
-        return Cost()
-    if isinstance(balance, Cost):
-        return balance
-    if isinstance(balance, tuple | list) and len(balance) == 2:
-        return Cost(*balance)
-    raise SpecError(
-        f"balance={balance!r} is no cost",
-        parameter="balance",
-        remedy="True (tokens), or (a, b): a row of n tokens costs a * n + b * n * n",
-    )
+    return balancing_of(balance)
 
 
 # The record of steps

@@ -24,7 +24,7 @@ from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.store.stream import TokenStream
 
 if TYPE_CHECKING:
-    from batchwright.loaders.base import DataLoader
+    from batchwright.loaders.stored import StoreStream
 
 __all__ = [
     "CHECKED_ROWS",
@@ -320,7 +320,7 @@ def _check_ends(rows: Rows, measured: _Measured, facts: Facts, settings: Setting
     example = (_place_of_turn(rows, measured, int(np.flatnonzero(said & ~ended)[0])),)
     if not policy.end_of_turn:
         yield Finding(
-            "end of turn", False, "end_of_turn=False: a model learns from these answers what to say, and not to stop"
+            "end of turn", False, "without end of turn: a model learns from these answers what to say, and not to stop"
         )
     elif number < total:
         what = f"{number:,} of {total:,} trained answers have no end of turn after them"
@@ -521,15 +521,15 @@ def first_rows(stream: TokenStream, count: int = CHECKED_ROWS) -> Rows:
     )
 
 
-def refuse_bad(loader: DataLoader, *, drops_are_meant: bool = False) -> None:
-    """Raise one error for all that is wrong with the conversations of a loader; log what is worth knowing.
+def refuse_bad(read: StoreStream, *, drops_are_meant: bool = False) -> None:
+    """Raise one error for all that is wrong with the conversations that are read; log what is worth knowing.
 
     `drops_are_meant`: the user said that what is too long is to be dropped, however much that is.
     """
     failures: dict[str, str] = {}
     files: list[str] = []
     known: dict[Any, Facts] = {}  # by store: one may have many sources
-    for rows in loader._flow.stored:
+    for rows in read.flow.stored:
         stream = rows.stream
         if not (isinstance(rows, SampleRows) and isinstance(stream, TokenStream) and rows.spec.loss is not None):
             continue
@@ -540,7 +540,7 @@ def refuse_bad(loader: DataLoader, *, drops_are_meant: bool = False) -> None:
             LossPolicy.parse(rows.spec.loss),
             rows.spec.row_tokens,
             rows.spec.truncation,
-            loader._flow.pad,
+            read.flow.pad,
             drops_are_meant,
         )
         found = findings_of_bake(store.report, stream.name)
@@ -560,5 +560,5 @@ def refuse_bad(loader: DataLoader, *, drops_are_meant: bool = False) -> None:
         raise SpecError(
             "these conversations did not pass the check: " + ", ".join(failures),
             **failures,
-            remedy=("" if file == "<memory>" else doctor) + "check=False opens them as they are",
+            remedy=("" if file == "<memory>" else doctor) + "Delivery(check=False) opens them as they are",
         )

@@ -7,37 +7,27 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.assemble.rows import PACKINGS, RowSpec
+from batchwright.assemble.rows import RowSpec
 from batchwright.assemble.samples import SampleRows
 from batchwright.errors import SpecError
-from batchwright.loaders.door import StoreDataLoader, check_tokenizer, padding_of
-from batchwright.loaders.planning import (
-    Member,
-    plan_members,
-    refuse_other_settings,
-    rounded_pool,
-    segments_of,
-    shuffle_of,
-)
-from batchwright.plan import Segments
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.planning import Member, refuse_other_settings, used_names
+from batchwright.loaders.sources import plan_sources
+from batchwright.loaders.stored import StoreStream, check_tokenizer, open_stores
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.spec import at_least, local_path, one_of
+from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Shuffle
+from batchwright.spec import local_path
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
+from batchwright.types import TrainingBatch
 from batchwright.typing import (
-    Balance,
-    Data,
-    EpochEnd,
+    CorpusLike,
     Framework,
-    Mesh,
-    OnError,
     Packing,
-    PadTo,
     PlanLike,
-    ShardingLike,
     Split,
-    StoreLike,
     TokenizerLike,
+    Truncation,
     WeightsLike,
 )
 
@@ -45,288 +35,150 @@ __all__ = ["ConversationDataLoader", "members_of", "pad_token_of"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
-_TRUNCATIONS = ("drop", "keep_start", "keep_end", "drop_oldest", "raise")
 _PAD_NAMES = ("<|pad|>", "<pad>", "<PAD>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
-_OF_RAW_FILES: dict[str, Any] = {
-    "chat_template": None,
-    "format": None,
-    "columns": None,
-    "roles": None,
-    "template_args": None,
-    "holdout": None,
-    "on_error": "raise",
-}
-"""Settings for raw files, and what means that they were not given."""
 
 
-class ConversationDataLoader(StoreDataLoader):
-    """Conversations as batches: from a file, rows in memory, or a store that was baked with `bw.chat`.
+class ConversationDataLoader(Loader[TrainingBatch]):
+    """Conversations as batches: from a file, rows in memory, a recipe, or a store that was baked with `bw.chat`.
 
     ConversationDataLoader("sft.jsonl", tokenizer, 2048)                           the tokenizer's own template
     ConversationDataLoader("sft.jsonl", tokenizer, 2048, "chatml", packing="best_fit")
     ConversationDataLoader("sft.store", max_length=4096, loss="last")              other masks over the same store
     ConversationDataLoader("pairs.jsonl", tokenizer, 2048)                         rows 0::2 chosen, 1::2 rejected
+    ConversationDataLoader("sft.store", max_length=4096, batch_size=Batching(tokens=65_536, balance=True))
 
     `loss` says which tokens are learned: "assistant" turns (default), the "last" one, "all", or roles such as
-    "user+assistant"; messages with "weight" or "train" say so themselves. The end-of-turn token is learned too, unless
-    end_of_turn=False. Conversations over `max_length` tokens are dropped, unless `truncation` is "keep_start",
-    "keep_end", "drop_oldest" (turns) or "raise".
+    "user+assistant"; messages with "weight" or "train" say so themselves. The end-of-turn token is learned too:
+    "assistant, without end of turn" leaves it out. Conversations over `max_length` tokens are dropped, unless
+    `truncation` is "keep_start", "keep_end", "drop_oldest" (turns) or "raise".
 
     `packing` ("best_fit", "first_fit", "greedy") puts several conversations into a row; they do not see each other.
-    Otherwise a batch is as wide as `pad_to` says: its "longest" row, "max_length", a multiple, or the next of a list.
-
-    `batch_tokens` in place of batch_size cuts batches by tokens, padding included, which none exceeds. `balance` shares
-    rows among ranks by their cost.
     """
 
     def __init__(
         self,
-        path: StoreLike | Data,
+        path: CorpusLike,
         tokenizer: TokenizerLike | None = None,
         max_length: int | None = None,
         chat_template: str | None = None,
         *,
         loss: str | Sequence[str] | None = None,
-        end_of_turn: bool = True,
-        truncation: str | None = None,
+        truncation: Truncation | None = None,
         packing: Packing | None = None,
-        pad_to: PadTo | None = None,
-        padding_side: str = "right",
-        pad: int | str | None = None,
-        format: str | None = None,
-        columns: Mapping[str, str | None] | None = None,
-        roles: Mapping[str, str] | None = None,
-        template_args: Mapping[str, Any] | None = None,
-        holdout: float | None = None,
-        check: bool = True,
-        batch_size: int | None = None,
-        seed: int = 0,
+        batch_size: int | Batching | None = None,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Mesh | None = None,
         framework: Framework | None = None,
-        shuffle: str | bool | None = None,
-        pool_rows: int | None = None,
+        shuffle: bool | str | Shuffle | None = None,
         epochs: int | None = 1,
+        split: Split | None = None,
+        weights: WeightsLike | Mixture | None = None,
         plan: PlanLike | None = None,
-        weights: WeightsLike | None = None,
-        num_rows: int | None = None,
-        num_tokens: int | None = None,
-        stop: str | None = None,
-        split: Split = "train",
-        epoch_end: EpochEnd | None = None,
-        position_ids: bool | None = None,
-        segment_ids: bool | None = None,
-        cu_seqlens: bool | None = None,
-        show_roles: bool = False,
-        uneven: bool = False,
-        sharding: ShardingLike = "contiguous",
-        prefetch: int | None = None,
-        workers: int = 0,
-        on_error: OnError = "raise",
-        batch_tokens: int | None = None,
-        row_multiple: int | None = None,
-        balance: Balance | None = None,
-        equal_counts: bool = True,
+        fields: Fields | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
-        """Data: `path` is a store, or raw files or rows with a `tokenizer`. `split` is "train" or "val"; of raw data,
-        `holdout` is the share that "val" reads. `check` looks at the first rows for what would be trained wrong.
+        """Data: `path` is a store, raw files or rows with a `tokenizer` and its `chat_template`, or a recipe that ends
+        in `bw.chat`. `split` is "train" or "val".
 
-        Conversations: `chat_template` with `template_args`, `format`, `columns` and `roles` as in `bw.chat`; `on_error`
-        as in `bake`.
+        Rows: `max_length` tokens at most, else `truncation`; `packing`. `loss` says what is learned.
 
-        Rows: `max_length` tokens at most, else `truncation`; `packing`; padded with the token `pad` on `padding_side`
-        ("right" or "left"), as wide as `pad_to` says. `loss` and `end_of_turn` say what is learned.
+        Order: `seed`; `shuffle` is "global", "pool", "none", or a `Shuffle`. `plan` gives exactly the rows of another
+        run. `weights` mix the sources, by name, or as a `Mixture`. `epochs=None` never ends.
 
-        Order: `seed`; `shuffle` is "global", "pool" (inside windows of `pool_rows`) or "none". `plan` gives exactly the
-        rows of another run.
-
-        Length: `epochs` (None never ends). `weights` mix the sources; then `num_rows`, `num_tokens` or `stop`
-        ("first_exhausted", "all_exhausted") end the stream. `epoch_end` says what an epoch's last, partial batch is:
-        "drop", "short", "pad" or "wrap".
-
-        Batches: `batch_size` rows or `batch_tokens` tokens, in multiples of `row_multiple` rows, as arrays of
-        `framework`. `position_ids`, `segment_ids` and `cu_seqlens` say which conversation a token is of; `show_roles`
-        says who speaks.
-
-        Ranks: `rank` and `world_size`, or a torch DeviceMesh as `mesh`; by default what the launcher says. `sharding`
-        says which rows of a batch a rank gets: "contiguous", "strided", or a function. `uneven=True` lets
-        ranks have different numbers of rows. `balance` gives ranks equal work: a row costs its tokens (True), or
-        a * length + b * length ** 2 for (a, b). Ranks get equal numbers of rows unless `equal_counts=False`.
-
-        Speed: `prefetch` batches are made ahead; `workers` processes make them.
+        Batches: `batch_size` rows over all ranks together (8), or a `Batching`; arrays of `framework`; with `fields`.
+        `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
+        docs/settings.md has all settings.
         """
-        one_of(("train", "val"), split=split)
-        drops_are_meant, truncation = truncation is not None, truncation or "drop"
-        one_of(_TRUNCATIONS, truncation=truncation)
-        of_raw_files = {
-            "chat_template": chat_template,
-            "format": format,
-            "columns": columns,
-            "roles": roles,
-            "template_args": template_args,
-            "holdout": holdout,
-            "on_error": on_error,
-        }
-        if max_length is not None:
-            at_least(2, max_length=max_length)
-        elif plan is None:
-            raise SpecError("how long may a conversation be?", parameter="max_length", remedy="max_length=2048")
-        keep_newest = max_length if truncation == "drop_oldest" else None
-        store = _store_of(path, tokenizer, keep_newest, of_raw_files)
-        _refuse_text(store)
-        _refuse_other_length(store, truncation, max_length)
-        if plan is not None:
-            made = find_plan(store, plan)
-            streams = streams_for_plan(store, made)
-            rows = dict(made.sources[0].rows)
-            planned = rows.get("loss")
-            asked = None if loss is None else _policy(loss, end_of_turn)
-            fills = None if pad is None else _pad_of(store, pad)
-            refuse_other_settings(
-                made,
-                max_length=(max_length, None, made.row_tokens),
-                loss=(asked, None, planned),
-                end_of_turn=(end_of_turn, True, _learns_ends(planned)),
-                truncation=(_stored_truncation(truncation), "drop", rows.get("truncation")),
-                packing=(packing, None, rows.get("packing")),
-                pad=(fills, None, made.pad),
-                seed=(seed, 0, made.seed),
-                shuffle=(None if shuffle is None else shuffle_of(shuffle, split), None, made.shuffle),
-                pool_rows=(rounded_pool(pool_rows), None, made.pool_rows),
-                weights=(None if weights is None else segments_of(weights, store.names), None, made.schedule),
-                num_rows=(num_rows, None, made.end_rows),
-                num_tokens=(num_tokens, None, "no record of what it was made from"),
-                stop=(stop, None, "no record of what it was made from"),
-                split=(split, "train", made.sources[0].split),
-                epoch_end=(epoch_end, None, made.epoch_end),
-            )
-        else:
-            assert max_length is not None
-            segments = segments_of(weights, store.names)
-            members = members_of(
-                store,
-                max_length,
-                split=split,
-                segments=segments,
-                loss=loss,
-                end_of_turn=end_of_turn,
-                truncation=truncation,
-                packing=packing,
-                pad=pad,
-            )
-            streams = {member.name: member.stream for member in members}
-            made = plan_members(
-                members,
-                split=split,
-                seed=seed,
-                shuffle=shuffle,
-                pool_rows=pool_rows,
-                segments=segments,
-                num_rows=num_rows,
-                num_tokens=num_tokens,
-                stop=stop,
-                epoch_end=epoch_end,
-            )
-        self.store = store
-        is_packed = any(dict(source.rows).get("packing") for source in made.sources)
-        super().__init__(
-            streams,
-            made,
+        asked = Asked(
+            max_length=max_length,
+            loss=loss,
+            truncation=truncation,
+            packing=packing,
             batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            mesh=mesh,
-            position_ids=position_ids,
-            segment_ids=segment_ids,
-            cu_seqlens=cu_seqlens,
-            roles=show_roles,
-            padding=padding_of(
-                ("max_length" if is_packed else "longest") if pad_to is None else pad_to,
-                padding_side,
-                made.row_tokens,
-            ),
-            read_ahead=False,
-            epochs=epochs,
-            framework=framework,
-            uneven=uneven,
-            sharding=sharding,
-            prefetch=prefetch,
-            workers=workers,
-            batch_tokens=batch_tokens,
-            row_multiple=row_multiple,
-            balance=balance,
-            equal_counts=equal_counts,
+            seed=seed,
+            shuffle=shuffle,
+            split=split,
+            weights=weights,
+            fields=fields,
+            delivery=delivery,
         )
-        self._say_what_is_left_out()
-        if check and plan is None:  # a plan was checked when it was made
+        asked.refuse(("lanes", "recut", "border_loss"), "is for rows of text, and these are conversations")
+        if max_length is None and plan is None:
+            raise SpecError("how long may a conversation be?", parameter="max_length", remedy="max_length=2048")
+        self.store: Store = _store_of(path, tokenizer, chat_template, asked)
+        stream = _open(self.store, plan, asked)
+        super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
+        _say_what_is_left_out(stream)
+        if asked["check"] is not False and plan is None:  # a plan was checked when it was made
             from batchwright.loaders.chat_checks import refuse_bad
 
-            refuse_bad(self, drops_are_meant=drops_are_meant)
-
-    def _say_what_is_left_out(self) -> None:
-        for rows in self._flow.stored:
-            if not isinstance(rows, SampleRows):
-                continue
-            counts = dict(rows.index.counts)
-            total = counts.pop("documents")
-            over = f"over max_length={rows.row_tokens}"
-            words = {
-                "over length": f"{over}: dropped",
-                "cut": f"{over}: cut",
-                "empty mask": "nothing to learn: dropped",
-            }
-            for what, number in counts.items():
-                share = f"{number:,} of {total:,} rows, {100 * number / total:.1f} %"
-                log.warning("%s: %s, %s", rows.name, share, words.get(what, f"{what}: dropped"))
+            refuse_bad(stream, drops_are_meant=truncation is not None)
 
 
-def members_of(
-    store: Store,
-    max_length: int,
-    *,
-    split: str = "train",
-    segments: Segments = ((0, None),),
-    loss: str | Sequence[str] | None = None,
-    end_of_turn: bool = True,
-    truncation: str = "drop",
-    packing: str | None = None,
-    pad: int | str | None = None,
-) -> list[Member]:
+def _open(store: Store, plan: PlanLike | None, asked: Asked) -> StoreStream:
+    _refuse_text(store)
+    _refuse_other_length(store, asked)
+    if plan is None:
+        members = members_of(store, asked)
+        streams = {member.name: member.stream for member in members}
+        made = plan_sources(members, asked, dict.fromkeys(store.names))
+    else:
+        made = find_plan(store, plan)
+        streams = streams_for_plan(store, made)
+        meant: dict[str, Any] = {}
+        if asked["loss"] is not None:
+            meant["loss"] = _policy(asked["loss"])
+        if asked["pad"] is not None:
+            meant["pad"] = _pad_of(store, asked["pad"])
+        if asked["truncation"] is not None:
+            meant["truncation"] = _stored_truncation(asked["truncation"])
+        refuse_other_settings(made, asked, store.names, **meant)
+    is_packed = any(dict(source.rows).get("packing") for source in made.sources)
+    return open_stores(streams, made, asked, "max_length" if is_packed else "longest")
+
+
+def _say_what_is_left_out(stream: StoreStream) -> None:
+    for rows in stream.flow.stored:
+        if not isinstance(rows, SampleRows):
+            continue
+        counts = dict(rows.index.counts)
+        total = counts.pop("documents")
+        over = f"over max_length={rows.row_tokens}"
+        words = {
+            "over length": f"{over}: dropped",
+            "cut": f"{over}: cut",
+            "empty mask": "nothing to learn: dropped",
+        }
+        for what, number in counts.items():
+            share = f"{number:,} of {total:,} rows, {100 * number / total:.1f} %"
+            log.warning("%s: %s, %s", rows.name, share, words.get(what, f"{what}: dropped"))
+
+
+def members_of(store: Store, asked: Asked) -> list[Member]:
     """The conversations of a store, as a plan takes them: of all sources, or of those that have weights."""
-    one_of(("train", "val"), split=split)
-    one_of(_TRUNCATIONS, truncation=truncation)
-    at_least(2, max_length=max_length)
-    _refuse_other_length(store, truncation, max_length)
-    used = {name for _, pairs in segments for name, _ in pairs or ()} or set(store.names)
-    fills = _pad_of(store, pad)
+    _refuse_other_length(store, asked)
+    fills = _pad_of(store, asked["pad"])
     members = []
-    for name in [name for name in store.names if name in used]:
-        stream = store.stream(name, split)
+    for name in used_names(asked["weights"], store.names):
+        stream = store.stream(name, asked["split"] or "train")
         pairs = stream.has_spans and bool(stream.token_spans()[1]["side"].any())
-        asked = ("last" if pairs else "assistant") if loss is None else loss
         spec = RowSpec(
-            row_tokens=max_length,
-            packing=None if packing is None else one_of(PACKINGS, packing=packing),
-            truncation=_stored_truncation(truncation),
-            loss=_policy(asked, end_of_turn),
+            row_tokens=asked["max_length"],
+            packing=asked["packing"],
+            truncation=_stored_truncation(asked["truncation"] or "drop"),
+            loss=_policy(asked.get("loss", "last" if pairs else "assistant")),
             pairs=pairs,
         )
-        members.append(Member(name, stream, max_length, rows=spec, pad=fills))
+        members.append(Member(name, stream, asked["max_length"], rows=spec, pad=fills))
     return members
 
 
-def _policy(loss: str | Sequence[str], end_of_turn: bool) -> str:
+def _policy(loss: str | Sequence[str]) -> str:
     """A loss policy as plans write it."""
     from batchwright.prepare.chat.policy import LossPolicy  # loaders of plain text do without
 
-    return str(LossPolicy.of(loss, end_of_turn))
-
-
-def _learns_ends(policy: str | None) -> bool:
-    from batchwright.prepare.chat.policy import LossPolicy  # loaders of plain text do without
-
-    return policy is None or LossPolicy.parse(policy).end_of_turn
+    return str(LossPolicy.parse(loss) if isinstance(loss, str) else LossPolicy.of(loss))
 
 
 def _pad_of(store: Store, pad: int | str | None) -> int:
@@ -348,42 +200,35 @@ def _refuse_text(store: Store) -> None:
         )
 
 
-def _refuse_other_length(store: Store, truncation: str, max_length: int | None) -> None:
-    baked = store.manifest.tokenizer.get("chat", {}).get("keep_newest")
-    if (truncation == "drop_oldest" or baked) and max_length is not None and baked != max_length:
+def _refuse_other_length(store: Store, asked: Asked) -> None:
+    baked, asked_length = store.manifest.tokenizer.get("chat", {}).get("keep_newest"), asked["max_length"]
+    is_shortened = asked["truncation"] == "drop_oldest" or baked
+    if is_shortened and asked_length is not None and baked != asked_length:
         raise SpecError(
-            f"{store.path} was baked with keep_newest={baked}, and max_length={max_length} asks for another",
+            f"{store.path} was baked with keep_newest={baked}, and max_length={asked_length} asks for another",
             parameter="max_length",
             file=store.path,
-            remedy=f"bw.chat(..., keep_newest={max_length}) in its recipe, or the raw files in place of the store",
+            remedy=f"bw.chat(..., keep_newest={asked_length}) in its recipe, or the raw files in place of the store",
         )
 
 
-def _store_of(path: Any, tokenizer: Any, keep_newest: int | None, of_raw_files: dict[str, Any]) -> Store:
+def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked) -> Store:
     """The store to read. Raw files and rows in memory are baked into a cache, once."""
     if isinstance(path, Store) or (isinstance(path, str | os.PathLike) and is_store(local_path(path=path))):
-        for name, value in of_raw_files.items():
-            if value != _OF_RAW_FILES[name]:
-                raise SpecError(
-                    f"{name}={value!r} is for raw files, and {path} is a store",
-                    parameter=name,
-                    remedy=f"leave out {name}=, or say it when baking: bw.chat(...)",
-                )
+        if chat_template is not None:
+            raise SpecError(
+                f"chat_template={chat_template!r} is for raw files, and {path} is a store",
+                parameter="chat_template",
+                remedy="leave out chat_template=, or say it when baking: bw.chat(...)",
+            )
         store = path if isinstance(path, Store) else Store(path)
         if tokenizer is not None:
             check_tokenizer(store, tokenizer)
         return store
-    if tokenizer is None:
-        raise SpecError(
-            "raw conversations need a tokenizer", parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'"
-        )
-    from batchwright.prepare.chat.step import chat
-    from batchwright.streaming import bake_conversations_to_cache
+    from batchwright.streaming import bake_to_cache, recipe_of_conversations
 
-    given = dict(of_raw_files)
-    on_error, holdout = given.pop("on_error"), given.pop("holdout")
-    step = chat(tokenizer, given.pop("chat_template"), keep_newest=keep_newest, **given)
-    return bake_conversations_to_cache(path, step, on_error, holdout)
+    keep_newest = asked["max_length"] if asked["truncation"] == "drop_oldest" else None
+    return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))
 
 
 def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from batchwright.assemble.batch import Block
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.flow import Picked
+from batchwright.loaders.interface import Made, Record
 from batchwright.loaders.steps import AnyCut, Step, Steps
-from batchwright.loaders.stream import Batches, BlockBatches, BlockMaker, block_of
+from batchwright.loaders.stream import BlockMaker, FlowBatches, block_of
 from batchwright.order.budget import BLOCK_ROWS
 from batchwright.types import TrainingBatch
 
-__all__ = ["PlannedStream"]
+__all__ = ["PlannedBatches"]
 
-Record = Sequence[Sequence[int]]
-Made = Iterator[tuple[Step, Block]]
+Gathered = Iterator[tuple[Step, Block]]
 
 _BYTES_PER_TOKEN = 8 * 7
-"""Of all arrays of a batch together, as BatchStream counts them."""
+"""Of all arrays of a batch together, as CountedBatches counts them."""
 
 
 @dataclass(slots=True, kw_only=True)
-class PlannedStream(BlockBatches):
+class PlannedBatches(FlowBatches):
     """One rank's batches of a run whose steps are planned, each gathered by itself."""
 
     steps: Steps
@@ -39,25 +39,31 @@ class PlannedStream(BlockBatches):
     def is_over(self, position: int) -> bool:
         return self.steps.is_over(position)
 
-    def batches(self, position: int, record: Record) -> Batches:
+    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
-        for step, block in self._made(self.steps.planned(position)):
+        return self.adapt.hand_over(self._whole(position, record))  # type: ignore[no-any-return]
+
+    def _whole(self, position: int, record: Record) -> Made[TrainingBatch]:
+        for step, block in self._gathered(self.steps.planned(position)):
             yield self._batch_of(step, block, record), step.after
 
-    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+    def turns(
+        self, position: int, skipped: int, every: int, stop: int | None, record: Record
+    ) -> Iterator[TrainingBatch]:
+        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+        position = self.cut.after(position, skipped)
         for step, block in map(self._make, self.steps.planned(position, every=every, stop=stop)):
             yield self._batch_of(step, block, record)
 
-    def _made(self, steps: Iterator[Step]) -> Made:
+    def _gathered(self, steps: Iterator[Step]) -> Gathered:
         if self.workers:
-            return self._made_by_processes(steps)
+            return self._gathered_by_processes(steps)
         return by_threads(self._make, steps, self.prefetch) if self.prefetch else map(self._make, steps)
 
     def _make(self, step: Step) -> tuple[Step, Block]:
         return step, self.flow.make(_picked(step), self.pool.take)
 
-    def _made_by_processes(self, steps: Iterator[Step]) -> Made:
+    def _gathered_by_processes(self, steps: Iterator[Step]) -> Gathered:
         begun: deque[Step] = deque()
 
         def tasks() -> Iterator[Picked]:
@@ -65,7 +71,7 @@ class PlannedStream(BlockBatches):
                 begun.append(step)
                 yield _picked(step)
 
-        rows = self.flow.sequences * (self.most_tokens if self.most_tokens < BLOCK_ROWS else 2 * BLOCK_ROWS)
+        rows = self.sequences * (self.most_tokens if self.most_tokens < BLOCK_ROWS else 2 * BLOCK_ROWS)
         slot_bytes = (self.most_tokens + rows) * _BYTES_PER_TOKEN + rows * 64 + 4096
         for arrays in by_processes(BlockMaker(self.flow), tasks(), self.workers, slot_bytes):
             del arrays["num_steps"]

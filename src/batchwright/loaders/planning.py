@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
-from batchwright.assemble.batch import Fields, Padding
+from batchwright.assemble.batch import Padding
 from batchwright.assemble.rows import RowSpec
 from batchwright.assemble.samples import SampleRows
 from batchwright.assemble.window import WindowRows
@@ -17,36 +17,32 @@ from batchwright.flow import Flow
 from batchwright.loaders.packed import open_samples, plan_entry, spec_of_entry
 from batchwright.order.pool import blocks_for
 from batchwright.order.schedule import ORDER_VERSION
-from batchwright.order.split import EPOCH_ENDS
 from batchwright.plan import Plan, PlanSource, Segments
+from batchwright.settings import SETTINGS, Asked, Fields
 from batchwright.spec import at_least, one_of, suggest, whole_number
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
 __all__ = [
-    "DEFAULT_BATCH",
     "Member",
     "check_caps",
     "is_weight",
-    "lanes_of",
     "open_flow",
     "plan_members",
     "ramp",
     "refuse_conversations",
     "refuse_other_settings",
     "refuse_other_tokenizer",
-    "rounded_pool",
     "rows_of_mixture",
     "segments_of",
     "shuffle_of",
     "source_of",
+    "used_names",
 ]
 
 _POOL_BYTES = 1 << 30
 """Bytes of tokens in the windows of all sources together, where shuffle="pool" is not given pool_rows."""
 _RAMP_SEGMENTS = 64
-DEFAULT_BATCH = 8
-"""Rows of a batch, over all ranks together, where nothing is said."""
 
 
 class Member(NamedTuple):
@@ -77,27 +73,20 @@ class Member(NamedTuple):
 
 def plan_members(
     members: Sequence[Member],
+    asked: Asked,
     *,
-    split: str,
-    seed: int = 0,
-    shuffle: str | bool | None = None,
-    pool_rows: int | None = None,
     segments: Segments = ((0, None),),
-    by: str = "rows",
     max_epochs: Mapping[str, int] | None = None,
-    exhausted: str = "repeat",
-    num_rows: int | None = None,
-    num_tokens: int | None = None,
-    stop: str | None = None,
-    epoch_end: str | None = None,
-    recut: bool = True,
     pad: int | None = None,
-    lanes: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan of a mixture. Looks at no tokens and keeps nothing."""
-    shuffle = shuffle_of(shuffle, split)
+    split, seed, recut = asked["split"] or "train", asked["seed"] or 0, asked["recut"] is not False
+    exhausted, by = asked["exhausted"] or "repeat", asked["by"] or "rows"
+    ends = {name: asked[name] for name in ("num_rows", "num_tokens", "stop")}
+    lanes = _lanes(asked)
+    shuffle = shuffle_of(asked["shuffle"], split)
     has_weights = segments[0][1] is not None
-    _check_ends(has_weights, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
+    _check_ends(has_weights, **ends)
     caps = _caps(max_epochs, exhausted, [m.name for m in members], has_weights)
     if lanes is not None and (shuffle != "pool" or caps or exhausted != "repeat"):
         what = f"shuffle={shuffle!r}" if shuffle != "pool" else "capped sources"
@@ -112,21 +101,21 @@ def plan_members(
     _refuse_pairs_beside_others(members)
     plan = Plan(
         row_tokens=row_tokens,
-        seed=whole_number(seed=seed),
+        seed=seed,
         shuffle=shuffle,
         sources=tuple(source_of(r, row_tokens) for r in rows),
         segments=segments,
         recut=recut and split == "train",
-        epoch_end=one_of(EPOCH_ENDS, epoch_end=default_end if epoch_end is None else epoch_end),
+        epoch_end=asked["epoch_end"] or default_end,
         order_version=ORDER_VERSION,
-        pool=_pool(shuffle, pool_rows, [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
+        pool=_pool(shuffle, asked["pool_rows"], [r.stream.dtype.itemsize * r.row_tokens for r in rows]),
         lanes=lanes,
-        by=one_of(("rows", "tokens"), by=by),
+        by=by,
         max_epochs=caps,
-        exhausted=one_of(("repeat", "stop", "renormalise"), exhausted=exhausted),
+        exhausted=exhausted,
         pad=_pad(members, row_tokens, pad),
     )
-    ends_at = rows_of_mixture(plan, num_rows=num_rows, num_tokens=num_tokens, stop=stop)
+    ends_at = rows_of_mixture(plan, **ends)
     return plan if ends_at is None else replace(plan, num_rows=ends_at)
 
 
@@ -283,6 +272,12 @@ def segments_of(weights: Any, names: Sequence[str], *, at: int = 0) -> Segments:
     return tuple(found)
 
 
+def used_names(weights: Any, names: Sequence[str]) -> list[str]:
+    """Those of some names that have a weight at any time; all of them without weights."""
+    used = {name for _, pairs in segments_of(weights, names) for name, _ in pairs or ()}
+    return [name for name in names if name in used or not used]
+
+
 def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> None:
     _refuse_unknown_sources(names, weights=weights)
     for name, weight in weights.items():
@@ -318,20 +313,9 @@ def is_weight(weight: Any) -> bool:
     if isinstance(weight, bool) or not isinstance(weight, Real):
         return False
     try:
-        return isfinite(weight) and float(weight) >= 0
+        return math.isfinite(weight) and float(weight) >= 0
     except OverflowError:  # a whole number that no float holds
         return False
-
-
-def refuse_other_settings(plan: Plan, **settings: tuple[Any, Any, Any]) -> None:
-    """A plan fixes these: (asked, default, what the plan has) of each must agree, or one of them would be ignored."""
-    for name, (asked, default, planned) in settings.items():
-        if asked != default and asked != planned:
-            raise SpecError(
-                f"{name}={asked!r} was asked for, and plan {plan.fingerprint} has {planned!r}",
-                parameter=name,
-                remedy=f"leave out {name}=, or leave out plan=; plan.amend() changes what is to come",
-            )
 
 
 def rows_of_mixture(plan: Plan, *, num_rows: int | None, num_tokens: int | None, stop: str | None) -> int | None:
@@ -421,11 +405,11 @@ def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[in
     return blocks_for(at_least(1, pool_rows=pool_rows))
 
 
-def lanes_of(lanes: int | None, batch_size: int | None) -> tuple[int, int] | None:
+def _lanes(asked: Asked) -> tuple[int, int] | None:
     """(lanes, rows that each gets of a batch)."""
+    lanes, rows = asked["lanes"], asked["batch_size"] or SETTINGS["batch_size"].default
     if lanes is None:
         return None
-    rows, lanes = batch_size or DEFAULT_BATCH, at_least(1, lanes=lanes)
     if rows % lanes:
         raise SpecError(
             f"batch_size={rows} does not divide by lanes={lanes}",
@@ -435,9 +419,12 @@ def lanes_of(lanes: int | None, batch_size: int | None) -> tuple[int, int] | Non
     return lanes, rows // lanes
 
 
-def rounded_pool(pool_rows: int | None) -> int | None:
-    """Rows of the windows that a plan has, where `pool_rows` were asked for."""
-    if pool_rows is None:
-        return None
-    block_rows, window_blocks = blocks_for(at_least(1, pool_rows=pool_rows))
-    return block_rows * window_blocks
+def refuse_other_settings(plan: Plan, asked: Asked, names: Sequence[str], **meant: Any) -> None:
+    """Refuse settings that a plan has otherwise. `names` are those of its sources; `meant` as in `Asked`."""
+    if asked["shuffle"] is not None:
+        meant["shuffle"] = shuffle_of(asked["shuffle"], plan.sources[0].split)
+    if asked["pool_rows"] is not None:
+        meant["pool_rows"] = math.prod(blocks_for(asked["pool_rows"]))
+    if asked["weights"] is not None:
+        meant["weights"] = segments_of(asked["weights"], names)
+    asked.refuse_other_than(plan, **meant)

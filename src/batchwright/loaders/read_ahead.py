@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,17 @@ from numpy.typing import NDArray
 from batchwright.assemble.window import WindowRows
 from batchwright.deliver.warm import FileReader, Span, cached_share
 from batchwright.errors import StoreError
-from batchwright.loaders.stream import BatchStream
+from batchwright.flow import Flow
+from batchwright.loaders.stream import CountedBatches
 from batchwright.machine import available_bytes, is_linux
 from batchwright.order.lanes import LaneView
 from batchwright.order.schedule import Order, Stretch
 from batchwright.store.stream import TokenStream
 
 if TYPE_CHECKING:
-    from batchwright.loaders.base import DataLoader
+    from batchwright.loaders.loader import Loader
+    from batchwright.loaders.stored import StoreStream
+    from batchwright.types import TrainingBatch
 
 __all__ = ["start_read_ahead"]
 
@@ -57,12 +60,12 @@ _ROWS_AT_ONCE = 256
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
-def start_read_ahead(loader: DataLoader, asked: bool | None) -> threading.Thread | None:
+def start_read_ahead(loader: Loader[TrainingBatch], asked: bool | None) -> threading.Thread | None:
     """Start to read ahead for a loader. None where it is not asked for, not possible, or (if not asked) not of use.
 
     The thread ends with the loader, or with the process; it is not there in a copy of the loader, nor after a fork.
     """
-    flow = loader._flow
+    flow = _flow(loader)
     streams = [rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)]
     if asked is False or len(streams) < len(flow.rows):
         return None
@@ -92,6 +95,10 @@ def start_read_ahead(loader: DataLoader, asked: bool | None) -> threading.Thread
     thread.start()
     atexit.register(_end, weakref.ref(thread), stop)
     return thread
+
+
+def _flow(loader: Loader[TrainingBatch]) -> Flow:
+    return cast("StoreStream", loader.stream).flow
 
 
 def _end(thread: weakref.ref[threading.Thread], stop: threading.Event) -> None:
@@ -128,7 +135,7 @@ def _warn_of_large_windows(order: Order, rows: list[WindowRows], budget: int) ->
         )
 
 
-def _follow(ref: weakref.ref[DataLoader], follower: _Blocks | _Rows, stop: threading.Event) -> None:
+def _follow(ref: weakref.ref[Loader[TrainingBatch]], follower: _Blocks | _Rows, stop: threading.Event) -> None:
     with FileReader() as files:
         while not stop.is_set():
             loader = ref()
@@ -187,14 +194,14 @@ class _Unit:
         return min(self.last_row, other.last_row) - max(self.first_row, other.first_row) > 0
 
 
-def _spans(loader: DataLoader, unit: _Unit) -> list[Span]:
+def _spans(loader: Loader[TrainingBatch], unit: _Unit) -> list[Span]:
     """Where the tokens of a unit lie."""
     stream, pieces = _pieces(loader, unit)
     return [span for start, stop in pieces for span in stream.spans(start, stop)]
 
 
-def _pieces(loader: DataLoader, unit: _Unit) -> tuple[TokenStream, list[tuple[int, int]]]:
-    rows = loader._flow.windows[unit.stretch.source]
+def _pieces(loader: Loader[TrainingBatch], unit: _Unit) -> tuple[TokenStream, list[tuple[int, int]]]:
+    rows = _flow(loader).windows[unit.stretch.source]
     return _stream(rows), rows.stretch(unit.first_row, unit.last_row, unit.stretch.epoch)
 
 
@@ -206,9 +213,9 @@ def _stream(rows: WindowRows) -> TokenStream:
 class _Blocks:
     """Follows a cursor through stretches of rows, block by block."""
 
-    def __init__(self, loader: DataLoader, *, once: bool, reads: bool = True) -> None:
-        rows = loader._flow.windows
-        self.order, self.once, self.reads = loader._flow.order, once, reads
+    def __init__(self, loader: Loader[TrainingBatch], *, once: bool, reads: bool = True) -> None:
+        rows = _flow(loader).windows
+        self.order, self.once, self.reads = _flow(loader).order, once, reads
         self.views = self._views_of(loader)
         """Lanes of this rank, or the one order of all."""
         self.row_bytes = [_row_bytes(r) for r in rows]
@@ -220,18 +227,18 @@ class _Blocks:
         self.held_bytes = 0
         self.budget, self.measured = 0, float("-inf")
 
-    def _views_of(self, loader: DataLoader) -> Sequence[Order | LaneView]:
+    def _views_of(self, loader: Loader[TrainingBatch]) -> Sequence[Order | LaneView]:
         """What this rank reads: other shares than contiguous ones have rows of every lane."""
-        is_contiguous = isinstance(loader._share(loader.batch_size), range) and loader._sharding.name == "contiguous"
+        is_contiguous = loader.run.sharding.is_contiguous
         return self.order.views(*((loader.rank, loader.world_size) if is_contiguous else (0, 1)))
 
-    def next(self, loader: DataLoader) -> _Work | None:
+    def next(self, loader: Loader[TrainingBatch]) -> _Work | None:
         """What to do next; None when nothing will ever be to do again."""
-        position, end = loader._position, loader._end
-        if self.order is not loader._flow.order:  # amended
-            self.order = loader._flow.order
+        position, end = loader.position, loader.run.end
+        if self.order is not _flow(loader).order:  # amended
+            self.order = _flow(loader).order
             self.views, self.sources = self._views_of(loader), []
-            rows = loader._flow.windows
+            rows = _flow(loader).windows
             self.row_bytes = [_row_bytes(r) for r in rows]
             self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
         counts = [count for view in self.views for count in view.counts(position)]
@@ -274,7 +281,7 @@ class _Blocks:
             self.sources.append(_Source(self.views[view], source, count, *sizes))
         self.held, self.held_bytes = [deque() for _ in counts], 0
 
-    def _let_go(self, loader: DataLoader, counts: list[int], work: _Work) -> None:
+    def _let_go(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
         """Unmap what was held and is used up; then the cache can forget it."""
         for source, count in enumerate(counts):
             held = self.held[source]
@@ -288,7 +295,7 @@ class _Blocks:
                     stream.unmap(start, stop)
                 work.drop += _spans(loader, unit)
 
-    def _look_again(self, loader: DataLoader, counts: list[int], work: _Work) -> None:
+    def _look_again(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
         """Once a window is in use: what was read for it long ago may be gone, where memory is short."""
         for held, count in zip(self.held, counts, strict=True):
             for unit in held:
@@ -352,13 +359,13 @@ class _Rows:
         self.coming: NDArray[np.int64] = np.empty(0, np.int64)
         """Positions of this rank's rows that were looked up and not asked for yet."""
 
-    def next(self, loader: DataLoader) -> _Work | None:
-        position = loader._position
+    def next(self, loader: Loader[TrainingBatch]) -> _Work | None:
+        position = loader.position
         if position < self.position or position > self.done:
             self.done, self.coming = position, self.coming[:0]
         self.position = position
-        batches = loader._batches(loader.batch_size)
-        assert isinstance(batches, BatchStream)  # windows have no lengths: nothing plans their steps
+        batches = loader.stream.open(loader.run, loader.batch_size, loader.record, loader.making)
+        assert isinstance(batches, CountedBatches)  # windows have no lengths: nothing plans their steps
         ahead = _ROWS_AHEAD * loader.batch_size // batches.width
         if not len(self.coming) and self.done < position + ahead:
             task = next(batches._tasks(self.done), None)
@@ -373,12 +380,14 @@ class _Rows:
         self.coming = self.coming[len(some) :]
         return _Work(ask_for=self._parts(loader, some[some >= position]))
 
-    def _parts(self, loader: DataLoader, positions: NDArray[np.int64]) -> list[tuple[Path, NDArray[np.int64], int]]:
-        draw = loader._flow.order.at(positions)
+    def _parts(
+        self, loader: Loader[TrainingBatch], positions: NDArray[np.int64]
+    ) -> list[tuple[Path, NDArray[np.int64], int]]:
+        draw = _flow(loader).order.at(positions)
         found = []
         for source in np.unique(draw.source).tolist():
             mine = draw.source == source
-            rows = loader._flow.windows[source]
+            rows = _flow(loader).windows[source]
             stream = _stream(rows)
             shard, local = stream.locate(rows.starts(draw.index[mine], draw.epoch[mine]))
             for number in np.unique(shard).tolist():

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.assemble.batch import Padding
+from batchwright.errors import PlanError
+from batchwright.loaders.interface import Stream
 from batchwright.loaders.steps import Step
+from batchwright.loaders.stored import padding_of
 from batchwright.memory import BlockPool
-from batchwright.plan import State
+from batchwright.plan import Plan, State
+from batchwright.rl.estimate import Advantages
 from batchwright.rl.rows import Laid, RolloutRows
+from batchwright.settings import Asked
 from batchwright.types import TrainingBatch
 
-__all__ = ["Maker"]
+__all__ = ["Maker", "RolloutStream"]
 
 _ARRAYS = 12
 """Of a batch, at most."""
@@ -103,6 +109,69 @@ class Maker:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Maker, (self.padding, self.pad, self.framework, self.tokenizer)
+
+
+class RolloutStream(Stream[TrainingBatch]):
+    """What rollouts that are there whole and those of a log share. A state says what it belongs to: no plan is kept."""
+
+    has_lengths = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        asked: Asked,
+        longest: int,
+        *,
+        estimator: Advantages,
+        pad: int,
+        tokenizer: str | None,
+    ) -> None:
+        """`longest`: tokens of the longest row."""
+        self.plan: Plan = plan
+        self.estimator: Advantages = estimator
+        self.pad: int = pad
+        self.tokenizer: str | None = tokenizer
+        pad_to = asked.get("pad_to", "longest")
+        self.widest: int = _widest(pad_to, longest)
+        self.padding: Padding = padding_of(pad_to, asked.get("padding_side", "right"), self.widest)
+        self.pad_to: Any = self.padding.to
+
+    def maker(self, framework: str) -> Maker:
+        return Maker(self.padding, self.pad, framework, self.tokenizer)
+
+    def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.maximum(self.padding.widths(longest, self.widest), longest)
+
+    def compared(self) -> dict[str, Any]:
+        return {"advantages": str(self.estimator), "pad_to": self.pad_to}
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a state says of what it belongs to."""
+
+    @abstractmethod
+    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
+        """Why a state of another plan, with these settings, does not belong here."""
+
+    def marks(self, position: int) -> dict[str, Any]:
+        return {"rollouts": self.settings()}
+
+    def accept(self, state: Mapping[str, Any]) -> Self:
+        theirs = state.get("rollouts") if isinstance(state, Mapping) else None
+        if isinstance(theirs, Mapping) and state.get("plan") != self.plan.fingerprint:
+            refusal = self.refusal(theirs)
+            if refusal is not None:
+                raise refusal
+        return self
+
+
+def _widest(pad_to: Any, longest: int) -> int:
+    """Tokens of the widest batch. No length was set for rollouts: `pad_to` is kept, however short they are."""
+    if isinstance(pad_to, int) and pad_to > 0:
+        return -(-longest // pad_to) * pad_to
+    if isinstance(pad_to, list | tuple):
+        return max([longest, *(width for width in pad_to if isinstance(width, int))])
+    return longest
 
 
 def _whiten(rows: RolloutRows, real: NDArray[np.int64], laid: Laid) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.errors import PlanError, SpecError
+from batchwright.loaders.interface import Made, Making, Record
 from batchwright.loaders.planning import refuse_other_settings
-from batchwright.loaders.rollout import Asked, Read, RolloutDataLoader
-from batchwright.loaders.rollout_batches import Maker
+from batchwright.loaders.rollout_batches import Maker, RolloutStream
+from batchwright.loaders.run import Run
 from batchwright.loaders.steps import AnyCut, Step, Steps
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
@@ -22,71 +23,78 @@ from batchwright.plans import find_plan, with_state_read
 from batchwright.rl.columns import Rollouts
 from batchwright.rl.rows import RolloutRows
 from batchwright.rollout_log.folder import LEDGER_NAME
+from batchwright.settings import Asked
 from batchwright.spec import one_of, whole_number
 from batchwright.types import TrainingBatch
+from batchwright.typing import PlanLike
 
-__all__ = ["DataStream", "WholeRollouts", "plan_of_data"]
-
-Record = list[list[int]]
+__all__ = ["WholeStream", "open_rollouts", "plan_of_data"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch next to nothing."""
 
 
-class WholeRollouts(RolloutDataLoader):
-    """A RolloutDataLoader over rollouts that are there whole: shuffled, in epochs."""
-
-    _located: tuple[int, NDArray[np.int64]] | None = None
-
-    def _open(self, rollout_data: Any, read: Read, asked: Asked) -> Plan:
-        _refuse_log(rollout_data, max_staleness=asked.max_staleness, timeout=asked.timeout)
-        if asked.batch_tokens is not None and asked.epoch_end == "drop":
-            raise SpecError(
-                "epoch_end='drop' has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
-                parameter="epoch_end",
-                remedy="leave out epoch_end=: nothing is dropped",
-            )
-        rollouts = read(rollout_data, group_size=asked.group_size, columns=asked.columns)
-        self._rows = RolloutRows(rollouts, self._estimator)
-        self._longest = int(self._rows.lengths.max())
-        return plan_of_data(
-            rollouts, seed=asked.seed, shuffle=asked.shuffle, epoch_end=asked.epoch_end, plan=asked.plan
+def open_rollouts(
+    rollout_data: Any,
+    read: Callable[[Any], Rollouts],
+    plan: PlanLike | None,
+    asked: Asked,
+    of_a_log: Mapping[str, Any],
+    how: dict[str, Any],
+) -> WholeStream:
+    """The stream over rollouts that are there whole."""
+    _refuse_log(rollout_data, **of_a_log)
+    if asked["batch_tokens"] is not None and asked["epoch_end"] == "drop":
+        raise SpecError(
+            "epoch_end='drop' has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
+            parameter="epoch_end",
+            remedy="leave out epoch_end=: nothing is dropped",
         )
+    rollouts = read(rollout_data)
+    return WholeStream(plan_of_data(rollouts, asked, plan), asked, RolloutRows(rollouts, how["estimator"]), how)
 
-    def _batches(self, rows: int) -> DataStream:
-        steps, plan = self._steps_of(rows), self._plan.fingerprint
-        return DataStream(self._rows, self._rows_at, plan, steps, self._maker, self._settings())
 
-    def _rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+class WholeStream(RolloutStream):
+    """Rollouts that are there whole: shuffled, in epochs."""
+
+    def __init__(self, plan: Plan, asked: Asked, rows: RolloutRows, how: dict[str, Any]) -> None:
+        super().__init__(plan, asked, int(rows.lengths.max()), **how)
+        self.rows: RolloutRows = rows
+        self._located: tuple[int, NDArray[np.int64]] | None = None
+
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> WholeBatches:
+        return WholeBatches(self, run.steps(rows, record), self.maker(making.framework))
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which rows lie at some positions. Looked up for thousands at once, of which those of a step are mostly."""
         first = int(positions.min()) // _LOCATED_ROWS * _LOCATED_ROWS
         if int(positions.max()) >= first + 2 * _LOCATED_ROWS:
-            return self._plan.order.at(positions).index
+            return self.plan.order.at(positions).index
         if self._located is None or self._located[0] != first:
-            self._located = first, self._plan.order.at(np.arange(first, first + 2 * _LOCATED_ROWS)).index
+            self._located = first, self.plan.order.at(np.arange(first, first + 2 * _LOCATED_ROWS)).index
         rows: NDArray[np.int64] = self._located[1][positions - first]
         return rows
 
-    def _lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self._rows.lengths[self._rows_at(positions)]
+    def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = self.rows.lengths[self.rows_at(positions)]
         return lengths
 
-    def _longest_row(self) -> tuple[int, dict[str, Any]]:
-        row = int(self._rows.lengths.argmax())
-        return int(self._rows.lengths[row]), {"row": row}
+    def longest_row(self) -> tuple[int, dict[str, Any]]:
+        row = int(self.rows.lengths.argmax())
+        return int(self.rows.lengths[row]), {"row": row}
 
-    def _settings(self) -> dict[str, Any]:
-        plan = self._plan
+    def settings(self) -> dict[str, Any]:
+        plan = self.plan
         content = plan.sources[0].fingerprint
         return {"content": content, "seed": plan.seed, "shuffle": plan.shuffle, "epoch_end": plan.epoch_end}
 
-    def _refuse(self, theirs: Mapping[str, Any]) -> PlanError | None:
+    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
             return PlanError(
                 "this state belongs to a log, and this loader reads rollouts that are there whole",
                 remedy="open the loader with the log of that run",
             )
-        mine = self._settings()
+        mine = self.settings()
         name = next((name for name in mine if mine[name] != theirs.get(name)), None)
         if name == "content":
             return PlanError(
@@ -102,17 +110,15 @@ class WholeRollouts(RolloutDataLoader):
             remedy="open the loader with the settings of that run",
         )
 
-    def _in_words(self) -> list[str]:
-        rollouts = self._rows.rollouts
-        epochs = "endless" if self.epochs is None else _counted(self.epochs, "epoch")
-        shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
+    def in_words(self, plan: Plan) -> str:
+        rollouts = self.rows.rollouts
+        shuffled = f"shuffled by seed {plan.seed}" if plan.shuffle == "global" else "in order"
         groups = "no groups" if rollouts.group is None else _counted(len(rollouts.group_names), "group")
-        return [
-            f", {epochs}, {self._steps_in_words()}",
-            self._estimator.in_words(self._rows.method),
-            f"{_counted(len(rollouts), 'rollout')} of {self._longest:,} tokens at most, {groups}, {shuffled}, "
-            f"content {self._plan.sources[0].fingerprint[:7]}",
-        ]
+        return (
+            f"├─ {self.estimator.in_words(self.rows.method)}\n"
+            f"└─ {_counted(len(rollouts), 'rollout')} of {int(self.rows.lengths.max()):,} tokens at most, {groups}, "
+            f"{shuffled}, content {plan.sources[0].fingerprint[:7]}"
+        )
 
 
 def _counted(number: int, what: str) -> str:
@@ -136,29 +142,25 @@ def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
             )
 
 
-def plan_of_data(
-    rollouts: Rollouts, *, seed: int, shuffle: bool | str | None, epoch_end: str | None, plan: Any = None
-) -> Plan:
+def plan_of_data(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
     """What fixes row p of a stream of rollouts: as asked for, or as a plan says that was made of the same rollouts."""
-    if isinstance(shuffle, bool):
-        shuffle = "global" if shuffle else "none"
-    if plan is not None:
-        plan = with_state_read(plan)
-        made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
-        if made.sources[0].fingerprint != rollouts.fingerprint():
-            raise PlanError(
-                f"plan {made.fingerprint} is of other rollouts",
-                parameter="plan",
-                differs=f"{rollouts.fingerprint()[:7]} here, {made.sources[0].fingerprint[:7]} there",
-                remedy="the rollouts that it was made with, or no plan=",
-            )
-        refuse_other_settings(
-            made,
-            seed=(seed, 0, made.seed),
-            shuffle=(shuffle, None, made.shuffle),
-            epoch_end=(epoch_end, None, made.epoch_end),
+    if plan is None:
+        scope = {None: "global", True: "global", False: "none"}.get(asked["shuffle"], asked["shuffle"])
+        return _plan(rollouts, asked["seed"] or 0, scope, asked["epoch_end"] or "short")
+    plan = with_state_read(plan)
+    made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
+    if made.sources[0].fingerprint != rollouts.fingerprint():
+        raise PlanError(
+            f"plan {made.fingerprint} is of other rollouts",
+            parameter="plan",
+            differs=f"{rollouts.fingerprint()[:7]} here, {made.sources[0].fingerprint[:7]} there",
+            remedy="the rollouts that it was made with, or no plan=",
         )
-        return made
+    refuse_other_settings(made, asked, ["rollouts"])
+    return made
+
+
+def _plan(rollouts: Rollouts, seed: int, shuffle: str, epoch_end: str) -> Plan:
     source = PlanSource(
         name="rollouts",
         split="train",
@@ -170,8 +172,8 @@ def plan_of_data(
     return Plan(
         row_tokens=int(rollouts.lengths().max()),
         seed=whole_number(seed=seed),
-        shuffle=one_of(("global", "none"), shuffle=shuffle or "global"),
-        epoch_end=one_of(EPOCH_ENDS, epoch_end="short" if epoch_end is None else epoch_end),
+        shuffle=one_of(("global", "none"), shuffle=shuffle),
+        epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end),
         sources=(source,),
         order_version=ORDER_VERSION,
     )
@@ -182,7 +184,7 @@ def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
     try:
         settings = dict(state["rollouts"])
         content = str(settings.pop("content"))
-        made = plan_of_data(rollouts, **settings)
+        made = _plan(rollouts, **settings)
     except (KeyError, TypeError, ValueError):
         raise PlanError(
             "this is not a state of rollouts", parameter="plan", remedy="what state_dict() of such a loader returned"
@@ -191,22 +193,16 @@ def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
 
 
 @dataclass(slots=True)
-class DataStream:
+class WholeBatches:
     """One rank's batches of a run that is cut one way."""
 
-    rows: RolloutRows
-    rows_at: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    """Which rows lie at some positions."""
-    plan: str
-    """Fingerprint, for the states in batches' metadata."""
+    stream: WholeStream
     steps: Steps
     maker: Maker
-    settings: dict[str, Any]
-    """What a state says of what it belongs to."""
     numbers: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.numbers = np.arange(len(self.rows))
+        self.numbers = np.arange(len(self.stream.rows))
 
     @property
     def cut(self) -> AnyCut:
@@ -215,16 +211,19 @@ class DataStream:
     def is_over(self, position: int) -> bool:
         return self.steps.is_over(position)
 
-    def batches(self, position: int, record: Record) -> Generator[tuple[TrainingBatch, int], None, None]:
+    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
         for step in self.steps.planned(position):
             yield self._batch(step, record), step.after
 
-    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
-        for step in self.steps.planned(position, every=every, stop=stop):
+    def turns(
+        self, position: int, skipped: int, every: int, stop: int | None, record: Record
+    ) -> Iterator[TrainingBatch]:
+        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+        for step in self.steps.planned(self.cut.after(position, skipped), every=every, stop=stop):
             yield self._batch(step, record)
 
     def _batch(self, step: Step, record: Record) -> TrainingBatch:
-        state = {**self.steps.state(step, self.plan, record), "rollouts": dict(self.settings)}
-        return self.maker.make(self.rows, self.rows_at(step.positions), step, {"row": self.numbers}, state)
+        stream = self.stream
+        state = self.steps.state(step, stream.plan.fingerprint, record) | stream.marks(step.after)
+        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, {"row": self.numbers}, state)

@@ -7,199 +7,154 @@ gives the same rows for ever: on every rank, and again after a restart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.deliver.ranks import find_ranks
 from batchwright.errors import EndOfRun, NotReadyError, PlanError, SampleError, SpecError
 from batchwright.loaders.budget import Budget, budget_of
-from batchwright.loaders.rollout import Asked, Read, RolloutDataLoader
-from batchwright.loaders.rollout_batches import Maker
+from batchwright.loaders.interface import Made, Making, Record
+from batchwright.loaders.rollout_batches import Maker, RolloutStream
+from batchwright.loaders.run import Run
 from batchwright.loaders.steps import AnyCut, Steps
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import Cut
 from batchwright.plan import Plan, PlanSource, State
 from batchwright.rl.columns import Rollouts
-from batchwright.rl.estimate import Estimator
+from batchwright.rl.estimate import Advantages
 from batchwright.rl.groups import Group
 from batchwright.rl.rows import RolloutRows
 from batchwright.rollout_log import RolloutLog
+from batchwright.settings import Asked
 from batchwright.spec import at_least, one_of
 from batchwright.types import TrainingBatch
 
-__all__ = ["LogRows", "LogStream", "LoggedRollouts", "Policy", "plan_of_log"]
+__all__ = ["LogRows", "LogStream", "Policy", "open_log", "plan_of_log"]
 
-log: logging.Logger = logging.getLogger("batchwright")
-
-Record = list[list[int]]
+logger: logging.Logger = logging.getLogger("batchwright")
 
 _WIDEST = 1 << 31
 """Tokens of the longest row of a log, of which nobody knows."""
 
 
-class LoggedRollouts(RolloutDataLoader):
-    """A RolloutDataLoader over a log: no epochs, no end that is known, and rows that are decided on when asked for."""
+def open_log(
+    log: RolloutLog,
+    read: Callable[..., Rollouts],
+    policy: Policy,
+    timeout: float,
+    asked: Asked,
+    of_data: Mapping[str, Any],
+    ranks: tuple[int | None, int | None],
+    how: dict[str, Any],
+) -> tuple[LogStream, Asked]:
+    """The stream over a log, and the settings for the cursor over it."""
+    _refuse_whole(asked, of_data)
+    budget = budget_of(
+        asked["batch_tokens"],
+        asked["row_multiple"],
+        batch_size=asked["batch_size"],
+        epoch_end="short",
+        world=find_ranks(*ranks, asked["mesh"]).world_size,
+        uneven=bool(asked["uneven"]) or asked["equal_counts"] is False,
+    )
+    rows = LogRows(log, read, how["estimator"], policy, timeout, by_count=budget is None)
+    if budget is not None:  # the cursor counts rows: how many of them a batch has is found out on the way
+        asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
+    return LogStream(plan_of_log(log, asked["epoch_end"]), asked, rows, budget, how), asked
 
-    _budget_of_log: Budget | None = None
-    """Of a log the cursor counts rows: how many of them a batch by tokens has is found out on the way."""
 
-    def _open(self, rollout_data: RolloutLog, read: Read, asked: Asked) -> Plan:
-        _refuse_whole(asked)
-        self._log, self._longest = rollout_data, _WIDEST
-        self._policy = Policy()
-        if asked.max_staleness is not None:
-            self._policy.max_staleness = at_least(0, max_staleness=asked.max_staleness)
-        self._rows = LogRows(self._log, read, self._estimator, self._policy, asked.timeout)
-        self._budget_of_log = budget_of(
-            asked.batch_tokens,
-            asked.row_multiple,
-            batch_size=asked.batch_size,
-            epoch_end="short",
-            world=asked.ranks.world_size,
-            uneven=asked.uneven or not asked.equal_counts,
-        )
-        if self._budget_of_log is not None:
-            self._rows.by_count = False
-            asked.batch_size, asked.batch_tokens, asked.row_multiple, asked.uneven = 1, None, None, True
-        asked.epochs = None
-        return plan_of_log(self._log, asked.epoch_end)
+class LogStream(RolloutStream):
+    """The rows of a log: no epochs, no end that is known, and rows that are decided on when asked for."""
+
+    def __init__(self, plan: Plan, asked: Asked, rows: LogRows, budget: Budget | None, how: dict[str, Any]) -> None:
+        super().__init__(plan, asked, _WIDEST, **how)
+        self.rows: LogRows = rows
+        self.budget: Budget | None = budget
 
     @property
-    def policy_version(self) -> int | None:
-        """Which weights the trainer has now: `max_staleness` counts from there. Never lower than it was."""
-        return self._policy.version
+    def policy(self) -> Policy:
+        return self.rows.policy
 
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        version = at_least(0, policy_version=version)
-        if self._policy.version is not None and version < self._policy.version:
-            raise SpecError(
-                f"policy_version went backwards: {version} after {self._policy.version}",
-                parameter="policy_version",
-                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
-            )
-        self._policy.version = version
+    @property
+    def log(self) -> RolloutLog:
+        return self.rows.log
 
-    def get_batch(self, batch_size: int | None = None, *, policy_version: int | None = None) -> TrainingBatch:
-        """The next batch, of `batch_size` rows over all ranks together. `policy_version`: the trainer's weights."""
-        if batch_size is not None and self._budget_of_log is not None:
-            raise SpecError(
-                f"this loader has batches of {self._budget_of_log.batch_tokens:,} tokens at most, not of so many rows",
-                parameter="batch_size",
-                remedy="leave batch_size= out",
-            )
-        return super().get_batch(batch_size, policy_version=policy_version)
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
+        return LogBatches(stream=self, steps=run.steps(rows, record), maker=self.maker(making.framework))
 
-    def _batches(self, rows: int) -> LogStream:
-        return LogStream(
-            source=self._rows,
-            maker=self._maker,
-            steps=self._steps_of(rows),
-            state=self._state_at,
-            budget=self._budget_of_log,
-            epoch_end=self._plan.epoch_end,
-        )
-
-    def _state_at(self, position: int, steps: Record) -> State:
-        state = {"position": position, "plan": self._plan.fingerprint, "steps": [list(entry) for entry in steps]}
-        return {**state, "rollouts": self._settings()}
-
-    def _record(self, rows: int) -> Record:
-        return [list(entry) for entry in super()._record(rows)]  # the stream notes steps in it: it is nobody else's
-
-    def _widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
-        widths = super()._widths_of(longest)
+    def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        widths = super().widths_of(longest)
         return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the widths that were given
 
-    @property
-    def batch_tokens(self) -> int | None:
-        return None if self._budget_of_log is None else self._budget_of_log.batch_tokens
-
-    @property
-    def row_multiple(self) -> int | None:
-        return None if self._budget_of_log is None else self._budget_of_log.row_multiple
-
-    def get_num_batches(self) -> int:
-        """A log has no such number."""
-        raise SpecError(
+    def uncounted(self) -> SpecError:
+        return SpecError(
             "a log that grows has no number of batches",
             parameter="rollout_data",
             remedy="iterate until it ends, or read rollouts that are there whole",
         )
 
-    def seek(self, *, step: int | None = None, position: int | None = None) -> None:
-        """Go anywhere, at once. By tokens, only to positions."""
-        if self._budget_of_log is not None and step is not None:
+    def refuse_seek(self, step: int | None) -> None:
+        if self.budget is not None and step is not None:
             raise SpecError(
                 "batches of a log by tokens have no place that follows from their number",
                 parameter="step",
                 remedy="load_state_dict(state) of that step, or seek(position=...)",
             )
-        super().seek(step=step, position=position)
 
-    def reset(self) -> None:
-        """Back to position 0. The trainer's version is asked anew."""
-        super().reset()
-        self._policy.version = None
+    def end_of_run(self, position: int) -> EndOfRun:
+        return EndOfRun(
+            f"the log is over: all its prompts are answered and used, {position:,} rows",
+            remedy="RolloutLog(..., epochs=2) for another pass over the prompts, in a new folder",
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader of the same log was; the trainer's version is asked anew.
+    def settings(self) -> dict[str, Any]:
+        return {"log": self.plan.sources[0].fingerprint}
 
-        Another batch size, other ranks or another number of generators are fine.
-        """
+    def accept(self, state: Mapping[str, Any]) -> Self:
         position = state.get("position") if isinstance(state, Mapping) else None
-        if isinstance(position, int) and state.get("plan") == self._plan.fingerprint:
-            num_rows = self._log.num_uses * self._log.group_size
+        if isinstance(position, int) and state.get("plan") == self.plan.fingerprint:
+            num_rows = self.log.num_uses * self.log.group_size
             if position > num_rows:  # other rows would come to stand there, and never be used
                 raise PlanError(
                     f"this state has used {position:,} rows, and the log gave out {num_rows:,}: it is an older copy",
-                    folder=self._log.path,
+                    folder=self.log.path,
                     remedy="the folder as it was when the state was made, or a state from before the copy",
                 )
-        super().load_state_dict(state)
-        self._policy.version = None
+        return super().accept(state)
 
-    def _settings(self) -> dict[str, Any]:
-        return {"log": self._plan.sources[0].fingerprint}
-
-    def _refuse(self, theirs: Mapping[str, Any]) -> PlanError | None:
-        mine = self._settings()["log"]
+    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
+        mine = self.settings()["log"]
         if "log" not in theirs:
             return PlanError(
                 "this state belongs to a set of rollouts, and this loader reads a log",
-                folder=self._log.path,
+                folder=self.log.path,
                 remedy="open the loader with the data of that run",
             )
         return PlanError(
             "this state belongs to another log" if theirs["log"] != mine else "this state has another epoch_end",
-            folder=self._log.path,
+            folder=self.log.path,
             differs=f"{mine[:7]} here, {str(theirs['log'])[:7]} there",
             remedy="open the loader with the log and the settings of that run, or start anew, without the state",
         )
 
-    def _end_of_run(self) -> EndOfRun:
-        return EndOfRun(
-            f"the log is over: all its prompts are answered and used, {self._position:,} rows",
-            remedy="RolloutLog(..., epochs=2) for another pass over the prompts, in a new folder",
-        )
-
-    def _in_words(self) -> list[str]:
-        how = self._estimator.in_words(self._rows.method)
-        if self._rows.method is None and self._estimator.asked:
+    def in_words(self, plan: Plan) -> str:
+        how = self.estimator.in_words(self.rows.method)
+        if self.rows.method is None and self.estimator.method:
             how = "advantages by what the first group has"
-        return ["", how, repr(self._log)]
+        return f"├─ {how}\n└─ " + repr(self.log).replace("\n", "\n ")
 
 
-def _refuse_whole(asked: Asked) -> None:
+def _refuse_whole(asked: Asked, of_data: Mapping[str, Any]) -> None:
     """Refuse what only rollouts that are there whole can have."""
-    of_the_log = {"seed": 0, "shuffle": None, "epochs": 1, "group_size": None}
-    for name, plain in (*of_the_log.items(), ("plan", None), ("columns", None)):
-        value = getattr(asked, name)
-        if value in (plain, None) or (name == "shuffle" and value in (False, "none")):
+    of_the_log = ("seed", "shuffle", "epochs", "group_size")
+    plain = {"epochs": (1, None), "shuffle": (None, False, "none"), "seed": (None, 0)}
+    for name, value in {"seed": asked["seed"], "shuffle": asked["shuffle"], **of_data}.items():
+        if value in plain.get(name, (None,)):
             continue
         to_the_log = f", or say it to the log: RolloutLog({name}=...)" if name in of_the_log else ""
         raise SpecError(
@@ -207,7 +162,7 @@ def _refuse_whole(asked: Asked) -> None:
             parameter=name,
             remedy=f"leave out {name}={to_the_log}",
         )
-    if asked.pad_to == "max_length":
+    if asked["pad_to"] == "max_length":
         raise SpecError(
             "nobody knows the longest row of a log that grows",
             parameter="pad_to",
@@ -221,6 +176,17 @@ class Policy:
 
     version: int | None = None
     max_staleness: int | None = None
+
+    def is_now(self, version: int) -> None:
+        """The trainer has these weights."""
+        version = at_least(0, policy_version=version)
+        if self.version is not None and version < self.version:
+            raise SpecError(
+                f"policy_version went backwards: {version} after {self.version}",
+                parameter="policy_version",
+                remedy="the number of updates so far; after going back to a checkpoint, load_state_dict(state) first",
+            )
+        self.version = version
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +209,7 @@ class LogRows:
 
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
-    estimator: Estimator
+    estimator: Advantages
     policy: Policy
     timeout: float = 0.0
     by_count: bool = True
@@ -283,7 +249,7 @@ class LogRows:
         facts["answer"] = np.tile(np.arange(size), len(groups))
         first = position - first_use * size
         is_last = is_over and position + count == have * size  # others may have taken more than was asked for here
-        self.method = self.estimator.method(rollouts)
+        self.method = self.estimator.method_for(rollouts)
         if self.method == "reinforce":  # the mean is that of the global batch
             chosen = np.arange(first, first + count)
             rollouts, first = rollouts.take(chosen), 0
@@ -320,22 +286,30 @@ class LogRows:
 
 
 @dataclass(slots=True)
-class LogStream:
+class LogBatches:
     """One rank's batches of a log, by count or by token budget."""
 
-    source: LogRows
-    maker: Maker
+    stream: LogStream
     steps: Steps
     """Who shares a batch, and how."""
-    state: Callable[[int, Record], State]
-    """(position after a batch, how batches were cut) -> the loader's state there."""
-    budget: Budget | None
-    epoch_end: str
+    maker: Maker
     _guess: int = field(init=False)
     """Rows to look at for the next batch of a budget."""
 
     def __post_init__(self) -> None:
-        self._guess = self.source.log.group_size + (self.budget.row_multiple if self.budget else 0)
+        self._guess = self.stream.log.group_size + (self.budget.row_multiple if self.budget else 0)
+
+    @property
+    def source(self) -> LogRows:
+        return self.stream.rows
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.stream.budget
+
+    @property
+    def epoch_end(self) -> str:
+        return self.stream.plan.epoch_end
 
     @property
     def cut(self) -> AnyCut:
@@ -344,17 +318,22 @@ class LogStream:
     def is_over(self, position: int) -> bool:
         return False  # found out when rows are asked for
 
-    def batches(self, position: int, record: Record) -> Generator[tuple[TrainingBatch, int], None, None]:
+    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
         while True:
             fetched = self._fetch(position)
             if fetched is None:
                 return
             after = position + fetched.count
             steps = self._counted_on(record, position, after)
-            batch = self._batch(fetched, position, self.state(after, steps))
+            batch = self._batch(fetched, position, self._state(after, steps))
             record[:] = steps
             yield batch, after
             position = after
+
+    def _state(self, position: int, record: Record) -> State:
+        steps = [list(entry) for entry in record]
+        state = {"position": position, "plan": self.stream.plan.fingerprint, "steps": steps}
+        return state | self.stream.marks(position)
 
     def _counted_on(self, record: Record, position: int, after: int) -> Record:
         """How batches were cut, where one more has these rows: as many as the record says, or noted in it."""
@@ -365,7 +344,9 @@ class LogStream:
         kept = record if self.budget is None else record[:1]  # of a budget every step is noted: the last one will do
         return [*kept, [step + 1, after, rows]]
 
-    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
+    def turns(
+        self, position: int, skipped: int, every: int, stop: int | None, record: Record
+    ) -> Iterator[TrainingBatch]:
         raise SpecError(
             "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed",
             parameter="num_workers",
@@ -381,7 +362,7 @@ class LogStream:
         if fetched is None or fetched.count == rows or self.epoch_end != "drop":
             return fetched
         if not self.steps.rank:
-            log.warning(
+            logger.warning(
                 "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them", rows, fetched.count
             )
         return None

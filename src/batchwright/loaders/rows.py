@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.schema import Columns, Schema
-from batchwright.deliver.ranks import find_ranks
 from batchwright.errors import PlanError, SpecError
-from batchwright.loaders.cursor import CursorLoader
+from batchwright.loaders.interface import Made, Making, Record, Stream
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.run import Run
 from batchwright.loaders.stream import tasks_from
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.sharding import Share
-from batchwright.order.split import EPOCH_ENDS, Cut
-from batchwright.plan import Plan, PlanSource, State
-from batchwright.spec import one_of, whole_number
+from batchwright.order.split import Cut
+from batchwright.plan import Plan, PlanSource
+from batchwright.settings import Asked, Batching
+from batchwright.spec import one_of
 from batchwright.typing import Framework
 
 __all__ = ["RowDataLoader", "Version"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch next to nothing."""
-
-Record = list[list[int]]
-"""How the run cut batches: [[from_step, from_position, rows_per_step], ...]."""
 
 
 class Version(Protocol):
@@ -52,7 +51,7 @@ class Version(Protocol):
         ...
 
 
-class RowDataLoader(CursorLoader[RowBatch]):
+class RowDataLoader(Loader[RowBatch]):
     """What `buffer.loader(...)` makes: batches of rows, in an order that (rows, seed, epoch) fix.
 
     It reads the version at which it was opened, whatever is done to the buffer meanwhile. `batch_size` is global, and
@@ -67,30 +66,26 @@ class RowDataLoader(CursorLoader[RowBatch]):
         self,
         version: Version,
         *,
-        batch_size: int = 8,
-        seed: int = 0,
+        batch_size: int | Batching | None = None,
+        seed: int | None = None,
         shuffle: bool | str = True,
         epochs: int | None = 1,
-        epoch_end: str = "short",
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Any = None,
         framework: Framework = "numpy",
-        uneven: bool = False,
-        sharding: Any = None,
     ) -> None:
-        """`epochs=None` never ends. `epoch_end`: "short" keeps an epoch's last, partial batch as it is, "drop" leaves
-        it out, "pad" fills it up with rows of weight 0, "wrap" goes on into the next epoch."""
+        """`shuffle` is "global" or "none". `epochs=None` never ends. Every row comes in each epoch: its last batch is
+        short, unless `Batching(epoch_end=)` says otherwise."""
         if not len(version):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
-        self._version = version
-        if isinstance(shuffle, bool):
-            shuffle = "global" if shuffle else "none"
+        asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
+        asked.refuse(("pad_to", "padding_side", "pad"), "is for rows of tokens, and these are rows of a buffer")
+        scope = {True: "global", False: "none"}.get(asked["shuffle"], asked["shuffle"])
         plan = Plan(
             row_tokens=1,
-            seed=whole_number(seed=seed),
-            shuffle=one_of(("global", "none"), shuffle=shuffle),
-            epoch_end=one_of(EPOCH_ENDS, epoch_end=epoch_end),
+            seed=asked["seed"] or 0,
+            shuffle=one_of(("global", "none"), shuffle=scope),
+            epoch_end=asked["epoch_end"] or "short",
             sources=(
                 PlanSource(
                     name="buffer",
@@ -103,57 +98,58 @@ class RowDataLoader(CursorLoader[RowBatch]):
             ),
             order_version=ORDER_VERSION,
         )
-        super().__init__(
-            plan,
-            batch_size=batch_size,
-            ranks=find_ranks(rank, world_size, mesh),
-            epochs=epochs,
-            framework=framework,
-            uneven=uneven,
-            sharding=sharding,
-        )
+        stream = RowStream(version, plan)
+        super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
 
     @property
     def version(self) -> int:
         """The journal number of the version that is read."""
-        return self._version.number
+        return self._rows.version.number
 
-    def _batches(self, rows: int) -> _RowStream:
-        return _RowStream(
-            version=self._version,
-            plan=self._plan,
-            cut=self._cut_by_count(rows),
-            share=self._share,
-            end=self._end,
-            framework=self.framework,
-            settings=self._settings(),
-        )
+    @property
+    def _rows(self) -> RowStream:
+        assert isinstance(self.stream, RowStream)
+        return self.stream
 
-    # The state says what it belongs to, because no plan of a buffer is kept
 
-    def _settings(self) -> dict[str, Any]:
-        plan = self._plan
-        return {
-            "version": self._version.number,
+class RowStream(Stream[RowBatch]):
+    """Rows of one version of a buffer. A state says what it belongs to, because no plan of a buffer is kept."""
+
+    of_another_plan = "open the loader with the settings of that run"
+
+    def __init__(self, version: Version, plan: Plan) -> None:
+        self.version: Version = version
+        self.plan: Plan = plan
+        self.settings: dict[str, Any] = {
+            "version": version.number,
             "content": plan.sources[0].fingerprint,
             "seed": plan.seed,
             "shuffle": plan.shuffle,
             "epoch_end": plan.epoch_end,
         }
 
-    def state_dict(self) -> State:
-        """Where this loader is: JSON, for any number of ranks, and for whoever has the same rows."""
-        return {**super().state_dict(), "buffer": self._settings()}
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> _RowBatches:
+        return _RowBatches(
+            version=self.version,
+            plan=self.plan,
+            cut=run.cut_by_count(rows),
+            share=run.share,
+            end=run.end,
+            framework=making.framework,
+            settings=self.settings,
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where a loader over the same rows was. Another batch size or other ranks are fine."""
+    def marks(self, position: int) -> dict[str, Any]:
+        return {"buffer": dict(self.settings)}
+
+    def accept(self, state: Mapping[str, Any]) -> Self:
         theirs = state.get("buffer") if isinstance(state, Mapping) else None
-        if isinstance(theirs, Mapping) and state.get("plan") != self._plan.fingerprint:
+        if isinstance(theirs, Mapping) and state.get("plan") != self.plan.fingerprint:
             self._refuse(theirs)
-        super().load_state_dict(state)
+        return self
 
     def _refuse(self, theirs: Mapping[str, Any]) -> None:
-        mine = self._settings()
+        mine = self.settings
         name = next((name for name in mine if name != "version" and mine[name] != theirs.get(name)), None)
         if name == "content":
             raise PlanError(
@@ -170,24 +166,19 @@ class RowDataLoader(CursorLoader[RowBatch]):
                 remedy="open the loader with the settings of that run",
             )
 
-    def _peek(self) -> Any:
-        return {"ids": super()._peek().ids}  # that the rows themselves are the same, the plan says
+    def digested(self, batch: RowBatch) -> Any:
+        return {"ids": batch.ids}  # that the rows themselves are the same, the plan says
 
-    def __repr__(self) -> str:
-        mine = len(self._share(self.batch_size))
-        rank = f", rank {self.rank} of {self.world_size} gets {mine}" if self.world_size > 1 else ""
-        epochs = "endless" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs != 1 else ''}"
-        shuffled = f"shuffled by seed {self._plan.seed}" if self._plan.shuffle == "global" else "in order"
+    def in_words(self, plan: Plan) -> str:
+        shuffled = f"shuffled by seed {plan.seed}" if plan.shuffle == "global" else "in order"
         return (
-            f"{type(self).__name__}: batches of {self.batch_size} rows ({self.framework}){rank}, {epochs}, "
-            f"{self._steps_in_words()}, at step {self.step:,} (position {self._position:,})\n"
-            f"└─ version {self.version} of a buffer: {len(self._version):,} rows, {shuffled}, "
-            f"content {self._plan.sources[0].fingerprint[:7]}"
+            f"└─ version {self.version.number} of a buffer: {len(self.version):,} rows, {shuffled}, "
+            f"content {plan.sources[0].fingerprint[:7]}"
         )
 
 
 @dataclass(slots=True)
-class _RowStream:
+class _RowBatches:
     """One rank's batches of a run that is cut one way. Each is one gather, on the thread that asks."""
 
     version: Version
@@ -202,7 +193,7 @@ class _RowStream:
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
 
-    def batches(self, position: int, record: Record) -> Generator[tuple[RowBatch, int], None, None]:
+    def batches(self, position: int, record: Record) -> Made[RowBatch]:
         """(batch, position after it) from a position to the end of the run."""
         cut = self.cut
         position = cut.settle(position)
@@ -215,8 +206,9 @@ class _RowStream:
                 last_simple = cut.last_simple(position)
             yield self._batch(*located, position, record), position
 
-    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[RowBatch]:
-        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+    def turns(self, position: int, skipped: int, every: int, stop: int | None, record: Record) -> Iterator[RowBatch]:
+        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+        position = self.cut.after(position, skipped)
         for located in self._located(position, every=every, stop=stop):
             after = self.cut.settle(self.cut.after(position, 1))
             yield self._batch(*located, after, record)

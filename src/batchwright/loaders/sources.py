@@ -9,14 +9,23 @@ from typing import Any
 
 from batchwright.assemble.samples import SampleRows
 from batchwright.errors import SpecError
-from batchwright.loaders.base import DataLoader
-from batchwright.loaders.planning import Member, is_weight, refuse_conversations, refuse_other_tokenizer
-from batchwright.plan import Plan, PlanSource
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.planning import (
+    Member,
+    is_weight,
+    plan_members,
+    refuse_conversations,
+    refuse_other_tokenizer,
+    segments_of,
+)
+from batchwright.loaders.stored import StoreStream
+from batchwright.plan import Plan, PlanSource, Segments
+from batchwright.settings import Asked
 from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of"]
+__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of", "plan_sources"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
@@ -44,7 +53,7 @@ def flatten(
     found: list[Member] = []
     parts: Parts = {}
     for name, source in sources.items():
-        length = asked if isinstance(source, DataLoader) else chunk_size
+        length = asked if isinstance(source, Loader) else chunk_size
         members, shares = _of(str(name), source, length, split, has_weights)
         found += members
         parts.update(shares)
@@ -59,7 +68,7 @@ def flatten(
 
 
 def _has_windows(source: Any) -> bool:
-    return isinstance(source, DataLoader) and not source._flow.has_samples
+    return isinstance(source, Loader) and not source.stream.has_lengths
 
 
 def hand_down(weights: Any, parts: Parts) -> Any:
@@ -110,7 +119,7 @@ def caps_of_entries(max_epochs: Any, names: Sequence[str]) -> dict[str, int]:
 def _of(
     name: str | None, source: Any, chunk_size: int | None, split: str, has_weights: bool
 ) -> tuple[list[Member], Parts]:
-    if isinstance(source, DataLoader):
+    if isinstance(source, Loader):
         return _of_loader(name, source, chunk_size, has_weights)
     if isinstance(source, list) and source and all(isinstance(member, Member) for member in source):
         return _named(name, source, None)  # opened already, as `batchwright plan` does
@@ -136,27 +145,27 @@ def _of(
 
 
 def _of_loader(
-    name: str | None, loader: DataLoader, chunk_size: int | None, has_weights: bool
+    name: str | None, loader: Loader[Any], chunk_size: int | None, has_weights: bool
 ) -> tuple[list[Member], Parts]:
-    plan = loader.plan
-    members = [
-        Member(
-            r.name,
-            r.stream,
-            r.row_tokens,
-            rows=r.spec if isinstance(r, SampleRows) else None,
-            pad=loader._flow.pad if isinstance(r, SampleRows) else None,
-        )
-        for r in loader._flow.stored
-        if isinstance(r.stream, TokenStream)
-    ]
-    if len(members) < len(loader._flow.rows) or not members:
+    plan, stream = loader.plan, loader.stream
+    if not isinstance(stream, StoreStream):
         raise SpecError(
             f"{name!r} does not read stores, so it has no row numbers to mix by",
             parameter="sources",
             source=name,
             remedy="bake its data, and give the store",
         )
+    members = [
+        Member(
+            r.name,
+            r.stream,
+            r.row_tokens,
+            rows=r.spec if isinstance(r, SampleRows) else None,
+            pad=stream.flow.pad if isinstance(r, SampleRows) else None,
+        )
+        for r in stream.flow.stored
+        if isinstance(r.stream, TokenStream)
+    ]
     if chunk_size is not None and any(m.row_tokens != chunk_size for m in members if m.rows is None):
         raise SpecError(
             f"chunk_size={chunk_size} was asked for, and the loader of {name!r} has rows of {plan.row_tokens} tokens",
@@ -195,3 +204,39 @@ def _named(name: str | None, members: list[Member], weights: dict[str, float] | 
     total = sum(shares.values())
     named = [m._replace(name=f"{name}/{m.name}") for m in members]
     return named, {f"{name}/{m.name}": shares.get(m.name, 0.0) / total for m in members}
+
+
+def plan_sources(members: Sequence[Member], asked: Asked, parts: Parts | None = None, pad: int | None = None) -> Plan:
+    """The plan of some sources, mixed as asked. `parts` are all that weights may name."""
+    names = [member.name for member in members]
+    parts = dict.fromkeys(names) if parts is None else parts
+    caps = None if asked["max_epochs"] is None else caps_of_entries(asked["max_epochs"], names)
+    return plan_members(members, asked, segments=_segments(members, parts, asked), max_epochs=caps, pad=pad)
+
+
+def _segments(members: Sequence[Member], parts: Parts, asked: Asked) -> Segments:
+    """Weights as asked for entries, handed down to their single sources; flattened by a temperature."""
+    names, weights, temperature = list(parts), asked["weights"], asked["temperature"]
+    if weights is None and temperature is None:
+        return ((0, None),)
+    if weights is None:
+        sizes = {m.name: float(m.num_tokens) for m in members}
+        if asked["by"] != "tokens":
+            sizes = {m.name: float(m.num_rows) for m in members}
+        return segments_of(_tempered(sizes, temperature), names)
+    handed = hand_down(weights, parts)
+    if temperature is not None and isinstance(handed, Mapping):
+        handed = _tempered(handed, temperature)
+    elif temperature is not None:
+        handed = [(at, _tempered(mapping, temperature)) for at, mapping in handed]
+    return segments_of(handed, names)
+
+
+def _tempered(weights: Mapping[str, Any], temperature: Any) -> dict[str, Any]:
+    """Weights to the power 1 / temperature: above 1 they come nearer to each other."""
+    if not is_weight(temperature) or not temperature:
+        raise SpecError(
+            f"temperature is {temperature!r}", parameter="temperature", remedy="a number above 0; 1 changes nothing"
+        )
+    total = sum(w for w in weights.values() if is_weight(w)) or 1.0
+    return {n: (w / total) ** (1 / temperature) if is_weight(w) and w else w for n, w in weights.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.loaders.budget import budget_state
-from batchwright.order.balance import Cost, balance, imbalance
+from batchwright.order.balance import Balancing, imbalance
 from batchwright.order.budget import BudgetCut
 from batchwright.order.sharding import Sharding, row_numbers
 from batchwright.order.split import Cut
@@ -73,7 +73,7 @@ class Steps:
     """Which rows of a batch are whose, where it is not balanced."""
     lengths_at: Callable[[Numbers], Numbers]
     widths_of: Callable[[Numbers], Numbers]
-    cost: Cost | None = None
+    cost: Balancing | None = None
     """Balanced by this; None: not balanced."""
     equal_counts: bool = True
     pad_to: Any = None
@@ -127,8 +127,8 @@ class Steps:
         if self.cost is not None and self.world == 1:
             return np.arange(num_rows), np.array([0, num_rows]), (0.0, 0.0)
         if self.cost is not None:
-            costs = np.pad(self.cost.costs(lengths), (0, num_rows - len(lengths)))
-            balanced = balance(costs, self.world, equal_counts=self.equal_counts)
+            costs = np.pad(self.cost.cost.costs(lengths), (0, num_rows - len(lengths)))
+            balanced = self.cost(costs, self.world, equal_counts=self.equal_counts)
             measured, bound = imbalance(costs, balanced)
             return balanced.order, balanced.borders, (measured, bound)
         world = self.world

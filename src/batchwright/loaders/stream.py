@@ -6,7 +6,7 @@ thread, ahead in another thread, or in worker processes gives the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from batchwright.assemble.batch import Block, constant_mask, seqlens_of
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.flow import Flow, Located, Picked, Task
+from batchwright.loaders.interface import Made, Record
 from batchwright.memory import BlockPool
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.types import TrainingBatch
 
-__all__ = ["BatchStream", "Batches", "BlockBatches", "BlockMaker", "NumpyBlocks", "block_of", "tasks_from"]
+__all__ = ["BlockBatches", "BlockMaker", "CountedBatches", "FlowBatches", "NumpyBlocks", "block_of", "tasks_from"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
@@ -34,11 +35,7 @@ _BLOCK_BYTES = 2 << 20
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
 
-Record = list[list[int]]
-"""How the run cut batches: [[from_step, from_position, rows_per_step], ...]."""
-Batches = Generator[tuple[TrainingBatch, int], None, None]
-"""(batch, position after it), and so on."""
-Made = tuple[int, Block]
+Gathered = tuple[int, Block]
 """(number of steps, their rows)."""
 Piece = tuple[int, Located, int, int]
 """(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
@@ -61,7 +58,11 @@ class BlockFields(NamedTuple):
 class BlockBatches:
     """What makes batches of blocks: slices of their arrays, and what metadata says of them."""
 
-    flow: Flow
+    names: Sequence[str]
+    """Of the sources."""
+    row_tokens: int
+    sequences: int = 1
+    """Rows of a batch that one row of the order is: two for preference pairs."""
     plan: str
     """Fingerprint, for the states in batches' metadata."""
     adapt: Any
@@ -75,7 +76,7 @@ class BlockBatches:
     def _fields(self, block: Block, width: int) -> BlockFields:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
         # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
-        attention, loss = self.adapt.masks(width, self.flow.row_tokens if block.widths is None else 0)
+        attention, loss = self.adapt.masks(width, self.row_tokens if block.widths is None else 0)
         inputs = block.tokens[:, :-1]
         return BlockFields(block.tokens, inputs, attention, loss, block.extra, block.widths, block.seams)
 
@@ -92,7 +93,7 @@ class BlockBatches:
 
     def _batch_of_samples(self, fields: BlockFields, first: int, last: int, metadata: tuple[Any, ...]) -> TrainingBatch:
         """Rows as wide as their batch is, which other batches of the block may not be."""
-        per = self.flow.sequences
+        per = self.sequences
         rows = slice(first * per, last * per)
         width = int(fields.widths[first * per])
         inputs = fields.inputs[rows, :width]
@@ -102,17 +103,9 @@ class BlockBatches:
             own["cu_seqlens"] = self.adapt.small(borders)
         return TrainingBatch(inputs, metadata=metadata, **own)
 
-    def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
-        """What all ranks together have at some positions, for rows of samples: from the index, without their tokens."""
-        totals = self.flow.totals(positions)
-        if totals is None:
-            return {}
-        tokens = int(totals[0]) if totals[0].is_integer() else totals[0]  # messages may have weights of their own
-        return {"global_tokens": tokens, "global_sequences": totals[1]}
-
     def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
         """What metadata says of a batch's own rows."""
-        names, per = self.flow.order.names, self.flow.sequences
+        names, per = self.names, self.sequences
         weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
         shown: dict[str, Any] = {}
         if block.shown and block.widths is not None:
@@ -129,7 +122,30 @@ class BlockBatches:
 
 
 @dataclass(slots=True, kw_only=True)
-class BatchStream(BlockBatches):
+class FlowBatches(BlockBatches):
+    """Batches of blocks that a flow assembles."""
+
+    flow: Flow
+
+    def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
+        """What all ranks together have at some positions, for rows of samples: from the index, without their tokens."""
+        totals = self.flow.totals(positions)
+        if totals is None:
+            return {}
+        tokens = int(totals[0]) if totals[0].is_integer() else totals[0]  # messages may have weights of their own
+        return {"global_tokens": tokens, "global_sequences": totals[1]}
+
+    def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
+        facts = BlockBatches._facts(self, block, first, last)
+        if self.flow.fields.rows:
+            documents = self.flow.documents(block.position[first:last])
+            rows = [list(dict.fromkeys((str(d.file), d.row) for d in row)) for row in documents]
+            facts["rows"] = [row for row in rows for _ in range(self.sequences)]
+        return facts
+
+
+@dataclass(slots=True, kw_only=True)
+class CountedBatches(FlowBatches):
     """One rank's batches of a run that is cut one way."""
 
     cut: Cut
@@ -146,13 +162,16 @@ class BatchStream(BlockBatches):
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
 
-    def batches(self, position: int, record: Record) -> Batches:
+    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
+        return self.adapt.hand_over(self._sliced(position, record))  # type: ignore[no-any-return]
+
+    def _sliced(self, position: int, record: Record) -> Made[TrainingBatch]:
         cut, adapt = self.cut, self.adapt
         rows = cut.rows_per_step
         position = cut.settle(position)
         last_simple = cut.last_simple(position)
-        for num_steps, block in self._made(position):
+        for num_steps, block in self._gathered(position):
             adapt(block)
             width = len(block.source) // num_steps
             fields = self._fields(block, width)
@@ -176,9 +195,12 @@ class BatchStream(BlockBatches):
                     batch = self._batch(fields, first, last, metadata)
                 yield batch, position
 
-    def turns(self, position: int, stop: int | None, every: int, record: Record) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`: for processes that take turns."""
+    def turns(
+        self, position: int, skipped: int, every: int, stop: int | None, record: Record
+    ) -> Iterator[TrainingBatch]:
+        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
         cut = self.cut
+        position = cut.after(position, skipped)
         tasks = self._tasks(position, every=every, stop=stop)
         for num_steps, block in map(self._make, self._pieces(tasks, _BLOCK_BYTES)):
             self.adapt(block)
@@ -189,9 +211,9 @@ class BatchStream(BlockBatches):
                 yield self._batch(self._fields(block, width), first, last, metadata)
                 position = cut.after(position, every)
 
-    def _made(self, position: int) -> Iterator[Made]:
+    def _gathered(self, position: int) -> Iterator[Gathered]:
         if self.workers:
-            return self._made_by_processes(position)
+            return self._gathered_by_processes(position)
         tasks = self._tasks(position)
         if self.prefetch:
             return by_threads(self._make, self._pieces(tasks, _AHEAD_BYTES), self.prefetch)
@@ -210,11 +232,6 @@ class BatchStream(BlockBatches):
         steps = steps if largest is None else min(steps, largest)
         return tasks_from(position, self.cut, self.share, self.end, steps, every=every, stop=stop)
 
-    def _task(self, position: int, real_rows: int) -> Task:
-        """One step, of which it is known how many rows are data."""
-        rows = real_rows if self.cut.epoch_end == "short" else self.cut.rows_per_step
-        return Task(position, 1, rows, self.share(rows), real_rows)
-
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
         """Tasks cut into what is gathered at once."""
         steps = self._steps_in(num_bytes)
@@ -225,15 +242,15 @@ class BatchStream(BlockBatches):
                 yield some, located, step * width, (step + some) * width
 
     def _steps_in(self, num_bytes: int) -> int:
-        return max(1, num_bytes // (self.width * self.flow.sequences * (self.flow.row_tokens + 1) * 8))
+        return max(1, num_bytes // (self.width * self.sequences * (self.row_tokens + 1) * 8))
 
-    def _make(self, piece: Piece) -> Made:
+    def _make(self, piece: Piece) -> Gathered:
         num_steps, located, first, last = piece
         return num_steps, located.make(first, last, self.pool.take)
 
-    def _made_by_processes(self, position: int) -> Iterator[Made]:
+    def _gathered_by_processes(self, position: int) -> Iterator[Gathered]:
         steps = self._steps_in(_AHEAD_BYTES)
-        row_bytes = (self.flow.row_tokens + 1) * 8 * 7 * self.flow.sequences + 64
+        row_bytes = (self.row_tokens + 1) * 8 * 7 * self.sequences + 64
         # Of a short batch an uneven strategy may give this rank more rows than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
         tasks = self._tasks(position, largest=steps)
@@ -304,8 +321,8 @@ class NumpyBlocks:
         """An array that is of one batch alone."""
         return array
 
-    def hand_over(self, batches: Batches) -> Batches:
-        """The stream of batches as the caller gets it: an adapter may convert each one here, on the caller's thread."""
+    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
+        """Batches as the caller gets it: an adapter may convert each one here, on the caller's thread."""
         return batches
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:

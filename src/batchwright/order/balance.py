@@ -20,18 +20,19 @@ Log-normal lengths go to 8 ranks by tokens at the lower bound: 65,536 in less th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.errors import SpecError
+from batchwright.plugins import Registry
 from batchwright.spec import at_least
 
-__all__ = ["Balanced", "Cost", "Imbalance", "balance", "imbalance"]
+__all__ = ["Balanced", "Balancing", "Cost", "Imbalance", "balance", "balancing_of", "imbalance", "register_balancing"]
 
 _MOST = 1 << 62
 """Costs times the number of rows stay below: sums, and keys that hold a cost and a row number, fit in 64 bits."""
@@ -150,6 +151,99 @@ def balance(costs: ArrayLike, world: int, *, equal_counts: bool = False) -> Bala
     sizes = [len(positions) for positions in held]
     order = np.concatenate([np.sort(rows[positions]) for positions in held])
     return Balanced(order, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))), equal_counts)
+
+
+Divide = Callable[[NDArray[np.int64], int, bool], Sequence[Sequence[int]]]
+"""(costs of rows, world size, equal_counts) -> the row numbers of each rank."""
+F = TypeVar("F", bound=Divide)
+
+
+@dataclass(frozen=True, slots=True)
+class Balancing:
+    """What rows cost, and who divides them among ranks: `balance`, or a function of the user's own."""
+
+    cost: Cost = Cost()
+    name: str = ""
+    """Of the user's own function."""
+    divide: Divide | None = None
+
+    def __call__(self, costs: NDArray[Any], world: int, *, equal_counts: bool) -> Balanced:
+        if self.divide is None:
+            return balance(costs, world, equal_counts=equal_counts)
+        try:
+            shares = [np.sort(np.asarray(rows, np.int64)) for rows in self.divide(costs, world, equal_counts)]
+        except Exception as error:
+            error.add_note(f"in balancing {self.name!r}, asked for the rows of {world} ranks")
+            raise
+        order, counts = np.concatenate([*shares, np.empty(0, np.int64)]), [len(rows) for rows in shares]
+        even = np.diff(np.arange(world + 1) * len(costs) // world).tolist()
+        if len(shares) != world or not np.array_equal(np.sort(order), np.arange(len(costs))):
+            raise self._refusal("does not give each of them to exactly one rank", len(costs), world)
+        if equal_counts and counts != even:
+            raise self._refusal(f"gives ranks {counts} rows, and equal_counts asks for {even}", len(costs), world)
+        return Balanced(order, np.cumsum([0, *counts]), equal_counts)
+
+    def _refusal(self, what: str, num_rows: int, world: int) -> SpecError:
+        return SpecError(
+            f"balancing {self.name!r}, given {num_rows} rows and {world} ranks, {what}",
+            parameter="balance",
+            remedy=f"a list of {world} lists of row numbers, which together are 0 to {num_rows - 1}",
+        )
+
+    def __str__(self) -> str:
+        return self.name or str(self.cost)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle  # by value, as functions travel to workers
+
+        return _unpacked, (self.cost, self.name, cloudpickle.dumps(self.divide))
+
+
+def _unpacked(cost: Cost, name: str, packed: bytes) -> Balancing:
+    import cloudpickle
+
+    return Balancing(cost, name, cloudpickle.loads(packed))
+
+
+_balancings: Registry[Balancing] = Registry("balance", group="batchwright.balancing")
+_balancings.add("tokens", Balancing())
+
+
+def register_balancing(name: str) -> Callable[[F], F]:
+    """Make a function `f(costs, world_size, equal_counts) -> row numbers of each rank` a way to balance batches:
+    `Batching(balance=name)` then means it. What a row costs is its number of tokens.
+
+    >>> @register_balancing("snake")
+    ... def in_turn_and_back(costs, world_size, equal_counts):
+    ...     turns = [*range(world_size), *reversed(range(world_size))]
+    ...     ranks = [[] for _ in range(world_size)]
+    ...     for place, row in enumerate(np.argsort(costs)[::-1].tolist()):
+    ...         ranks[turns[place % len(turns)]].append(row)
+    ...     return ranks
+    >>> balancing_of("snake")(np.array([9, 1, 5, 4]), 2, equal_counts=True).rows(0).tolist()
+    [0, 1]
+    """
+
+    def register(divide: F) -> F:
+        _balancings.add(name, Balancing(name=name, divide=divide))
+        return divide
+
+    return register
+
+
+def balancing_of(asked: Any) -> Balancing:
+    """What `balance=` means: True or "tokens", (a, b), a Cost, or the name of a registered function."""
+    if isinstance(asked, str) or asked is True:
+        return _balancings.get("tokens" if asked is True else asked)
+    if isinstance(asked, Cost):
+        return Balancing(asked)
+    if isinstance(asked, tuple | list) and len(asked) == 2:
+        return Balancing(Cost(*asked))
+    raise SpecError(
+        f"balance={asked!r} is no cost",
+        parameter="balance",
+        remedy="True (tokens), or (a, b): a row of n tokens costs a * n + b * n * n",
+    )
 
 
 def imbalance(costs: ArrayLike, balanced: Balanced) -> Imbalance:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from batchwright.errors import SpecError
 from batchwright.rl.advantage import reinforce
 from batchwright.rl.columns import Rollouts
-from batchwright.rl.dialects import DIALECTS, Dialect
+from batchwright.rl.dialects import Dialect
+from batchwright.rl.dialects import dialect as dialect_of
 from batchwright.spec import one_of
 
-__all__ = ["METHODS", "Estimate", "Estimator", "last_trained", "token_rewards"]
+__all__ = ["METHODS", "Advantages", "Estimate", "last_trained", "token_rewards"]
 
 METHODS = ("gae", "group_relative", "leave_one_out", "reinforce")
 _ALSO_CALLED = {"ppo": "gae", "grpo": "group_relative", "rloo": "leave_one_out"}
@@ -39,26 +40,31 @@ class Estimate:
     returns: NDArray[np.float32] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimator:
-    """How advantages are computed. A value: print it, compare it."""
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """How advantages are computed: `compute_advantages=Advantages("gae", gamma=0.99)`. Print it, compare it.
 
-    asked: bool | str = True
-    """One of METHODS; True: the best that the columns of the data allow; False: rewards only."""
-    dialect: Dialect = DIALECTS["batchwright"]
+    `method` is "gae", "group_relative", "leave_one_out" or "reinforce"; True: the best that the columns of the data
+    allow; False: rewards only. `dialect` takes another library's conventions: "verl", "trl", "openrlhf" or "nemo_rl".
+    `gamma`, `lam` and `whiten` are the dialect's if they are not given; ours are 1.0, 0.95 and False. `whiten` whitens
+    over the global batch. Each token's reward is less `kl_coef` times (old_log_probs - ref_log_probs).
+    """
+
+    method: bool | str = True
+    _: KW_ONLY
+    dialect: Dialect | str | None = None
     gamma: float | None = None
-    """None: the dialect's; the same for the next two."""
     lam: float | None = None
     whiten: bool | None = None
     kl_coef: float = 0.0
-    """Each token's reward is less this times (old_log_probs - ref_log_probs)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.asked, bool):
+        dialect_of(self.dialect)  # refuses a name that is none
+        if not isinstance(self.method, bool):
             try:
-                one_of(METHODS, compute_advantages=self.asked)
+                one_of(METHODS, compute_advantages=self.method)
             except SpecError as error:
-                meant = _ALSO_CALLED.get(str(self.asked).lower())
+                meant = _ALSO_CALLED.get(str(self.method).lower())
                 error.remedy = f"compute_advantages={meant!r}" if meant else error.remedy
                 raise
         for name in ("gamma", "lam"):
@@ -71,43 +77,43 @@ class Estimator:
             raise SpecError(
                 f"whiten must be true or false, got {self.whiten!r}", parameter="whiten", remedy="whiten=True"
             )
-        if self.whiten and self.asked is False:
+        if self.whiten and self.method is False:
             raise SpecError(
                 "whiten=True whitens advantages, and none are computed",
                 parameter="whiten",
                 remedy="compute_advantages=True, or leave out whiten=",
             )
 
-    def method(self, rollouts: Rollouts) -> str | None:
-        """What is computed for this data: one of METHODS, or None."""
-        if self.asked is False:
+    def method_for(self, rollouts: Rollouts) -> str | None:
+        """The method for these `rollouts`: one of METHODS, or None."""
+        if self.method is False:
             return None
         _refuse_missing("reward", rollouts.reward, "advantages need rewards", "compute_advantages=False")
-        if self.asked is True:
+        if self.method is True:
             if rollouts.values is not None:
                 return "gae"
             return "group_relative" if self._compares(rollouts) else "reinforce"
-        if self.asked == "gae":
+        if self.method == "gae":
             _refuse_missing("values", rollouts.values, "GAE needs values", "compute_advantages='reinforce'")
-        elif self.asked != "reinforce":
-            what = f"{self.asked} advantages compare the rows of a group"
+        elif self.method != "reinforce":
+            what = f"{self.method} advantages compare the rows of a group"
             _refuse_missing("group", rollouts.group, what, "compute_advantages='reinforce'")
-        return str(self.asked)
+        return str(self.method)
 
     def _compares(self, rollouts: Rollouts) -> bool:
         """Whether any row has another in its group: else all would be worth 0, in silence."""
         if rollouts.group is None:
             return False
-        return self.dialect.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
+        return self.conventions.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
 
     def whitens(self, method: str | None) -> bool:
-        """Whether advantages are whitened over the global batch."""
-        return self.whiten if self.whiten is not None else method == "gae" and self.dialect.whitens_gae
+        """Whether advantages by this `method` are whitened over the global batch."""
+        return self.whiten if self.whiten is not None else method == "gae" and self.conventions.whitens_gae
 
     def in_words(self, method: str | None) -> str:
-        """What a loader says of it.
+        """The line of a loader's repr, for a `method`.
 
-        >>> print(Estimator(gamma=0.99).in_words("gae"))
+        >>> print(Advantages(gamma=0.99).in_words("gae"))
         advantages by gae (gamma 0.99, lam 0.95)
         """
         if method is None:
@@ -117,11 +123,11 @@ class Estimator:
             said += [f"gamma {self._gamma:g}", f"lam {self._lam:g}"]
         said += ["whitened over the global batch"] * self.whitens(method)
         said += [f"kl_coef {self.kl_coef:g}"] * bool(self.kl_coef)
-        said += [f"as {self.dialect.name} does"] * (self.dialect.name != "batchwright")
+        said += [f"as {self.conventions.name} does"] * (self.conventions.name != "batchwright")
         return f"advantages by {method}" + (f" ({', '.join(said)})" if said else "")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        method = self.method(rollouts)
+        method = self.method_for(rollouts)
         if rollouts.reward is None:
             return Estimate(None)
         is_final = rollouts.token_rewards is None and not self.kl_coef
@@ -130,7 +136,7 @@ class Estimator:
             return Estimate(rewards)
         if method == "gae":
             assert rollouts.values is not None
-            function = partial(self.dialect.gae, gamma=self._gamma, lam=self._lam)
+            function = partial(self.conventions.gae, gamma=self._gamma, lam=self._lam)
             steps = token_rewards(rollouts) if is_final else rewards
             return Estimate(rewards, *_over_time(rollouts, function, steps, rollouts.values))
         total = rollouts.reward
@@ -140,23 +146,28 @@ class Estimator:
             worth = reinforce(total)
         else:
             assert rollouts.group is not None
-            worth = getattr(self.dialect, method)(total, rollouts.group)
+            worth = getattr(self.conventions, method)(total, rollouts.group)
         if is_final and self._gamma == 1:
             return Estimate(rewards, worth.astype(np.float32), rewards)
         steps = token_rewards(rollouts) if is_final else rewards
         return Estimate(rewards, worth.astype(np.float32), self._to_come(rollouts, steps))
 
     @property
+    def conventions(self) -> Dialect:
+        """Those of the dialect."""
+        return dialect_of(self.dialect)
+
+    @property
     def _gamma(self) -> float:
-        return self.dialect.gamma if self.gamma is None else self.gamma
+        return self.conventions.gamma if self.gamma is None else self.gamma
 
     @property
     def _lam(self) -> float:
-        return self.dialect.lam if self.lam is None else self.lam
+        return self.conventions.lam if self.lam is None else self.lam
 
     def _to_come(self, rollouts: Rollouts, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
         """The discounted sum of the rewards from each token on. Row by row: none sees how large those of others are."""
-        function = partial(self.dialect.discounted, gamma=self._gamma)
+        function = partial(self.conventions.discounted, gamma=self._gamma)
         (returns,) = _over_time(rollouts, lambda r, mask: (function(r, mask),), rewards)
         return returns
 

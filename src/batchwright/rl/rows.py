@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
-from batchwright.rl.estimate import Estimator, last_trained
+from batchwright.rl.estimate import Advantages, last_trained
 
 __all__ = ["Laid", "Moments", "RolloutRows"]
 
@@ -46,10 +46,10 @@ class Laid:
 class RolloutRows:
     """Rows of rollouts, and batches of them: place t of a row has what belongs to the token that place t predicts."""
 
-    def __init__(self, rollouts: Rollouts, estimator: Estimator) -> None:
+    def __init__(self, rollouts: Rollouts, estimator: Advantages) -> None:
         self.rollouts = rollouts
-        self.method: str | None = estimator.method(rollouts)
-        self.whitening: Dialect | None = estimator.dialect if estimator.whitens(self.method) else None
+        self.method: str | None = estimator.method_for(rollouts)
+        self.whitening: Dialect | None = estimator.conventions if estimator.whitens(self.method) else None
         """By whose rules advantages are whitened over a global batch; None: they are not."""
         estimate = estimator(rollouts)
         self.lengths: NDArray[np.int64] = rollouts.lengths()

@@ -5,62 +5,36 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from batchwright.baking import DatasetRecipe, bake
 from batchwright.errors import BusyError, SpecError, StoreError, TokenizerError
 from batchwright.files import home
 from batchwright.fingerprint import fingerprint
-from batchwright.prepare.chat.step import Chat
+from batchwright.prepare.chat.step import Chat, chat
 from batchwright.prepare.tokenize import tokenize
 from batchwright.spec import local_path
 from batchwright.store.reader import Store
-from batchwright.typing import OnError
 
-__all__ = ["bake_conversations_to_cache", "bake_to_cache", "recipe_of"]
+__all__ = ["bake_to_cache", "recipe_of", "recipe_of_conversations"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
 
-def recipe_of(
-    path: Any,
-    tokenizer: Any,
-    *,
-    text: str,
-    format: str | None,
-    options: Mapping[str, Any] | None,
-    append_eos: bool,
-    eos: int | str | None,
-) -> DatasetRecipe:
+def recipe_of(path: Any, tokenizer: Any) -> DatasetRecipe:
     """The recipe that raw files and a tokenizer mean, for streaming and for a cached store alike."""
     if isinstance(path, DatasetRecipe):
-        if tokenizer is not None:
-            raise SpecError("a recipe has its own tokenizer", parameter="tokenizer", remedy="leave tokenizer= out")
-        given: dict[str, tuple[Any, Any]] = {
-            "text": (text, "text"),
-            "format": (format, None),
-            "options": (options, None),
-        }
-        given |= {"append_eos": (append_eos, True), "eos": (eos, None)}
-        for name, (value, default) in given.items():
-            if value != default:
-                where = "bw.tokenize(...)" if name in ("append_eos", "eos") else "add_ingredient(...)"
-                raise SpecError(
-                    f"a recipe says itself what {name} is", parameter=name, remedy=f"{name}= of {where}, in the recipe"
-                )
         if isinstance(path.tokenize, Chat):
             raise SpecError(
-                "this recipe makes conversations", parameter="path", remedy="ConversationDataLoader, over bake(recipe)"
+                "this recipe makes conversations", parameter="path", remedy="ConversationDataLoader, over the recipe"
             )
-        return path
+        return _with_its_own(path, tokenizer=tokenizer)
     if tokenizer is None:
         raise SpecError(
             "raw files need a tokenizer", parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'"
         )
-    recipe = DatasetRecipe().add_ingredient(path, text, format=format, options=options)
     try:
-        return recipe.prepare_step(tokenize(tokenizer, append_eos=append_eos, eos=eos))
+        return DatasetRecipe().add_ingredient(path).prepare_step(tokenize(tokenizer, append_eos=True))
     except TokenizerError as error:
         if error.where.get("parameter") != "vocab_size":
             raise
@@ -68,20 +42,40 @@ def recipe_of(
         raise TokenizerError(error.headline, **error.where, remedy=remedy) from None
 
 
-def bake_conversations_to_cache(path: Any, step: Chat, on_error: OnError, holdout: float | None = None) -> Store:
-    """The store of some conversations, as `bake_to_cache` has it."""
-    recipe = DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
-    return bake_to_cache(recipe if holdout is None else recipe.holdout(holdout), on_error)
+def recipe_of_conversations(
+    path: Any, tokenizer: Any, chat_template: str | None, keep_newest: int | None
+) -> DatasetRecipe:
+    """The recipe that raw conversations and a tokenizer mean."""
+    if isinstance(path, DatasetRecipe):
+        if not isinstance(path.tokenize, Chat):
+            raise SpecError(
+                "this recipe makes plain text", parameter="path", remedy="PretrainDataLoader, over the recipe"
+            )
+        return _with_its_own(path, tokenizer=tokenizer, chat_template=chat_template)
+    if tokenizer is None:
+        raise SpecError(
+            "raw conversations need a tokenizer", parameter="tokenizer", remedy="tokenizer='tokenizer.json', or 'bytes'"
+        )
+    step = chat(tokenizer, chat_template, keep_newest=keep_newest)
+    return DatasetRecipe().add_ingredient(path, name="conversations").prepare_step(step)
 
 
-def bake_to_cache(recipe: DatasetRecipe, on_error: OnError) -> Store:
-    """The store of some raw files, baked once, and again when they change; found by where they lie and the recipe.
+def _with_its_own(recipe: DatasetRecipe, **given: Any) -> DatasetRecipe:
+    for name, value in given.items():
+        if value is not None:
+            raise SpecError(f"a recipe has its own {name}", parameter=name, remedy=f"leave {name}= out")
+    return recipe
+
+
+def bake_to_cache(recipe: DatasetRecipe) -> Store:
+    """The store of some raw files in their order, baked once, and again when they change; found by where they lie and
+    the recipe.
 
     Lies under $BATCHWRIGHT_HOME. Ranks that open it at the same time wait for the one that bakes.
     """
     # By what the user named, not by the files found: new ones are baked into the store that is there.
     where = [None if ingredient.is_memory else _named(ingredient.source) for ingredient in recipe.ingredients]
-    to = home() / "stores" / fingerprint([where, recipe.spec(), on_error])[:16]
+    to = home() / "stores" / fingerprint([where, recipe.spec(), recipe.on_error, "in order"])[:16]
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,7 +88,7 @@ def bake_to_cache(recipe: DatasetRecipe, on_error: OnError) -> Store:
     said = False
     while True:
         try:
-            store: Store = bake(recipe, to, on_error=on_error)
+            store: Store = bake(recipe, to, shuffle=False)
             return store
         except BusyError:
             if not said:

@@ -1,0 +1,212 @@
+"""The two interfaces of this folder: a loader, and the stream of rows that a loader is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.errors import EndOfRun, SpecError
+from batchwright.plan import Plan
+from batchwright.types import TrainingBatch
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from batchwright.loaders.budget import Budget
+    from batchwright.loaders.loader import Loader
+    from batchwright.loaders.run import Run
+    from batchwright.loaders.steps import AnyCut
+    from batchwright.settings import Asked
+
+    B = TypeVar("B", default=TrainingBatch)
+    B_co = TypeVar("B_co", covariant=True, default=TrainingBatch)
+else:  # the default is for type checkers
+    from typing import TypeVar
+
+    B = TypeVar("B")
+    B_co = TypeVar("B_co", covariant=True)
+
+__all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream"]
+
+Record = list[list[int]]
+"""How a run cut batches: [[from_step, from_position, rows_per_step], ...]."""
+Made = Generator[tuple[B, int], None, None]
+"""(batch, position after it), and so on."""
+
+
+class DataLoader(ABC, Generic[B_co]):
+    """The interface of every loader. A class of your own becomes one with these four methods.
+
+    >>> class Twice(DataLoader):
+    ...     def __init__(self, rows): self.rows, self.at = rows, 0
+    ...     def get_batch(self, batch_size=None):
+    ...         self.at += batch_size or 1
+    ...         return self.rows[self.at - (batch_size or 1) : self.at]
+    ...     def get_iterator(self): return (self.get_batch() for _ in range(self.get_num_batches()))
+    ...     def get_num_batches(self, batch_size=None): return len(self.rows) // (batch_size or 1)
+    ...     def reset(self, epoch=0): self.at = 0
+    >>> [batch for batch in Twice(["a", "b"])]
+    [['a'], ['b']]
+    """
+
+    @abstractmethod
+    def get_batch(self, batch_size: int | None = None) -> B_co:
+        """The next batch, of `batch_size` rows over all ranks together."""
+
+    @abstractmethod
+    def get_iterator(self) -> Iterator[B_co]:
+        """Batches from here to the end of the epoch."""
+
+    @abstractmethod
+    def get_num_batches(self, batch_size: int | None = None) -> int:
+        """Batches of `batch_size` rows in an epoch: the same number on every rank."""
+
+    @abstractmethod
+    def reset(self, epoch: int = 0) -> None:
+        """Go back to the first row of an `epoch`."""
+
+    def __iter__(self) -> Iterator[B_co]:
+        return self.get_iterator()
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How batches are made. None of it changes what they are."""
+
+    framework: str
+    prefetch: int = 0
+    workers: int = 0
+
+
+class Batches(Protocol[B_co]):
+    """One rank's batches of a run that is cut one way: a function of the position that they begin at."""
+
+    @property
+    def cut(self) -> AnyCut: ...
+
+    def is_over(self, position: int) -> bool: ...
+
+    def batches(self, position: int, record: Record) -> Made[B_co]:
+        """(batch, position after it) from a position to the end of the run."""
+        ...
+
+    def turns(self, position: int, skipped: int, every: int, stop: int | None, record: Record) -> Iterator[B_co]:
+        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+        ...
+
+
+class Stream(ABC, Generic[B]):
+    """Rows in an order that a plan fixes: of a store, raw files, a buffer or a rollout log.
+
+    A stream has no cursor: all of it is a function of positions.
+    """
+
+    plan: Plan
+    prefetch: int = 0
+    """Batches that are made ahead, if nothing else is asked."""
+    sequences: int = 1
+    """Rows of a batch that one row of the order is: two for preference pairs."""
+    budget: Budget | None = None
+    """A budget of tokens that the stream applies itself, because its rows are not known beforehand."""
+    of_another_plan: str = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
+    """The remedy for a state of another plan."""
+
+    @abstractmethod
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> Batches[B]:
+        """Batches of `rows` rows over all ranks together. `record` says how the run cut batches so far."""
+
+    # Lengths of rows. A stream that has them can be cut by tokens, and balanced
+
+    has_lengths: bool = False
+    pad_to: Any = None
+    """How widths follow from lengths, as JSON. A state loads only where it is the same."""
+
+    def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows at some positions."""
+        raise self.without_lengths()
+
+    def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The width of a batch, by the length of its longest row: no less than that, and monotonic."""
+        raise self.without_lengths()
+
+    def longest_row(self) -> tuple[int, dict[str, Any]] | None:
+        """(tokens of the longest row, where it is), if that is known without a scan."""
+        return None
+
+    def without_lengths(self) -> SpecError:
+        return SpecError(
+            "these rows have no lengths of their own: their batches are cut by count, and not balanced",
+            parameter="batch_tokens",
+            remedy="batch_size=8; tokens= and balance= are for packed text, conversations, rollouts and their mixtures",
+        )
+
+    # States
+
+    def marks(self, position: int) -> dict[str, Any]:
+        """What a state holds besides position, plan and steps."""
+        return {}
+
+    def accept(self, state: Mapping[str, Any]) -> Self:
+        """The stream as the state knew it. Raises where the state belongs to another one."""
+        return self
+
+    def known_plan(self, fingerprint: str) -> Plan | None:
+        """A kept plan, by its fingerprint."""
+        return None
+
+    # Facts that only reading can show
+
+    def uncounted(self) -> SpecError | None:
+        """Why the number of batches is not known yet."""
+        return None
+
+    def learned(self) -> Self:
+        """The stream with the facts that reading has shown."""
+        return self
+
+    def followed(self, batch: Any) -> None:
+        """A batch that was made in another process is handed over."""
+
+    def refuse_seek(self, step: int | None) -> None:
+        """Refuse a step whose position is not known."""
+
+    def end_of_run(self, position: int) -> EndOfRun | None:
+        """Why there is nothing more, where the plan does not say."""
+        return None
+
+    # Records and reports
+
+    def opened(self, loader: Loader[B], asked: Asked) -> None:
+        """A loader was opened over the stream: background work starts here."""
+
+    def keep(self, plan: Plan) -> Self:
+        """Store the plan, as the loader cut it, beside the data. Returns the stream of the stored plan."""
+        return self
+
+    def amended(self, cursor: int, epochs: int | None, **asked: Any) -> Self:
+        """The stream with an amended plan."""
+        raise SpecError("this loader does not read stores, so it has no plan to amend", remedy="bake its data")
+
+    def stats(self, position: int) -> dict[str, Any]:
+        return {}
+
+    def compared(self) -> dict[str, Any]:
+        """Further settings that must be equal on all ranks, by name."""
+        return {}
+
+    def digested(self, batch: B) -> Any:
+        """The part of a batch that `check_sync` compares."""
+        return batch
+
+    @property
+    def row_in_words(self) -> str:
+        return "rows"
+
+    def in_words(self, plan: Plan) -> str:
+        """The lines of a loader's repr about its data. `plan` also says how it was cut into batches."""
+        return repr(plan)

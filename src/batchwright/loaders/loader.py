@@ -1,0 +1,527 @@
+"""The loader: one cursor over a stream of rows, and batches handed over from it.
+
+The cursor is a position. It moves when a batch is handed to the caller, never when one is made ahead of need. All
+else follows from the position: what comes next, how much of each source was seen, what a checkpoint must hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from inspect import GEN_CLOSED, getgeneratorstate
+from operator import index
+from typing import Any, Self, TypeVar
+
+from batchwright.deliver.ranks import find_ranks
+from batchwright.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
+from batchwright.errors import PlanError, SpecError
+from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
+from batchwright.loaders.interface import B, DataLoader, Made, Making, Record, Stream
+from batchwright.loaders.run import Run
+from batchwright.loaders.verdict import refuse_state
+from batchwright.order.budget import BudgetCut
+from batchwright.order.schedule import NEVER
+from batchwright.order.split import step_of_position
+from batchwright.plan import Plan, State
+from batchwright.settings import SETTINGS, Asked
+from batchwright.spec import at_least, whole_number
+from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike
+
+__all__ = ["Loader"]
+
+log: logging.Logger = logging.getLogger("batchwright")
+
+T = TypeVar("T")
+
+
+class Loader(DataLoader[B]):
+    """Batches from one cursor over a stream: `get_batch`, `get_iterator`, `get_num_batches`, `reset`; `state_dict` and
+    back.
+
+    Batch sizes are global: each rank gets its share of every batch.
+    """
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if "alignment" in settings:
+            raise SpecError(
+                "alignment= is gone: every batch has labels and targets",
+                parameter="alignment",
+                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
+                "batch.targets for a loop of your own",
+            )
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        stream: Stream[B],
+        asked: Asked,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        epochs: int | None = 1,
+        framework: Framework | None = None,
+    ) -> None:
+        """`stream` is read as the settings in `asked` say, `epochs` times, as arrays of `framework`, by the process
+        that `rank` and `world_size` (or else the launcher) say this is."""
+        self.stream: Stream[B] = stream
+        epochs = SETTINGS["epochs"].checked(epochs)
+        framework = framework or ("torch" if sys.modules.get("torch") else "numpy")
+        self.making: Making = Making(
+            SETTINGS["framework"].checked(framework),
+            stream.prefetch if asked["prefetch"] is None else asked["prefetch"],
+            asked["workers"] or 0,
+        )
+        if self.framework != "numpy":
+            import_module(f"batchwright.adapters.{self.framework}")  # says now if it is not installed
+        self.run: Run = Run.of(stream, asked, find_ranks(rank, world_size, asked["mesh"]), epochs)
+        self.record: Record = self.run.first_record()
+        """How the run cut batches so far."""
+        self._position = 0
+        self._made: Made[B] | None = None
+        self._made_rows = 0
+        self._made_record = self.record
+        self._generation = 0
+        self._handed_any = False
+        self._started_seconds: float | None = None
+        self._wait_seconds = 0.0
+        self._say_what_it_is()
+        self._turn_to(stream.keep(self.plan))
+        self.stream.opened(self, asked)
+
+    def _say_what_it_is(self) -> None:
+        ranks, run, name = self.run.ranks, self.run, type(self).__name__
+        log.info("%s: rank %d of %d (%s)", name, ranks.rank, ranks.world_size, ranks.found_in)
+        if ranks.world_size > 1 and run.batch_size and not self.stream.budget:
+            mine = "balanced" if run.cost else f"{len(run.share(run.batch_size))} on this rank"
+            log.info("%s: batch_size=%d over %d ranks, %s", name, run.batch_size, ranks.world_size, mine)
+        self._warn_of_dropped_rows()
+
+    def _warn_of_dropped_rows(self) -> None:
+        run, name = self.run, type(self).__name__
+        if not self.rank and (dropped := run.dropped_in_words(0)):
+            log.warning("%s: batch_size=%d %s; epoch_end='short' keeps them", name, run.batch_size, dropped)
+
+    # What it is
+
+    @property
+    def rank(self) -> int:
+        return self.run.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.run.ranks.world_size
+
+    @property
+    def framework(self) -> str:
+        return self.making.framework
+
+    @property
+    def epochs(self) -> int | None:
+        """How often the data is read; None never ends."""
+        return self.run.num_epochs
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch over all ranks together; 0 where batches are cut by tokens."""
+        return self.run.batch_size
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Tokens that a batch has at most over all ranks, padding included; None where batches are by count."""
+        budget = self.run.budget or self.stream.budget
+        return None if budget is None else budget.batch_tokens
+
+    @property
+    def row_multiple(self) -> int | None:
+        budget = self.run.budget or self.stream.budget
+        return None if budget is None else budget.row_multiple
+
+    @property
+    def plan(self) -> Plan:
+        """What fixes every row of the stream, with how this loader cut it into batches."""
+        # Of a balanced batch, rows alone do not say which rank had which.
+        run = self.run
+        return run.plan.cut_as(self.record, 1 if run.cost else run.ranks.world_size, run.sharding)
+
+    @property
+    def position(self) -> int:
+        """Rows of the global stream that were handed over, on all ranks together."""
+        return self._position
+
+    @property
+    def step(self) -> int:
+        """Batches that were handed over."""
+        return self.run.step_of(self.record, self._position)
+
+    @property
+    def epoch(self) -> int:
+        return self.run.epochs.number(self._position)
+
+    def get_num_batches(self, batch_size: int | None = None) -> int:
+        """Batches of `batch_size` rows per epoch (of the one that the cursor is in): the same on every rank."""
+        rows = self._rows_asked(batch_size)
+        if unknown := self.stream.uncounted():
+            raise unknown
+        return self.run.num_batches(self._position, rows, self.record)
+
+    def __len__(self) -> int:
+        try:
+            return self.get_num_batches()
+        except SpecError as error:
+            raise TypeError(str(error)) from None  # list(loader) asks, and takes this as an answer
+
+    # Batches
+
+    def get_batch(self, batch_size: int | None = None) -> B:
+        """The next batch, of `batch_size` rows over all ranks together. Goes on into the next epoch, if one is left."""
+        rows = self._rows_asked(batch_size)
+        began = time.perf_counter()
+        self._generation += 1
+        ready = next(self._ready(rows), None)
+        if ready is None:
+            self._close()
+            # The first pass over raw files may have ended only now, with more to come.
+            if self.run.begin(self._position, self.record)[1] or (ready := next(self._ready(rows), None)) is None:
+                raise self.run.end_of_run(self._position)
+        batch, self._position = ready
+        self.record, self._handed_any = self._made_record, True
+        self._waited(began)
+        return batch
+
+    def get_iterator(self) -> Iterator[B]:
+        """Batches from the cursor to the end of the current epoch; the next call starts the next epoch. Of a validation
+        split, each call starts at its first row.
+
+        A loader has one cursor: opening a second iterator ends the first one with an error.
+        """
+        position, is_over = self.begin_pass()
+        if is_over:
+            if self._handed_any:
+                raise self.run.end_of_run(self._position)
+            return iter(())  # a finished run, restored: there is nothing left to do, and that is no fault
+        self._generation += 1
+        return self._iterate(self._generation, self.run.epoch_end(position))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are no more batches."""
+        return self.run.begin(self._position, self.record)[1]
+
+    def begin_pass(self) -> tuple[int, bool]:
+        """Where the next pass begins, and whether there is none. A validation split is read from its first row."""
+        position, is_over = self.run.begin(self._position, self.record)
+        if self.run.plan.sources[0].split == "val" and (self._handed_any or is_over):
+            self.reset()
+            return self.run.begin(0, self.record)
+        return position, is_over
+
+    def _iterate(self, generation: int, end: int | None) -> Iterator[B]:
+        clock = time.perf_counter
+        if self._started_seconds is None:
+            self._started_seconds = clock()
+        made, plan = None, self.stream.plan.fingerprint
+        while True:
+            began = clock()
+            if generation != self._generation:
+                raise _ended_by_newer()
+            if plan != self.stream.plan.fingerprint:  # amended: this epoch may end elsewhere now
+                plan = self.stream.plan.fingerprint
+                end = self.run.epoch_end(self.run.begin(self._position, self.record)[0])
+            if end is not None and self._position >= end:
+                return
+            if made is None or made is not self._made:
+                made = self._ready(self.batch_size)
+            ready = next(made, None)
+            if ready is None:
+                self._close()
+                return
+            batch, self._position = ready
+            self.record, self._handed_any = self._made_record, True
+            self._wait_seconds += clock() - began
+            yield batch
+
+    def _rows_asked(self, batch_size: int | None) -> int:
+        """Rows of a batch where so many were asked for, or the loader's own number."""
+        if batch_size is None:
+            return self.batch_size
+        if (tokens := self.batch_tokens) is not None:
+            raise SpecError(
+                f"this loader has batches of {tokens:,} tokens at most, not of so many rows",
+                parameter="batch_size",
+                remedy="leave batch_size= out",
+            )
+        rows = at_least(1, batch_size=batch_size)
+        self.run.check_share(rows, self._position)
+        return rows
+
+    def _ready(self, rows: int) -> Made[B]:
+        """What is ready at the cursor. The cursor follows each batch that is taken from it; elsewhere it is closed."""
+        if self._made is not None and getgeneratorstate(self._made) == GEN_CLOSED:
+            self._made = None  # a read failed in it, and is tried again
+        if self._made is None or self._made_rows != rows:
+            self._close()
+            self._made_rows, self._made_record = rows, self._record(rows)
+            batches = self.stream.open(self.run, rows, self.record, self.making)
+            self._made = batches.batches(self._position, self._made_record)
+        return self._made
+
+    def _close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+        if (learned := self.stream.learned()) is not self.stream:
+            self._turn_to(learned)
+            self._warn_of_dropped_rows()
+
+    def _turn_to(self, stream: Stream[B]) -> None:
+        if stream is not self.stream:
+            self.stream, self.run = stream, replace(self.run, stream=stream)
+
+    def _record(self, rows: int) -> Record:
+        """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
+        if self.run.budget is not None or rows == self.record[-1][2]:
+            return [list(entry) for entry in self.record]
+        return self.run.goes_on(self.record, self._position, rows)
+
+    def turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[B]:
+        """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
+
+        For processes that take turns: together they give what get_iterator gives. The cursor stays where it is.
+        """
+        batches = self.stream.open(self.run, self.batch_size, self.record, self.making)
+        start = batches.cut.settle(self._position)
+        if batches.is_over(start):
+            return iter(())
+        stop, record = self.run.epoch_end(start), self._record(self.batch_size)
+        return batches.turns(start, worker + taken * workers, workers, stop, record)
+
+    def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Hand over batches that are made elsewhere: one for each step from the cursor on, which moves with them.
+
+        `begin` starts to make them from the cursor on; it is asked again where the plan is amended on the way.
+        """
+        rows, clock = self.batch_size, time.perf_counter
+        self.begin_pass()
+        self._close()
+        self._generation += 1
+        generation, began, plan = self._generation, clock(), None
+        while True:
+            if plan != self.stream.plan.fingerprint:
+                plan, cut = self.stream.plan.fingerprint, self.run.cut(rows, self.record)
+                batches = iter(begin())
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if generation != self._generation:
+                raise _ended_by_newer()
+            self.stream.followed(batch)
+            self.record = self._record(rows)
+            self._position = cut.settle(cut.after(self._position, 1))
+            self._handed_any = True
+            self._waited(began)
+            yield batch
+            began = clock()
+
+    # The cursor
+
+    def state_dict(self) -> State:
+        """Where this loader is: JSON, tens of bytes, for any number of ranks and workers."""
+        steps = [list(entry) for entry in self.record]
+        state = {"position": self._position, "plan": self.stream.plan.fingerprint, "steps": steps}
+        if self.run.budget is not None:
+            batch_in_block = BudgetCut(self.record, self.run.blocks).in_block(self._position)
+            assert batch_in_block is not None
+            state |= budget_state(batch_in_block, self.stream.pad_to)
+        return state | self.stream.marks(self._position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at `state`, exactly where a loader of the same plan was. Another batch size (by tokens: another
+        budget), other ranks or workers are fine."""
+        position, plan, steps = _read(state)
+        stream = self.stream.accept(state)
+        run, mine = replace(self.run, stream=stream), stream.plan
+        if plan != mine.fingerprint:
+            refuse_state(mine, plan, position, stream.known_plan, stream.of_another_plan)
+            if run.budget is not None:
+                raise PlanError(
+                    "this state belongs to the plan before it was amended: an amendment changes the rows of a block, "
+                    "of which this run, by tokens, may have handed over some",
+                    parameter="batch_tokens",
+                    remedy="open the loader with the plan of the state, or start anew, without it",
+                )
+        refuse_other_kind(steps, run.budget)
+        if run.budget is not None:
+            check_budget_state(state, position, steps, run.blocks, stream.pad_to)
+            steps = run.goes_on(steps, position, 0)
+        else:
+            step = None
+            if plan != mine.fingerprint:
+                older = replace(mine, amendments=mine.amendments[: mine.lineage.index(plan)])
+                step = step_of_position(steps, position, **older.epoch_spec)
+            if steps[-1][2] != run.batch_size:
+                steps = run.goes_on(steps, position, run.batch_size)
+            if step is not None:
+                steps = run.counted_on(steps, position, step)
+        self._turn_to(stream)
+        self.go_to(position, steps)
+
+    def seek(self, *, step: int | None = None, position: int | None = None) -> None:
+        """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
+        if (step is None) == (position is None):
+            raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
+        self.stream.refuse_seek(step)
+        run = self.run
+        if step is not None:
+            position = run.position_of(self.record, whole_number(step=step))
+        position = whole_number(position=position)
+        if position > NEVER:
+            raise PlanError(f"position {position} is outside any run", remedy="a position below 2^62")
+        if position < 0 or (run.end is not None and position > run.end):
+            raise PlanError(
+                f"position {position} is outside this run",
+                step=step,
+                position=position,
+                remedy=f"a position from 0 to {run.end}",
+            )
+        kept = [e for e in self.record if (e[1] <= position if step is None else e[0] <= step)]
+        if step is None or run.budget is not None or kept[-1][2] != run.batch_size:
+            kept = run.goes_on(kept, position, run.batch_size)
+        self.go_to(position, kept)
+
+    def reset(self, epoch: int = 0) -> None:
+        """Back to the first row of an `epoch`, with steps counted as if everything before it was read."""
+        begin = self.run.begin_of_epoch(epoch) if at_least(0, epoch=epoch) else 0
+        record = self.run.first_record()
+        self.go_to(begin, self.run.goes_on(record, begin, self.batch_size) if begin else record)
+
+    def go_to(self, position: int, record: Record) -> None:
+        """Put the cursor at a `position`. `record` says how batches were cut before it."""
+        self._close()
+        self._position, self.record, self._handed_any = position, record, False
+        self._generation += 1
+
+    def amend(
+        self,
+        *,
+        at: int | None = None,
+        weights: WeightsLike | None = None,
+        add: Mapping[str, SourceLike] | None = None,
+        skip: Skip | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+        num_rows: int | None = None,
+        num_tokens: int | None = None,
+    ) -> Plan:
+        """Change the plan from the cursor on (or from a later position `at`), and go on with it. Returns the new plan.
+
+        `weights` as when opening, from `at` on. `add` has sources that join or have grown, by name. `skip` is (first,
+        last), a position, or a list of these. `max_epochs` sets caps anew, `num_rows` or `num_tokens` where the stream
+        ends, counted from its beginning. docs/mixing.md has a table.
+
+        Nothing before changes, every source goes on where it is, and states that were saved before still load. An
+        iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
+        """
+        if self.run.budget is not None:
+            raise SpecError(
+                "a run by tokens cannot be amended: rows of the block in which it is would change, of which it has "
+                "handed over some",
+                parameter="batch_tokens",
+                remedy="batch_size=, or a new run",
+            )
+        asked: dict[str, Any] = {"at": at, "weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
+        asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
+        step = self.step
+        amended = self.stream.amended(self._position, self.epochs, **asked)
+        self._close()
+        self._turn_to(amended)
+        self.record = self.run.counted_on(self.record, self._position, step)
+        self._turn_to(self.stream.keep(self.plan))
+        return self.plan
+
+    # What was seen
+
+    def stats(self) -> dict[str, Any]:
+        """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
+        elapsed = 0.0 if self._started_seconds is None else time.perf_counter() - self._started_seconds
+        return {
+            "step": self.step,
+            "position": self._position,
+            "epoch": self.epoch,
+            **self.stream.stats(self._position),
+            "data_wait_percent": 100 * self._wait_seconds / elapsed if elapsed else 0.0,
+        }
+
+    def _waited(self, began: float) -> None:
+        now = time.perf_counter()
+        if self._started_seconds is None:
+            self._started_seconds = began
+        self._wait_seconds += now - began
+
+    # Ranks and processes
+
+    def check_sync(self, group: ProcessGroup | None = None) -> SyncReport:
+        """Prove, under torch.distributed, that all ranks belong to one run. Call it on every rank: all raise, or none.
+
+        All must hold the same plan, position, batch size and sharding; every share of a batch must have its rank; and
+        replicas (tensor, pipeline, context parallel) must get an equal next batch. The cursor stays where it is.
+        `group` is the processes that train together: by default all.
+        """
+        batch, failure = digests_of_next(lambda: self.stream.digested(self.twin(alone=True).get_batch()))
+        settings = {**self.run.compared(), "position": self._position, "steps": self.record}
+        mine = Standing(rank=self.rank, step=self.step, settings=settings, batch=batch, failure=failure)
+        return check_standing(mine, self.stream.plan, group)
+
+    def twin(self, framework: Framework | None = None, *, alone: bool = False) -> Self:
+        """A loader at the same place, with a cursor of its own: for another `framework`, or without helpers, in a
+        process that is one itself (`alone`)."""
+        twin = copy.copy(self)  # without what is not pickled
+        twin._turn_to(copy.copy(self.stream))
+        making = Making(framework or self.framework)
+        twin.making = making if alone else replace(self.making, framework=making.framework)
+        return twin
+
+    def torch(self) -> Any:
+        """This loader as a torch IterableDataset of whole batches: `DataLoader(loader.torch(), batch_size=None)`."""
+        from batchwright.adapters.torch import TorchBatches
+
+        return TorchBatches(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The two must go on sharing one stream.
+        return self.__dict__ | {"_made": None}  # another process makes its own
+
+    def __repr__(self) -> str:
+        at = f"at step {self.step:,} (position {self._position:,})"
+        run = self.run.in_words(self._position, self.record, self.framework)
+        return f"{type(self).__name__}: {run}, {at}\n{self.stream.in_words(self.plan)}"
+
+
+def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
+    """(position, plan, steps) of a state."""
+    try:
+        position, plan = index(state["position"]), state["plan"]
+        steps = [[index(number) for number in entry] for entry in state["steps"]]
+        is_even = all(len(e) in (3, 4) and len(e) == len(steps[0]) and min(e[2:]) >= 1 for e in steps)
+        if not 0 <= position <= NEVER or not is_even or steps[0][:2] != [0, 0] or steps != sorted(steps):
+            raise ValueError
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise PlanError(
+            "this is not a loader's state", got=_shortened(state), remedy="what state_dict() returned"
+        ) from None
+    return position, plan, steps
+
+
+def _ended_by_newer() -> PlanError:
+    return PlanError(
+        "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
+        remedy="open a second loader to read twice at once",
+    )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,332 @@
+"""A run: one plan, cut into batches and shared among ranks. Arithmetic on positions, without a cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.deliver.ranks import Ranks
+from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.loaders.budget import (
+    Budget,
+    budget_of,
+    cost_of,
+    position_of_budget_step,
+    step_of_budget_position,
+    with_budget,
+)
+from batchwright.loaders.interface import Record, Stream
+from batchwright.loaders.steps import AnyCut, Steps
+from batchwright.order.balance import Balancing
+from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
+from batchwright.order.epochs import Epochs
+from batchwright.order.sharding import Sharding, Share, sharding_of
+from batchwright.order.split import Cut, position_of_step, step_of_position
+from batchwright.plan import Plan
+from batchwright.settings import SETTINGS, Asked
+
+__all__ = ["DEFAULT_BATCH", "Run"]
+
+DEFAULT_BATCH: int = SETTINGS["batch_size"].default
+"""Rows of a batch, over all ranks together, where nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A stream, and the settings of a loader: where batches begin and end, and which rank gets which rows."""
+
+    stream: Stream[Any]
+    ranks: Ranks
+    batch_size: int
+    """Rows of a batch over all ranks together; 0 where a budget says how large a batch is."""
+    num_epochs: int | None
+    """None never ends."""
+    budget: Budget | None
+    cost: Balancing | None
+    equal_counts: bool
+    uneven: bool
+    sharding: Sharding
+
+    @classmethod
+    def of(cls, stream: Stream[Any], asked: Asked, ranks: Ranks, epochs: int | None) -> Run:
+        """The run that settings ask for. They are checked against the stream before anything is read."""
+        sharding = sharding_of(asked["sharding"])
+        equal_counts, uneven = asked["equal_counts"] is not False, bool(asked["uneven"])
+        budget = budget_of(
+            asked["batch_tokens"],
+            asked["row_multiple"],
+            batch_size=asked["batch_size"],
+            epoch_end=stream.plan.epoch_end,
+            world=ranks.world_size,
+            uneven=uneven or not equal_counts,
+        )
+        run = cls(
+            stream=stream,
+            ranks=ranks,
+            batch_size=0 if budget else asked["batch_size"] or _batch_of(stream.plan),
+            num_epochs=epochs,
+            budget=budget,
+            cost=cost_of(asked["balance"], equal_counts=equal_counts, sharding=sharding),
+            equal_counts=equal_counts,
+            uneven=uneven,
+            sharding=sharding,
+        )
+        run.check_share(run.batch_size, 0)
+        run._refuse_long_rows()
+        if run.begin(0, run.first_record())[1]:
+            raise SpecError(
+                f"batch_size={run.batch_size} is more than the whole run, which has {run.end} rows",
+                parameter="batch_size",
+                remedy=f"batch_size={run.end} or less, or more epochs",
+            )
+        return run
+
+    @property
+    def plan(self) -> Plan:
+        return self.stream.plan
+
+    # Steps, by count or by tokens
+
+    def first_record(self) -> Record:
+        return [[0, 0, self.batch_size] if self.budget is None else self.budget.entry(0, 0)]
+
+    def step_of(self, record: Record, position: int) -> int:
+        """The step that uses a position, or would use it next."""
+        if self.budget is not None:
+            return step_of_budget_position(record, position, self.blocks)
+        return step_of_position(record, position, **self.plan.epoch_spec)
+
+    def position_of(self, record: Record, step: int) -> int:
+        if self.budget is not None:
+            return position_of_budget_step(record, step, self.blocks, self.end)
+        return position_of_step(record, step, **self.plan.epoch_spec)[0]
+
+    def goes_on(self, record: Record, position: int, rows: int) -> Record:
+        """A record of steps that goes on from `position` with `rows` a step, or with this run's budget."""
+        if self.budget is not None:
+            return with_budget(record, position, self.budget, self.blocks)
+        step = self.step_of(record, position)
+        at = self.position_of(record, step)
+        if at == position and record[-1][2] == rows:
+            return record
+        step += at < position  # inside a step: what was used of it counts as a step
+        return [*(entry for entry in record if entry[0] < step), [step, position, rows]]
+
+    def counted_on(self, record: Record, position: int, step: int) -> Record:
+        """A record in which the next batch is number `step`, also where epochs now end elsewhere."""
+        if self.position_of(record, step) == position:
+            return record
+        kept = [entry for entry in record if entry[0] < step] if step else []
+        return [*kept, [step, position, record[-1][2]]]
+
+    def cut(self, rows: int, record: Record) -> AnyCut:
+        return self.cut_by_count(rows) if self.budget is None else BudgetCut(record, self.blocks)
+
+    def cut_by_count(self, rows: int) -> Cut:
+        return Cut(rows_per_step=rows, **self.plan.epoch_spec)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The cuts of blocks by tokens."""
+        return Blocks(self.epochs, self.plan.seed, self.stream.lengths_at, self._tokens_of)
+
+    def _tokens_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.stream.widths_of(lengths) * self.stream.sequences
+
+    def _refuse_long_rows(self) -> None:
+        """Refuse a budget that some row does not fit into."""
+        if self.is_planned and not self.stream.has_lengths:
+            raise self.stream.without_lengths()
+        longest = None if self.budget is None else self.stream.longest_row()
+        if self.budget is None or longest is None:
+            return
+        try:
+            refuse_wide_rows(
+                self._tokens_of(np.array([longest[0]])), self.budget.batch_tokens, self.budget.row_multiple
+            )
+        except SpecError as error:
+            error.where.update(longest[1])
+            raise
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether each step is planned from the lengths of its rows."""
+        return self.budget is not None or self.cost is not None
+
+    def steps(self, rows: int, record: Record) -> Steps:
+        """The steps of this run, planned from the lengths of rows."""
+        return Steps(
+            cut=self.cut(rows, record),
+            end=self.end,
+            rank=self.ranks.rank,
+            world=self.ranks.world_size,
+            sharding=self.sharding,
+            lengths_at=self.stream.lengths_at,
+            widths_of=self.stream.widths_of,
+            cost=self.cost,
+            equal_counts=self.equal_counts,
+            pad_to=self.stream.pad_to,
+        )
+
+    # Ends
+
+    @property
+    def epochs(self) -> Epochs:
+        epochs: Epochs = self.plan.epoch_spec["epochs"]
+        return epochs
+
+    @property
+    def end(self) -> int | None:
+        """The position at which the run ends; None for an endless one."""
+        end = self.epochs.end_of(self.num_epochs)
+        return None if end is None else self.epochs.skips.position(end)
+
+    def epoch_end(self, position: int) -> int | None:
+        """The end of the epoch that a position lies in; None for a stream without epochs."""
+        skips = self.epochs.skips
+        end = self.epochs.span(skips.live(position))[2]
+        return None if end is None else skips.position(end)
+
+    def begin(self, position: int, record: Record) -> tuple[int, bool]:
+        """Where the next batch after a position begins, and whether the run is over there."""
+        cut = self.cut(self.batch_size, record)
+        position = cut.settle(position)
+        return position, cut.is_over(position, self.end)
+
+    def after_pass(self, position: int, record: Record) -> int:
+        """Where the pass after the one from a position on begins. (A pass without an end is begun again.)"""
+        if self.plan.sources[0].split == "val":
+            return 0
+        cut, (start, is_over) = self.cut(self.batch_size, record), self.begin(position, record)
+        stop = self.epoch_end(start)
+        if stop is None or is_over:
+            return start
+        if not isinstance(cut, Cut) or not cut.is_linear:
+            return stop
+        live, end = cut.epochs.skips.live, self.end
+        steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
+        if end is not None:
+            steps = min(steps, (live(end) - live(start)) // cut.rows_per_step)
+        return cut.after(start, steps)
+
+    def begin_of_epoch(self, epoch: int) -> int:
+        """The position at which an epoch begins."""
+        begin = self.epochs.begin_of(epoch)
+        if begin is None or (self.num_epochs is not None and epoch >= self.num_epochs):
+            raise PlanError(f"this run has no epoch {epoch}", parameter="epoch", remedy="reset(), or more epochs")
+        return begin
+
+    def num_batches(self, position: int, rows: int, record: Record) -> int:
+        """Batches of the epoch that a position lies in."""
+        live = self.epochs.skips.live(position)
+        if self.epochs.span(live)[2] is None:
+            raise SpecError(
+                "a mixture by weights has no end, so no number of batches",
+                parameter="num_rows",
+                remedy="Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'",
+            )
+        end = self.epochs.end_of(self.num_epochs)
+        return self.cut(rows, record).steps_of_epoch(live if end is None else min(live, end - 1))
+
+    def end_of_run(self, position: int) -> EndOfRun:
+        epochs = "" if self.num_epochs is None else f"{_counted(self.num_epochs, 'epoch')}, "
+        return self.stream.end_of_run(position) or EndOfRun(
+            f"the run is over: {epochs}{position:,} rows",
+            remedy="reset() to start again; its sources have given what they may: amend(max_epochs=...) allows more"
+            if self.num_epochs is None or self.epochs.limit is not None
+            else f"epochs={self.num_epochs + 1} for more, epochs=None for no end, or reset() to start again",
+        )
+
+    # Shares of ranks
+
+    @property
+    def share(self) -> Callable[[int], Share]:
+        """This rank's rows of a batch of some size. Batches keep it, so it does not keep the run."""
+        return partial(_rows_of_rank, self.sharding, self.ranks.rank, self.ranks.world_size)
+
+    def check_share(self, rows: int, position: int) -> None:
+        """Refuse a size of full batches that ranks cannot share."""
+        world = self.ranks.world_size
+        if rows % world and not self.uneven and self.equal_counts:
+            up = -(-rows // world) * world
+            down = f"{up - world} or " if up > world else ""
+            raise SpecError(
+                f"batch_size={rows} does not divide by world_size={world}",
+                parameter="batch_size",
+                remedy=f"batch_size={down}{up} (it is global: each rank gets its share), or Batching(uneven=True)",
+            )
+        self.sharding.share(rows, rank=self.ranks.rank, world=world, uneven=self.uneven)
+        if self.plan.epoch_end == "short" and (partial := self.partial_rows(rows, position)):
+            self.share(partial)  # now, not at the end of the epoch: a strategy may fail for it
+
+    def partial_rows(self, rows: int, position: int) -> int:
+        """Rows of the last, partial batch of an epoch, or of a run whose steps cross epochs; 0: there is none."""
+        if self.budget is not None:
+            return 0
+        live, end = self.epochs.skips.live, self.end
+        if self.cut_by_count(rows).is_linear:
+            return 0 if end is None else live(end) % rows
+        _, start, stop = self.epochs.span(live(position))
+        return 0 if stop is None else (stop - start) % rows
+
+    def dropped_in_words(self, position: int) -> str:
+        """The rows that no batch has, in words; empty where there are none."""
+        dropped = self.partial_rows(self.batch_size, position) if self.plan.epoch_end in ("drop", "wrap") else 0
+        where = "the run" if self.cut_by_count(self.batch_size or 1).is_linear else "each epoch"
+        return f"drops the last {_counted(dropped, 'row')} of {where}" if dropped else ""
+
+    # What it says of itself
+
+    def compared(self) -> dict[str, Any]:
+        """The settings that must be equal on all ranks, by name."""
+        world = self.ranks.world_size
+        return {
+            "plan": self.plan.fingerprint,
+            "batch_size": self.batch_size,
+            "epochs": self.num_epochs,
+            "world_size": world,
+            "sharding": self.sharding.describe(self.batch_size or world, world),
+            "balance": None if self.cost is None else [str(self.cost), self.equal_counts],
+            **self.stream.compared(),
+            **({"pad_to": self.stream.pad_to} if self.is_planned else {}),  # steps, or shares, depend on it
+        }
+
+    def in_words(self, position: int, record: Record, framework: str) -> str:
+        ranks, budget = self.ranks, self.budget or self.stream.budget
+        mine = "" if self.is_planned or budget else f" gets {len(self.share(self.batch_size))}"
+        rank = f", rank {ranks.rank} of {ranks.world_size}{mine}" if ranks.world_size > 1 else ""
+        pairs = " pairs" * (self.stream.sequences > 1)
+        size = f"{self.batch_size}{pairs} {self.stream.row_in_words}"
+        size = size if budget is None else f"at most {budget.batch_tokens:,} tokens"
+        size += ", balanced" * (self.cost is not None)
+        is_counted = self.stream.uncounted() is None
+        has_end = is_counted and self.epochs.span(self.epochs.skips.live(position))[2] is not None
+        is_endless = self.num_epochs is None or (is_counted and not has_end)
+        length = "endless" if is_endless else _counted(self.num_epochs or 1, "epoch")
+        if has_end:
+            dropped = self.dropped_in_words(position)
+            steps = _counted(self.num_batches(position, self.batch_size, record), "step")
+            length += f", {steps} an epoch{f' ({dropped})' if dropped else ''}"
+        return f"batches of {size} ({framework}){rank}, {length}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "blocks"}
+
+
+def _batch_of(plan: Plan) -> int:
+    """Rows of a batch where nothing is said: what the plan's run had."""
+    return plan.steps[-1][2] if len(plan.runs) == 1 else DEFAULT_BATCH
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _rows_of_rank(sharding: Sharding, rank: int, world: int, rows: int) -> Share:
+    """A rank's rows of a batch of `rows`; the one after the last, which has weight 0, where it gets none."""
+    return sharding.share(rows, rank=rank, world=world) or range(rows, rows + 1)

@@ -1,0 +1,213 @@
+"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept beside its stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.assemble.batch import Padding
+from batchwright.assemble.samples import SampleRows
+from batchwright.errors import PlanError, SpecError
+from batchwright.flow import Flow
+from batchwright.loaders.interface import Making, Record, Stream
+from batchwright.loaders.loader import Loader
+from batchwright.loaders.planned import PlannedBatches
+from batchwright.loaders.planning import open_flow
+from batchwright.loaders.read_ahead import start_read_ahead
+from batchwright.loaders.run import Run
+from batchwright.loaders.stream import CountedBatches, NumpyBlocks
+from batchwright.memory import BlockPool
+from batchwright.plan import Plan
+from batchwright.plans import find_plan, keep_plan, with_places
+from batchwright.settings import Asked, Fields
+from batchwright.spec import at_least, one_of
+from batchwright.store.reader import Store
+from batchwright.store.stream import TokenStream
+from batchwright.types import TrainingBatch
+
+__all__ = ["StoreStream", "blocks_of", "check_tokenizer", "open_stores", "padding_of"]
+
+
+class StoreStream(Stream[TrainingBatch]):
+    """Rows of token streams. Lengths are those of samples; windows have none."""
+
+    def __init__(self, plan: Plan, flow: Flow) -> None:
+        self.plan: Plan = plan
+        self.flow: Flow = flow
+        # Tokens alone, or for rows of samples also weights, targets, masks, ids and a scratch.
+        self.pool: BlockPool = BlockPool(7 if flow.has_samples else 1)
+        self.sequences: int = flow.sequences
+        self.has_lengths: bool = flow.has_samples
+        to = flow.padding.to
+        self.pad_to: Any = list(to) if isinstance(to, tuple) else to
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreStream, (self.plan, self.flow)
+
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> CountedBatches | PlannedBatches:
+        shared: dict[str, Any] = {
+            "flow": self.flow,
+            "names": self.flow.order.names,
+            "row_tokens": self.flow.row_tokens,
+            "sequences": self.sequences,
+            "plan": self.plan.fingerprint,
+            "adapt": blocks_of(making.framework),
+            "pool": self.pool,
+            "prefetch": making.prefetch,
+            "workers": making.workers,
+            "tokenizer": next((str(store.folder / "tokenizer.json") for store in self.stores), None),
+        }
+        if not run.is_planned:
+            return CountedBatches(cut=run.cut_by_count(rows), share=run.share, end=run.end, **shared)
+        most = run.budget.batch_tokens if run.budget else rows * self.sequences * self.flow.row_tokens
+        return PlannedBatches(steps=run.steps(rows, record), most_tokens=most, **shared)
+
+    # Lengths
+
+    def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.flow.lengths(positions)
+
+    def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.flow.padding.widths(longest, self.flow.row_tokens)
+
+    def longest_row(self) -> tuple[int, dict[str, Any]] | None:
+        samples = [rows for rows in self.flow.rows if isinstance(rows, SampleRows)]
+        if len(samples) < len(self.flow.rows):
+            return None
+        rows, (row, tokens) = max(((rows, rows.longest()) for rows in samples), key=lambda pair: pair[1][1])
+        return tokens, {"row": row, "source": rows.name}
+
+    # Plans
+
+    @property
+    def stores(self) -> list[Store]:
+        """The stores that it reads."""
+        return list({stream.store.path: stream.store for stream in self._streams.values()}.values())
+
+    @property
+    def _streams(self) -> dict[str, TokenStream]:
+        return {rows.name: rows.stream for rows in self.flow.stored if isinstance(rows.stream, TokenStream)}
+
+    def known_plan(self, fingerprint: str) -> Plan | None:
+        try:
+            return find_plan(self.stores, fingerprint)
+        except PlanError:
+            return None
+
+    def keep(self, plan: Plan) -> Self:
+        """Write the plan beside its stores: what a run did can be found out from them alone."""
+        found = with_places(plan, self._streams)
+        for store in self.stores:
+            keep_plan(store.path, found)
+        return type(self)(replace(self.plan, places=found.places), self.flow)
+
+    def opened(self, loader: Loader[TrainingBatch], asked: Asked) -> None:
+        start_read_ahead(loader, asked["read_ahead"])
+
+    def amended(self, cursor: int, epochs: int | None, **asked: Any) -> Self:
+        from batchwright.loaders.amending import amend_flow
+
+        plan, flow = amend_flow(self.plan, self.flow, cursor, epochs, **asked)
+        return type(self)(plan, flow)
+
+    # What is said of it
+
+    def stats(self, position: int) -> dict[str, Any]:
+        tokens = [
+            round(count * _tokens_per_row(rows, self.flow.row_tokens))
+            for count, rows in zip(self.flow.order.given(position), self.flow.rows, strict=True)
+        ]
+        return {
+            "tokens": sum(tokens),
+            "tokens_per_source": dict(zip(self.flow.order.names, tokens, strict=True)),
+        }
+
+    @property
+    def row_in_words(self) -> str:
+        return f"x {self.flow.width_in_words}"
+
+
+def open_stores(
+    streams: Mapping[str, TokenStream], plan: Plan, asked: Asked, pad_to: str = "max_length"
+) -> StoreStream:
+    """The stream that a plan means, with the fields that are asked for, padded as asked or else as `pad_to` says.
+
+    What says which sample a token is of is given where rows are packed, if nothing else is asked.
+    """
+    is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
+    fields = Fields(**asked.some(*Fields.names())).with_defaults(is_packed)
+    padding = padding_of(asked.get("pad_to", pad_to), asked.get("padding_side", "right"), plan.row_tokens)
+    return StoreStream(plan, open_flow(streams, plan, fields, padding))
+
+
+def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
+    """What `pad_to` and `padding_side` ask for.
+
+    >>> padding_of([512, 128], "right", 2048)
+    Padding(to=(128, 512), left=False)
+    """
+    left = one_of(("right", "left"), padding_side=padding_side) == "left"
+    if pad_to in ("longest", "max_length"):
+        return Padding(pad_to, left)
+    if isinstance(pad_to, int) and not isinstance(pad_to, bool):
+        return Padding(at_least(1, pad_to=pad_to), left)
+    if isinstance(pad_to, list | tuple) and pad_to:
+        buckets = tuple(sorted(at_least(1, pad_to=width) for width in pad_to))
+        if buckets[-1] > row_tokens:
+            raise SpecError(
+                f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
+                parameter="pad_to",
+                remedy=f"buckets of {row_tokens:,} or less",
+            )
+        return Padding(buckets, left)
+    raise SpecError(
+        f"pad_to={pad_to!r} is no width",
+        parameter="pad_to",
+        remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
+    )
+
+
+def check_tokenizer(store: Store, tokenizer: Any) -> None:
+    """Refuse a tokenizer that is not the one of the store."""
+    from batchwright.prepare.tokenizers import resolve_tokenizer
+
+    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
+    if resolved.kind == "chars" and resolved.chars is None:
+        matches = store.manifest.tokenizer["kind"] == "chars"
+    else:
+        matches = resolved.fingerprint == store.manifest.tokenizer["fingerprint"]
+    if not matches:
+        raise SpecError(
+            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
+            parameter="tokenizer",
+            baked_with=store.manifest.tokenizer["name"],
+            remedy="leave tokenizer= out, or bake again with this one",
+        )
+
+
+def _tokens_per_row(rows: Any, of_flow: int) -> float:
+    """Exact for windows; the mean for rows that are made of whole documents."""
+    if isinstance(rows, SampleRows):
+        return rows.num_tokens / rows.num_rows
+    return float(getattr(rows, "row_tokens", of_flow))
+
+
+def blocks_of(framework: str) -> Any:
+    """What turns blocks into a framework's tensors."""
+    if framework == "torch":
+        from batchwright.adapters.torch import TorchBlocks
+
+        return TorchBlocks()
+    if framework == "jax":
+        from batchwright.adapters.jax import JaxBlocks
+
+        return JaxBlocks()
+    if framework == "mlx":
+        from batchwright.adapters.mlx import MlxBlocks
+
+        return MlxBlocks()
+    return NumpyBlocks()
