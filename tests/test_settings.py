@@ -68,6 +68,9 @@ def test_the_page_of_settings_is_made_of_the_declarations():
         (Batching, {"tokens": 1.5}, "batch_tokens"),
         (Batching, {"epoch_end": "never"}, "epoch_end"),
         (Delivery, {"workers": -1}, "workers"),
+        (Fields, {"border_loss": 0}, "border_loss"),
+        (Batching, {"uneven": "no"}, "uneven"),
+        (Batching, {"pad_to": [64, 0]}, "pad_to"),
     ],
 )
 def test_a_wrong_setting_is_refused_where_it_is_written(value, wrong, parameter):
@@ -80,6 +83,11 @@ def test_a_value_in_the_place_of_another_is_refused(small_store):
         bw.PretrainDataLoader(small_store, chunk_size=64, shuffle=Batching(4))
     with refused(bw.SpecError, "Fields", parameter="fields", remedy="Fields(position_ids="):
         bw.PretrainDataLoader(small_store, chunk_size=64, fields=True)
+
+
+def test_numbers_and_truths_may_be_of_numpy(small_store):
+    assert Fields(border_loss=np.False_) == Fields(border_loss=False)
+    assert Batching(np.int64(8), pad=np.int64(1), pad_to=np.array([64, 32])) == Batching(8, pad=1, pad_to=[64, 32])
 
 
 def test_the_short_form_means_the_value(small_store):
@@ -126,10 +134,17 @@ def test_what_is_given_beside_a_plan_must_be_as_in_the_plan(small_store, name, g
         bw.PretrainDataLoader(small_store, plan=plan, **given)
 
 
-def test_a_plan_beside_its_own_settings_is_fine(small_store):
+@pytest.mark.parametrize("weights", [None, Mixture({"web": 0.5, "code": 0.5}, max_epochs=2)])
+def test_a_plan_beside_its_own_settings_is_fine(small_store, weights):
     settings: dict[str, Any] = {"chunk_size": 64, "seed": 7, "shuffle": Shuffle("pool", pool_rows=64), "batch_size": 4}
-    plan = bw.PretrainDataLoader(small_store, **settings).plan
-    assert bw.PretrainDataLoader(small_store, plan=plan, **settings).plan == plan
+    plan = bw.PretrainDataLoader(small_store, weights=weights, **settings).plan
+    assert bw.PretrainDataLoader(small_store, plan=plan, weights=weights, **settings).plan == plan
+
+
+def test_a_plan_of_a_nested_mixture_beside_its_own_weights_is_fine(small_store):
+    sources = {"both": bw.PretrainDataLoader(small_store, chunk_size=64), "more": small_store}
+    plan = bw.MixedDataLoader(sources, {"both": 0.3, "more": 0.7}).plan
+    assert bw.MixedDataLoader(sources, {"both": 0.3, "more": 0.7}, plan=plan).plan.fingerprint == plan.fingerprint
 
 
 # Raw files
@@ -254,7 +269,7 @@ def test_a_loader_of_ones_own_has_four_methods():
 @pytest.mark.parametrize("rows", [None, 1, 3, 4])
 def test_as_many_batches_as_it_says(open_any, rows):
     loader = open_any(batch_size=4)
-    if loader.stream.uncounted():
+    if loader.stream.why_uncounted():
         list(loader)
         loader.reset()
     expected, steps = loader.get_num_batches(batch_size=rows), 0
@@ -319,6 +334,18 @@ def test_mixtures_take_budgets_and_balance(chat_store, size):
     assert len(set(rows)) >= opened[0].plan.epoch_rows - 8
 
 
+@pytest.mark.parametrize("fields", [Fields(cu_seqlens=True), Fields(roles=True)])
+def test_fields_that_windows_do_not_have_are_refused(small_store, fields):
+    with refused(bw.SpecError, parameter=next(iter(fields.given()))):
+        bw.PretrainDataLoader(small_store, chunk_size=64, fields=fields)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["gae"], np.True_])
+def test_advantages_that_are_none_are_refused(wrong):
+    with refused(bw.SpecError, parameter="compute_advantages"):
+        bw.RolloutDataLoader(ROLLOUTS, None, wrong, vocab_size=10)
+
+
 def test_windows_in_a_mixture_have_no_lengths(small_store):
     with refused(bw.SpecError, parameter="batch_tokens"):
         bw.MixedDataLoader({"a": small_store}, chunk_size=64, batch_size=Batching(tokens=4096))
@@ -363,6 +390,23 @@ def test_a_balancing_that_loses_rows_is_refused(chat_store, divide):
     )
     with refused(bw.SpecError, "broken", parameter="balance"):
         loader.get_batch()
+
+
+def test_a_balancing_may_give_the_larger_part_to_any_rank():
+    """Of the last, short batch ranks get 3 and 2 rows, or 2 and 3: which of them gets more is decided afterwards."""
+
+    @bw.register_balancing("first")
+    def first(costs, world_size, equal_counts):
+        return [range(0, len(costs), 2), range(1, len(costs), 2)]
+
+    def read(rank: int) -> list[list[int]]:
+        size = Batching(4, balance="first")
+        loader = bw.RolloutDataLoader(ROLLOUTS[:9], vocab_size=10, batch_size=size, rank=rank, world_size=2)
+        return [[int(p) for p, w in zip(facts(b), b.metadata["weight"], strict=True) if w] for b in loader]
+
+    ranks = [read(rank) for rank in (0, 1)]
+    assert [len(batch) for batch in ranks[0]][:2] == [2, 2]
+    assert sorted(position for batches in ranks for batch in batches for position in batch) == [*range(9)]
 
 
 def test_a_registered_balancing_is_as_good_as_ours_where_it_is_ours(chat_store):

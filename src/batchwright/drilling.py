@@ -38,7 +38,7 @@ from batchwright.plan import Plan, State
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.processes import Worker
 from batchwright.settings import Asked, Batching, Delivery, Fields
-from batchwright.spec import at_least
+from batchwright.spec import at_least, counted
 from batchwright.store.reader import Store
 from batchwright.types import TrainingBatch
 from batchwright.typing import PlanLike, StoreLike
@@ -63,7 +63,7 @@ class Leg:
 
     def __str__(self) -> str:
         ahead = f", prefetch {self.prefetch}" if self.prefetch else ""
-        return f"{_counted(self.ranks, 'rank')}, {_counted(self.workers, 'worker')}{ahead}"
+        return f"{counted(self.ranks, 'rank')}, {counted(self.workers, 'worker')}{ahead}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,7 +341,7 @@ def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
     expected = len(true.tokens[mine])
     rows = len(record.tokens) if expected or record.is_real.any() else 0  # a rank without a row has one of weight 0
     if rows != expected:
-        return f"{_counted(rows, 'row')} instead of {expected}"
+        return f"{counted(rows, 'row')} instead of {expected}"
     for name, one, two in (
         ("tokens", true.tokens, record.tokens),
         ("targets, masks or position", true.rest, record.rest),
@@ -464,7 +464,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, WorkerError):
         return error.headline
     return str(error).splitlines()[0] if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {error}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

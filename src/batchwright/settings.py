@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from batchwright.errors import SpecError
 from batchwright.spec import at_least, one_of, whole_number
@@ -42,7 +42,7 @@ class Setting:
     streams: bool | tuple[Any, ...] = True
     """Whether a stream over raw files takes it, or the values that it takes."""
     metavar: str | None = None
-    """The name of its value on the command line. None: it has no flag."""
+    """The name of its value on the command line; empty for a switch. None: it has no flag."""
     home: str = ""
     """The class that holds it. Empty: it is a plain keyword."""
 
@@ -55,6 +55,11 @@ class Setting:
 def setting(help: str, *, name: str = "", choices: tuple[str, ...] = (), **facts: Any) -> Any:
     """Declare a setting as a field of a value."""
     return field(default=None, metadata={"setting": _declared(name, help, choices, **facts)})
+
+
+def switch(help: str, **facts: Any) -> Any:
+    """Declare a setting that is True or False."""
+    return setting(help, check=_switch, **facts)
 
 
 def _declared(name: str, help: str, choices: tuple[str, ...] = (), **facts: Any) -> Setting:
@@ -79,6 +84,26 @@ def _no_record(_: Plan) -> Any:
 _COUNT = partial(at_least, 1)
 
 
+def _switch(**parameter: Any) -> bool:
+    ((name, value),) = parameter.items()
+    if value in (True, False) and type(value).__name__ in ("bool", "bool_"):  # NumPy's too
+        return bool(value)
+    raise SpecError(f"{name}={value!r} is neither True nor False", parameter=name, remedy=f"{name}=True")
+
+
+def _token(**parameter: Any) -> int | str:
+    ((_, value),) = parameter.items()
+    return value if isinstance(value, str) else at_least(0, **parameter)
+
+
+def _width(pad_to: Any) -> Any:
+    if isinstance(pad_to, str) or pad_to is None:
+        return pad_to
+    if hasattr(pad_to, "__len__"):
+        return [at_least(1, pad_to=width) for width in pad_to]
+    return at_least(1, pad_to=pad_to)
+
+
 class Value:
     """A few settings together. Settings that are not given are as the plan or the default says."""
 
@@ -93,7 +118,7 @@ class Value:
         for each, declared in _declarations(type(self)):
             object.__setattr__(self, each, declared.checked(getattr(self, each)))
 
-    def _named(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The settings that were given, by the names that errors and flags use."""
         values = ((declared.name, getattr(self, each)) for each, declared in _declarations(type(self)))
         return {name: value for name, value in values if value is not None}
@@ -128,11 +153,7 @@ def _declarations(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
     """(field, its declaration under its full name) of a value."""
     for each in fields(cls):
         declared: Setting = each.metadata["setting"]
-        yield each.name, _named(declared, declared.name or each.name, cls.__name__)
-
-
-def _named(declared: Setting, name: str, home: str) -> Setting:
-    return replace(declared, name=name, home=home)
+        yield each.name, replace(declared, name=declared.name or each.name, home=cls.__name__)
 
 
 @dataclass(frozen=True)
@@ -163,12 +184,15 @@ class Shuffle(Value):
         streams=False,
         metavar="N",
     )
-    recut: bool | None = setting(
-        "whether each epoch cuts windows at other places", default=True, planned=_same("recut")
+    recut: bool | None = switch(
+        "whether each epoch cuts windows at other places",
+        default=True,
+        planned=_same("recut"),
+        metavar="",
     )
 
 
-_SCOPES: tuple[Any, ...] = ("global", "pool", "window", "none")
+_SCOPES: tuple[Any, ...] = get_args(Scope)
 
 
 @dataclass(frozen=True)
@@ -246,11 +270,12 @@ class Batching(Value):
         default=False,
         streams=False,
     )
-    equal_counts: bool | None = setting(
+    equal_counts: bool | None = switch(
         "whether ranks get equally many rows of a balanced batch", default=True, streams=False
     )
     pad_to: PadTo | None = setting(
         "how wide a batch is: its longest row, max_length, a multiple, or the next of a list",
+        check=_width,
         default="longest for single samples, max_length for packed rows and mixtures",
         streams=False,
     )
@@ -259,6 +284,7 @@ class Batching(Value):
     )
     pad: int | str | None = setting(
         "the token, or its id, that fills up short rows",
+        check=_token,
         default="the tokenizer's own",
         planned=_same("pad"),
         streams=False,
@@ -271,7 +297,7 @@ class Batching(Value):
         planned=_same("epoch_end"),
         streams=("drop", "short", "pad"),
     )
-    uneven: bool | None = setting("whether ranks may get different numbers of rows", default=False)
+    uneven: bool | None = switch("whether ranks may get different numbers of rows", default=False)
     sharding: ShardingLike | None = setting(
         "which rows of a batch a rank gets: contiguous, strided, a registered name, or a function",
         default="contiguous",
@@ -286,27 +312,29 @@ class Batching(Value):
 class Fields(Value):
     """What a batch has besides its tokens and masks."""
 
-    position_ids: bool | None = setting(
-        "positions that start again with every document", default="True for packed rows"
-    )
-    segment_ids: bool | None = setting(
+    position_ids: bool | None = switch("positions that start again with every document", default="True for packed rows")
+    segment_ids: bool | None = switch(
         "the number of the document inside its row, from 1", default="True for packed rows"
     )
-    cu_seqlens: bool | None = setting(
-        "where parts begin that do not attend to each other", default="True for packed rows", streams=False
+    cu_seqlens: bool | None = switch(
+        "where parts begin that do not attend to each other",
+        default="True for packed rows",
+        streams=False,
     )
-    roles: bool | None = setting("role and turn of every token, in metadata", default=False, streams=False)
-    rows: bool | None = setting(
-        "which file and which of its rows each row was made from, in metadata", default=False, streams=False
+    roles: bool | None = switch("role and turn of every token, in metadata", default=False, streams=False)
+    rows: bool | None = switch(
+        "which file and which of its rows each row was made from, in metadata",
+        default=False,
+        streams=False,
     )
-    border_loss: bool | None = setting(
+    border_loss: bool | None = switch(
         "whether the first token of a document is learned from the document before it", default=True
     )
 
     def with_defaults(self, is_packed: bool) -> Fields:
         """The fields, each decided. `is_packed`: whether rows hold several documents by plan."""
         decided = dict.fromkeys(("position_ids", "segment_ids", "cu_seqlens"), is_packed)
-        return Fields(**{**decided, "roles": False, "rows": False, "border_loss": True, **self._named()})
+        return Fields(**{**decided, "roles": False, "rows": False, "border_loss": True, **self.given()})
 
     @property
     def need_borders(self) -> bool:
@@ -321,10 +349,12 @@ class Delivery(Value):
         "batches that a thread makes ahead", check=partial(at_least, 0), default="0; over raw files 2"
     )
     workers: int | None = setting("processes that make them", check=partial(at_least, 0), default=0, streams=(0,))
-    read_ahead: bool | None = setting(
-        "read cold data before it is needed", default="where the data is large and not cached", streams=(False,)
+    read_ahead: bool | None = switch(
+        "read cold data before it is needed",
+        default="where the data is large and not cached",
+        streams=(False,),
     )
-    check: bool | None = setting(
+    check: bool | None = switch(
         "look at the first conversations for what would be trained wrong", default=True, streams=False
     )
 
@@ -358,7 +388,7 @@ _KEYWORDS = (
     ),
     _declared(
         "truncation",
-        "what becomes of conversations over max_length",
+        "what happens to conversations over max_length",
         choices=("drop", "keep_start", "keep_end", "drop_oldest", "raise"),
         default="drop",
         planned=_of_rows("truncation"),
@@ -374,7 +404,7 @@ _KEYWORDS = (
         streams=("train",),
     ),
     _declared("plan", "read exactly the rows of this plan", streams=False),
-    _declared("streaming", "read raw files without a bake", default=False),
+    _declared("streaming", "read raw files without a bake", default=False, check=_switch),
     _declared("epochs", "how often the data is read; None never ends", default=1, check=_COUNT),
     _declared("rank", "which process this is", default="what the launcher says"),
     _declared("world_size", "of how many that train together", default="what the launcher says"),
@@ -417,9 +447,10 @@ class Asked(Mapping[str, Any]):
             (Delivery, delivery),
         )
         for kind, given in values:
-            self._given |= kind._of(given)._named()
+            self._given |= kind._of(given).given()
 
     def __getitem__(self, name: str) -> Any:
+        assert name in SETTINGS, name
         return self._given.get(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -478,11 +509,11 @@ class Asked(Mapping[str, Any]):
                 remedy=f"streaming=False (bakes once, into a cache), or leave out {name}=",
             )
 
-    def refuse(self, names: tuple[str, ...], why: str, remedy: str = "") -> None:
+    def refuse(self, names: tuple[str, ...], why: str) -> None:
         """Refuse settings that a loader has no use for."""
         for name in names:
             if name in self:
-                raise SpecError(f"{name}={self[name]!r} {why}", parameter=name, remedy=remedy or f"leave out {name}=")
+                raise SpecError(f"{name}={self[name]!r} {why}", parameter=name, remedy=f"leave out {name}=")
 
 
 def reference() -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from batchwright.errors import SpecError
 
-__all__ = ["at_least", "local_path", "one_of", "suggest", "whole_number"]
+__all__ = ["at_least", "counted", "local_path", "one_of", "shortened", "suggest", "whole_number"]
 
 T = TypeVar("T")
 
@@ -99,3 +99,17 @@ def suggest(wrong: str, known: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(wrong.casefold(), [name.casefold() for name in names], n=1)
     alike = [name for name in names if near and name.casefold() == near[0]]
     return max(alike, key=lambda name: difflib.SequenceMatcher(None, name, wrong).ratio(), default=None)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def shortened(value: object, most: int = 80) -> str:
+    """The repr of a value, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

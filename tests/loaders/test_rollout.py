@@ -467,7 +467,9 @@ def test_groups_of_one_are_compared_with_the_mean_of_all():
 
 
 def test_ranks_that_compute_other_advantages_are_not_in_step():
-    one, other, same = (opened(compute=bw.Advantages(gamma=gamma)).run.compared() for gamma in (0.9, 0.8, 0.9))
+    one, other, same = (
+        opened(compute=bw.Advantages(gamma=gamma)).this_run.settings_to_compare() for gamma in (0.9, 0.8, 0.9)
+    )
     assert one != other
     assert one == same
 

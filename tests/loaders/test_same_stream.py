@@ -121,14 +121,14 @@ def test_any_sharding_gives_the_same_global_batches(stream, small_store, open_lo
         open_loader(small_store, rank=rank, world_size=3, delivery=bw.Delivery(**ahead), **shared_so)
         for rank in range(3)
     ]
-    share = loaders[1].run.share(12)
+    share = loaders[1].this_run.share(12)
     assert list(share) == ([1, 4, 7, 10] if sharding == "strided" else [9, 8, 3, 2])
     edge = restart_points(states)[3]
     for loader in loaders:
         loader.load_state_dict(states[edge - 1])
     for step in range(edge - 1, edge + 2):
         found, state = next_global_batch(loaders)
-        rows = np.concatenate([loader.run.share(len(batches[step]["input_ids"])) for loader in loaders])
+        rows = np.concatenate([loader.this_run.share(len(batches[step]["input_ids"])) for loader in loaders])
         assert_same(found, {name: array[rows] for name, array in batches[step].items()}, step)
         assert state == states[step + 1]
     for loader in loaders:

@@ -309,6 +309,32 @@ def test_torchs_workers_give_the_same_batches_and_the_state_follows(stream, work
     assert rest_of(resumed) == expected[5:]
 
 
+@pytest.mark.parametrize("end", ["drop", "short", "pad"])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_torch_reads_every_epoch(stream, tmp_path, framework, end):
+    (tmp_path / "a.txt").write_text("x" * 32 * 13)  # 13 rows: the last batch has one
+    settings = {"batch_size": bw.Batching(6, epoch_end=end), "epochs": 3}
+    loader, whole = stream(tmp_path, framework=framework, **settings), stream(tmp_path, **settings)
+    batches = loader.torch().loader()
+    for _ in range(3):
+        expected = [batch.metadata["position"].tolist() for batch in whole]
+        assert [batch.metadata["position"].tolist() for batch in batches] == expected
+        assert loader.state_dict() == whole.state_dict()
+    assert loader.is_over
+
+
+@pytest.mark.parametrize("end", ["drop", "short", "pad"])
+def test_a_pass_of_torchs_workers_ends_where_the_files_end(stream, tmp_path, end):
+    (tmp_path / "a.txt").write_text("x" * 32 * 13)
+    opened = partial(stream, tmp_path, batch_size=bw.Batching(6, epoch_end=end), framework="torch")
+    loader = opened()
+    last = list(loader.torch().loader(num_workers=2))[-1]
+    assert loader.position == last.metadata["state"]["position"]
+    resumed = opened()
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == []
+
+
 def test_several_epochs_in_torchs_workers_are_refused(stream):
     with refused(SpecError, "epochs", remedy=False):  # torch makes a text of it
         next(iter(stream(epochs=2, framework="torch").torch().loader(num_workers=1)))

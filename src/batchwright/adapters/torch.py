@@ -301,7 +301,7 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
             _check_ranks(self.source)
             if self.source.framework == "torch":
                 return self.source.get_iterator()
-            return self.source.follow(lambda: self.source.twin("torch").get_iterator())
+            return self.source.follow(self._as_tensors)
         if not self._passes:
             self.source = self.source.twin("torch", alone=True)
         else:  # a worker that is kept for the next pass
@@ -310,6 +310,12 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
         self._passes += 1
         return self._turns(info.id, info.num_workers)
 
+    def _as_tensors(self) -> Iterator[Any]:
+        """A pass of a loader whose own batches are other arrays."""
+        twin = self.source.twin("torch")
+        yield from twin.get_iterator()
+        self.source.learn_from(twin)
+
     def _turns(self, worker: int, workers: int) -> Iterator[TrainingBatch]:
         for batch in self.source.turns(worker, workers, self._taken):
             self._taken += 1
@@ -317,17 +323,14 @@ class TorchBatches(IterableDataset):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Batches of an epoch, at most."""
-        try:
-            self.source.get_num_batches()
-        except SpecError as error:
-            raise TypeError(str(error)) from None  # what len() of an endless dataset raises in torch
         source = self.source
-        return source.run.cut(source.batch_size, source.record).most_steps_of_epoch(source.position)
+        len(source)  # raises TypeError for an endless one, as torch's datasets do
+        return source.this_run.cut(source.batch_size, source.record).most_steps_of_epoch(source.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read this epoch. Where the cursor is inside it already, it stays."""
         source = self.source
-        run, record = source.run, source.record
+        run, record = source.this_run, source.record
         here, _ = run.begin(source.position, record)
         begin = run.epochs.begin_of(epoch)
         if begin is None or run.epochs.number(here) == epoch:
@@ -406,7 +409,7 @@ def _check_ranks(loader: Loader[Any]) -> None:
 
     Trainers that start their ranks themselves (Lightning) do so after a program has opened its loader.
     """
-    is_alone = loader.run.ranks == Ranks(0, 1, "nothing says otherwise")
+    is_alone = loader.this_run.ranks == Ranks(0, 1, "nothing says otherwise")
     distributed = torch.distributed
     if not is_alone or not distributed.is_available() or not distributed.is_initialized():
         return
@@ -428,4 +431,4 @@ def _place_of(loader: Loader[Any]) -> dict[str, Any]:
 
 def _after_pass(loader: Loader[Any]) -> int:
     """Where the pass after the one that begins at the cursor begins."""
-    return loader.run.after_pass(loader.position, loader.record)
+    return loader.this_run.after_pass(loader.position, loader.record)

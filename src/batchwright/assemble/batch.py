@@ -34,6 +34,10 @@ class Padding:
     """"longest", "max_length", a number that widths are multiples of, or the widths that there are."""
     left: bool = False
 
+    @property
+    def as_json(self) -> str | int | list[int]:
+        return list(self.to) if isinstance(self.to, tuple) else self.to
+
     def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
         """Of batches whose longest rows have so many tokens, where no row has more than `most`.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchwright.errors import SpecError
-from batchwright.spec import one_of
+from batchwright.spec import counted, one_of
 
 if TYPE_CHECKING:
     from batchwright.plan import Plan
@@ -91,7 +91,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             continue
         help = setting.help if setting.default is None else f"{setting.help} [{setting.default}]"
         options: dict[str, Any] = {"help": help}
-        if isinstance(setting.default, bool):
+        if not setting.metavar:
             options |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif setting.name == "packing":
             options |= {"action": "append", "metavar": setting.metavar}
@@ -106,8 +106,7 @@ def _flagged() -> list[Setting]:
     """The settings that have a flag: those that make a plan, and the batch size."""
     from batchwright.settings import SETTINGS
 
-    plain = [each for each in SETTINGS.values() if each.metavar is not None]
-    return plain + [each for each in SETTINGS.values() if each.planned and isinstance(each.default, bool)]
+    return [each for each in SETTINGS.values() if each.metavar is not None]
 
 
 def add_weights(group: Any) -> None:
@@ -383,11 +382,13 @@ def _weights_in_words(of: Mapping[str, float]) -> str:
     return ",".join(f"{name}={weight:g}" for name, weight in of.items())
 
 
-def epochs_of_sources(text: str) -> dict[str, int]:
+def epochs_of_sources(text: str) -> dict[str, int] | int:
     """
-    >>> epochs_of_sources("code=4,web=1")
-    {'code': 4, 'web': 1}
+    >>> epochs_of_sources("code=4,web=1"), epochs_of_sources("2")
+    ({'code': 4, 'web': 1}, 2)
     """
+    if text.isdecimal():
+        return int(text)
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -475,14 +476,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, left: Sequenc
         ).rstrip()
         for row in cells
     )
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """
-    >>> counted(1, "row"), counted(1200, "row")
-    ('1 row', '1,200 rows')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def lines_in_words(lines: tuple[int, int] | None) -> str:

@@ -6,14 +6,17 @@ of their rows. Everything else about a budget is arithmetic on positions: order/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import PlanError, SpecError
 from batchwright.order.balance import Balancing, balancing_of
 from batchwright.order.budget import Blocks, BudgetCut
 from batchwright.order.sharding import Sharding
+
+if TYPE_CHECKING:
+    from batchwright.loaders.interface import Record
 
 __all__ = [
     "Budget",
@@ -24,10 +27,7 @@ __all__ = [
     "position_of_budget_step",
     "refuse_other_kind",
     "step_of_budget_position",
-    "with_budget",
 ]
-
-Record = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +124,6 @@ def step_of_budget_position(record: Record, position: int, blocks: Blocks) -> in
     return from_step + BudgetCut(record, blocks).steps_until(from_position, position)
 
 
-def with_budget(record: list[list[int]], position: int, budget: Budget, blocks: Blocks) -> list[list[int]]:
-    """A record of steps that goes on from `position` with this budget."""
-    step = step_of_budget_position(record, position, blocks)
-    at = position_of_budget_step(record, step, blocks)
-    if at == position and record[-1][2:] == budget.entry(0, 0)[2:]:
-        return record
-    step += at < position  # inside a step: what was used of it counts as a step
-    return [*(entry for entry in record if entry[0] < step), budget.entry(step, position)]
-
-
 # States
 
 
@@ -165,8 +155,7 @@ def check_budget_state(state: Mapping[str, Any], position: int, record: Record, 
             remedy="what state_dict() returned, unchanged",
         )
     given = state.get("pad_to")
-    given = tuple(given) if isinstance(given, list) else given
-    if given != (tuple(pad_to) if isinstance(pad_to, list) else pad_to):
+    if (list(given) if isinstance(given, tuple) else given) != pad_to:
         raise PlanError(
             f"this state belongs to a run with pad_to={state.get('pad_to')!r}, and this loader has {pad_to!r}: batches "
             "by tokens are cut by widths, and would be others",

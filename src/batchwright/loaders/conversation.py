@@ -11,8 +11,8 @@ from batchwright.assemble.rows import RowSpec
 from batchwright.assemble.samples import SampleRows
 from batchwright.errors import SpecError
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import Member, refuse_other_settings, used_names
-from batchwright.loaders.sources import plan_sources
+from batchwright.loaders.planning import Member, used_names
+from batchwright.loaders.sources import plan_sources, refuse_other_settings
 from batchwright.loaders.stored import StoreStream, check_tokenizer, open_stores
 from batchwright.plans import find_plan, streams_for_plan
 from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Shuffle

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import EndOfRun, SpecError
-from batchwright.plan import Plan
+from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.plan import Plan, State
 from batchwright.types import TrainingBatch
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from batchwright.loaders.budget import Budget
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.run import Run
-    from batchwright.loaders.steps import AnyCut
     from batchwright.settings import Asked
 
     B = TypeVar("B", default=TrainingBatch)
@@ -31,12 +30,17 @@ else:  # the default is for type checkers
     B = TypeVar("B")
     B_co = TypeVar("B_co", covariant=True)
 
-__all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream"]
+__all__ = ["B", "Batches", "DataLoader", "Made", "Making", "Record", "Stream", "UnkeptStream", "state_at"]
 
 Record = list[list[int]]
 """How a run cut batches: [[from_step, from_position, rows_per_step], ...]."""
 Made = Generator[tuple[B, int], None, None]
 """(batch, position after it), and so on."""
+
+
+def state_at(position: int, plan: str, record: Record) -> State:
+    """The core of every state: `state_dict()` and the "state" in a batch's metadata. `plan` is a fingerprint."""
+    return {"position": position, "plan": plan, "steps": [list(entry) for entry in record]}
 
 
 class DataLoader(ABC, Generic[B_co]):
@@ -86,24 +90,23 @@ class Making:
 class Batches(Protocol[B_co]):
     """One rank's batches of a run that is cut one way: a function of the position that they begin at."""
 
-    @property
-    def cut(self) -> AnyCut: ...
+    record: Record
+    """How the run cut batches, these included."""
 
-    def is_over(self, position: int) -> bool: ...
-
-    def batches(self, position: int, record: Record) -> Made[B_co]:
+    def batches(self, position: int) -> Made[B_co]:
         """(batch, position after it) from a position to the end of the run."""
         ...
 
-    def turns(self, position: int, skipped: int, every: int, stop: int | None, record: Record) -> Iterator[B_co]:
-        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[B_co]:
+        """For worker processes: batches number skipped, skipped + every, ... from a position, up to position `stop`."""
         ...
 
 
 class Stream(ABC, Generic[B]):
     """Rows in an order that a plan fixes: of a store, raw files, a buffer or a rollout log.
 
-    A stream has no cursor: all of it is a function of positions.
+    A run cuts them, batches are made of them, a loader has the cursor. A stream may cache, and over raw files or a log
+    it learns while it is read; the rows at a position never change. `copy.copy(stream)` has memory of its own.
     """
 
     plan: Plan
@@ -118,7 +121,7 @@ class Stream(ABC, Generic[B]):
 
     @abstractmethod
     def open(self, run: Run, rows: int, record: Record, making: Making) -> Batches[B]:
-        """Batches of `rows` rows over all ranks together. `record` says how the run cut batches so far."""
+        """Batches of `rows` rows over all ranks together, in a run that cuts batches as `record` says."""
 
     # Lengths of rows. A stream that has them can be cut by tokens, and balanced
 
@@ -147,12 +150,15 @@ class Stream(ABC, Generic[B]):
 
     # States
 
-    def marks(self, position: int) -> dict[str, Any]:
+    def extra_state(self, position: int) -> dict[str, Any]:
         """What a state holds besides position, plan and steps."""
         return {}
 
-    def accept(self, state: Mapping[str, Any]) -> Self:
-        """The stream as the state knew it. Raises where the state belongs to another one."""
+    def for_state(self, state: Mapping[str, Any]) -> Self:
+        """The stream as the state knew it. Raises where the state belongs to another one.
+
+        Position, plan and steps of the state were checked.
+        """
         return self
 
     def known_plan(self, fingerprint: str) -> Plan | None:
@@ -161,19 +167,17 @@ class Stream(ABC, Generic[B]):
 
     # Facts that only reading can show
 
-    def uncounted(self) -> SpecError | None:
+    def why_uncounted(self) -> SpecError | None:
         """Why the number of batches is not known yet."""
         return None
 
-    def learned(self) -> Self:
+    def with_facts_learned(self) -> Self:
         """The stream with the facts that reading has shown."""
         return self
 
-    def followed(self, batch: Any) -> None:
-        """A batch that was made in another process is handed over."""
-
-    def refuse_seek(self, step: int | None) -> None:
-        """Refuse a step whose position is not known."""
+    def note_batch(self, batch: Any) -> int | None:
+        """Note a batch that was made in another process. The position after it, if only the batch can say it."""
+        return None
 
     def end_of_run(self, position: int) -> EndOfRun | None:
         """Why there is nothing more, where the plan does not say."""
@@ -181,7 +185,7 @@ class Stream(ABC, Generic[B]):
 
     # Records and reports
 
-    def opened(self, loader: Loader[B], asked: Asked) -> None:
+    def start_background_work(self, loader: Loader[B], asked: Asked) -> None:
         """A loader was opened over the stream: background work starts here."""
 
     def keep(self, plan: Plan) -> Self:
@@ -195,11 +199,11 @@ class Stream(ABC, Generic[B]):
     def stats(self, position: int) -> dict[str, Any]:
         return {}
 
-    def compared(self) -> dict[str, Any]:
+    def settings_to_compare(self) -> dict[str, Any]:
         """Further settings that must be equal on all ranks, by name."""
         return {}
 
-    def digested(self, batch: B) -> Any:
+    def part_to_compare(self, batch: B) -> Any:
         """The part of a batch that `check_sync` compares."""
         return batch
 
@@ -210,3 +214,44 @@ class Stream(ABC, Generic[B]):
     def in_words(self, plan: Plan) -> str:
         """The lines of a loader's repr about its data. `plan` also says how it was cut into batches."""
         return repr(plan)
+
+
+class UnkeptStream(Stream[B]):
+    """A stream whose plan is kept nowhere. A state says itself, under `mark`, which settings it belongs to."""
+
+    mark: str
+    of_another_plan = "open the loader with the settings of that run"
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The settings that a state belongs to. "content" names the rows."""
+
+    @abstractmethod
+    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
+        """The error for a state of other rows."""
+
+    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
+        """The error for a state of another plan, with these settings."""
+        mine = self.settings()
+        name = next((name for name in mine if name != "version" and mine[name] != theirs.get(name)), None)
+        if name == "content":
+            return self.of_other_content(theirs)
+        if name is None:
+            return None
+        return PlanError(
+            f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
+            parameter=name,
+            remedy="open the loader with the settings of that run",
+        )
+
+    def extra_state(self, position: int) -> dict[str, Any]:
+        return {self.mark: self.settings()}
+
+    def for_state(self, state: Mapping[str, Any]) -> Self:
+        theirs = state.get(self.mark)
+        refusal = None
+        if isinstance(theirs, Mapping) and state["plan"] != self.plan.fingerprint:
+            refusal = self.refusal(theirs)
+        if refusal is not None:
+            raise refusal
+        return self

@@ -21,7 +21,7 @@ from batchwright.deliver.ranks import find_ranks
 from batchwright.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
 from batchwright.errors import PlanError, SpecError
 from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
-from batchwright.loaders.interface import B, DataLoader, Made, Making, Record, Stream
+from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
 from batchwright.loaders.verdict import refuse_state
 from batchwright.order.budget import BudgetCut
@@ -29,7 +29,7 @@ from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
 from batchwright.plan import Plan, State
 from batchwright.settings import SETTINGS, Asked
-from batchwright.spec import at_least, whole_number
+from batchwright.spec import at_least, shortened, whole_number
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike
 
 __all__ = ["Loader"]
@@ -40,8 +40,7 @@ T = TypeVar("T")
 
 
 class Loader(DataLoader[B]):
-    """Batches from one cursor over a stream: `get_batch`, `get_iterator`, `get_num_batches`, `reset`; `state_dict` and
-    back.
+    """A cursor over a stream of rows, and the batches from it. Its state is a few bytes of JSON.
 
     Batch sizes are global: each rank gets its share of every batch.
     """
@@ -68,7 +67,6 @@ class Loader(DataLoader[B]):
     ) -> None:
         """`stream` is read as the settings in `asked` say, `epochs` times, as arrays of `framework`, by the process
         that `rank` and `world_size` (or else the launcher) say this is."""
-        self.stream: Stream[B] = stream
         epochs = SETTINGS["epochs"].checked(epochs)
         framework = framework or ("torch" if sys.modules.get("torch") else "numpy")
         self.making: Making = Making(
@@ -78,23 +76,23 @@ class Loader(DataLoader[B]):
         )
         if self.framework != "numpy":
             import_module(f"batchwright.adapters.{self.framework}")  # says now if it is not installed
-        self.run: Run = Run.of(stream, asked, find_ranks(rank, world_size, asked["mesh"]), epochs)
-        self.record: Record = self.run.first_record()
+        self.this_run: Run = Run.of(stream, asked, find_ranks(rank, world_size, asked["mesh"]), epochs)
+        self.record: Record = self.this_run.first_record()
         """How the run cut batches so far."""
         self._position = 0
+        self._batches: Batches[B] | None = None
         self._made: Made[B] | None = None
         self._made_rows = 0
-        self._made_record = self.record
         self._generation = 0
         self._handed_any = False
         self._started_seconds: float | None = None
         self._wait_seconds = 0.0
-        self._say_what_it_is()
+        self._log_opening()
         self._turn_to(stream.keep(self.plan))
-        self.stream.opened(self, asked)
+        self.stream.start_background_work(self, asked)
 
-    def _say_what_it_is(self) -> None:
-        ranks, run, name = self.run.ranks, self.run, type(self).__name__
+    def _log_opening(self) -> None:
+        ranks, run, name = self.this_run.ranks, self.this_run, type(self).__name__
         log.info("%s: rank %d of %d (%s)", name, ranks.rank, ranks.world_size, ranks.found_in)
         if ranks.world_size > 1 and run.batch_size and not self.stream.budget:
             mine = "balanced" if run.cost else f"{len(run.share(run.batch_size))} on this rank"
@@ -102,19 +100,24 @@ class Loader(DataLoader[B]):
         self._warn_of_dropped_rows()
 
     def _warn_of_dropped_rows(self) -> None:
-        run, name = self.run, type(self).__name__
+        run, name = self.this_run, type(self).__name__
         if not self.rank and (dropped := run.dropped_in_words(0)):
             log.warning("%s: batch_size=%d %s; epoch_end='short' keeps them", name, run.batch_size, dropped)
 
     # What it is
 
     @property
+    def stream(self) -> Stream[B]:
+        """The rows that are read."""
+        return self.this_run.stream
+
+    @property
     def rank(self) -> int:
-        return self.run.ranks.rank
+        return self.this_run.ranks.rank
 
     @property
     def world_size(self) -> int:
-        return self.run.ranks.world_size
+        return self.this_run.ranks.world_size
 
     @property
     def framework(self) -> str:
@@ -123,29 +126,29 @@ class Loader(DataLoader[B]):
     @property
     def epochs(self) -> int | None:
         """How often the data is read; None never ends."""
-        return self.run.num_epochs
+        return self.this_run.num_epochs
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch over all ranks together; 0 where batches are cut by tokens."""
-        return self.run.batch_size
+        return self.this_run.batch_size
 
     @property
     def batch_tokens(self) -> int | None:
         """Tokens that a batch has at most over all ranks, padding included; None where batches are by count."""
-        budget = self.run.budget or self.stream.budget
+        budget = self.this_run.budget or self.stream.budget
         return None if budget is None else budget.batch_tokens
 
     @property
     def row_multiple(self) -> int | None:
-        budget = self.run.budget or self.stream.budget
+        budget = self.this_run.budget or self.stream.budget
         return None if budget is None else budget.row_multiple
 
     @property
     def plan(self) -> Plan:
         """What fixes every row of the stream, with how this loader cut it into batches."""
         # Of a balanced batch, rows alone do not say which rank had which.
-        run = self.run
+        run = self.this_run
         return run.plan.cut_as(self.record, 1 if run.cost else run.ranks.world_size, run.sharding)
 
     @property
@@ -156,18 +159,18 @@ class Loader(DataLoader[B]):
     @property
     def step(self) -> int:
         """Batches that were handed over."""
-        return self.run.step_of(self.record, self._position)
+        return self.this_run.step_of(self.record, self._position)
 
     @property
     def epoch(self) -> int:
-        return self.run.epochs.number(self._position)
+        return self.this_run.epochs.number(self._position)
 
     def get_num_batches(self, batch_size: int | None = None) -> int:
         """Batches of `batch_size` rows per epoch (of the one that the cursor is in): the same on every rank."""
         rows = self._rows_asked(batch_size)
-        if unknown := self.stream.uncounted():
+        if unknown := self.stream.why_uncounted():
             raise unknown
-        return self.run.num_batches(self._position, rows, self.record)
+        return self.this_run.num_batches(self._position, rows, self.record)
 
     def __len__(self) -> int:
         try:
@@ -184,14 +187,12 @@ class Loader(DataLoader[B]):
         self._generation += 1
         ready = next(self._ready(rows), None)
         if ready is None:
-            self._close()
-            # The first pass over raw files may have ended only now, with more to come.
-            if self.run.begin(self._position, self.record)[1] or (ready := next(self._ready(rows), None)) is None:
-                raise self.run.end_of_run(self._position)
-        batch, self._position = ready
-        self.record, self._handed_any = self._made_record, True
+            self._close()  # of raw files it is known only now where the epoch ended
+            ready = None if self.is_over else next(self._ready(rows), None)
+        if ready is None:
+            raise self.this_run.end_of_run(self._position)
         self._waited(began)
-        return batch
+        return self._hand_over(ready)
 
     def get_iterator(self) -> Iterator[B]:
         """Batches from the cursor to the end of the current epoch; the next call starts the next epoch. Of a validation
@@ -202,22 +203,22 @@ class Loader(DataLoader[B]):
         position, is_over = self.begin_pass()
         if is_over:
             if self._handed_any:
-                raise self.run.end_of_run(self._position)
+                raise self.this_run.end_of_run(self._position)
             return iter(())  # a finished run, restored: there is nothing left to do, and that is no fault
         self._generation += 1
-        return self._iterate(self._generation, self.run.epoch_end(position))
+        return self._iterate(self._generation, self.this_run.epoch_end(position))
 
     @property
     def is_over(self) -> bool:
         """Whether there are no more batches."""
-        return self.run.begin(self._position, self.record)[1]
+        return self.this_run.begin(self._position, self.record)[1]
 
     def begin_pass(self) -> tuple[int, bool]:
         """Where the next pass begins, and whether there is none. A validation split is read from its first row."""
-        position, is_over = self.run.begin(self._position, self.record)
-        if self.run.plan.sources[0].split == "val" and (self._handed_any or is_over):
+        position, is_over = self.this_run.begin(self._position, self.record)
+        if self.this_run.plan.sources[0].split == "val" and (self._handed_any or is_over):
             self.reset()
-            return self.run.begin(0, self.record)
+            return self.this_run.begin(0, self.record)
         return position, is_over
 
     def _iterate(self, generation: int, end: int | None) -> Iterator[B]:
@@ -231,7 +232,7 @@ class Loader(DataLoader[B]):
                 raise _ended_by_newer()
             if plan != self.stream.plan.fingerprint:  # amended: this epoch may end elsewhere now
                 plan = self.stream.plan.fingerprint
-                end = self.run.epoch_end(self.run.begin(self._position, self.record)[0])
+                end = self.this_run.epoch_end(self.this_run.begin(self._position, self.record)[0])
             if end is not None and self._position >= end:
                 return
             if made is None or made is not self._made:
@@ -240,13 +241,18 @@ class Loader(DataLoader[B]):
             if ready is None:
                 self._close()
                 return
-            batch, self._position = ready
-            self.record, self._handed_any = self._made_record, True
+            batch = self._hand_over(ready)
             self._wait_seconds += clock() - began
             yield batch
 
+    def _hand_over(self, ready: tuple[B, int]) -> B:
+        assert self._batches is not None
+        batch, self._position = ready
+        self.record, self._handed_any = self._batches.record, True
+        return batch
+
     def _rows_asked(self, batch_size: int | None) -> int:
-        """Rows of a batch where so many were asked for, or the loader's own number."""
+        """Rows of a batch: as asked, or the loader's own number."""
         if batch_size is None:
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
@@ -256,7 +262,7 @@ class Loader(DataLoader[B]):
                 remedy="leave batch_size= out",
             )
         rows = at_least(1, batch_size=batch_size)
-        self.run.check_share(rows, self._position)
+        self.this_run.check_share(rows, self._position)
         return rows
 
     def _ready(self, rows: int) -> Made[B]:
@@ -265,40 +271,42 @@ class Loader(DataLoader[B]):
             self._made = None  # a read failed in it, and is tried again
         if self._made is None or self._made_rows != rows:
             self._close()
-            self._made_rows, self._made_record = rows, self._record(rows)
-            batches = self.stream.open(self.run, rows, self.record, self.making)
-            self._made = batches.batches(self._position, self._made_record)
+            self._made_rows, self._batches = rows, self._batches_of(rows)
+            self._made = self._batches.batches(self._position)
         return self._made
+
+    def _batches_of(self, rows: int) -> Batches[B]:
+        """Batches of `rows` rows from the cursor on."""
+        return self.stream.open(self.this_run, rows, self._record(rows), self.making)
 
     def _close(self) -> None:
         if self._made is not None:
             self._made.close()
             self._made = None
-        if (learned := self.stream.learned()) is not self.stream:
+        if (learned := self.stream.with_facts_learned()) is not self.stream:
             self._turn_to(learned)
             self._warn_of_dropped_rows()
 
     def _turn_to(self, stream: Stream[B]) -> None:
-        if stream is not self.stream:
-            self.stream, self.run = stream, replace(self.run, stream=stream)
+        if stream is not self.stream:  # else the run keeps its cached blocks
+            self.this_run = replace(self.this_run, stream=stream)
 
     def _record(self, rows: int) -> Record:
         """How the run cut batches so far, and goes on from the cursor with `rows` a step."""
-        if self.run.budget is not None or rows == self.record[-1][2]:
+        if self.this_run.budget is not None or rows == self.record[-1][2]:
             return [list(entry) for entry in self.record]
-        return self.run.goes_on(self.record, self._position, rows)
+        return self.this_run.continued(self.record, self._position, rows)
 
     def turns(self, worker: int, workers: int, taken: int = 0) -> Iterator[B]:
         """Batches worker, worker + workers, ... from the cursor to the end of its epoch, less the first `taken`.
 
         For processes that take turns: together they give what get_iterator gives. The cursor stays where it is.
         """
-        batches = self.stream.open(self.run, self.batch_size, self.record, self.making)
-        start = batches.cut.settle(self._position)
-        if batches.is_over(start):
+        start, is_over = self.this_run.begin(self._position, self.record)
+        if is_over:
             return iter(())
-        stop, record = self.run.epoch_end(start), self._record(self.batch_size)
-        return batches.turns(start, worker + taken * workers, workers, stop, record)
+        batches = self._batches_of(self.batch_size)
+        return batches.turns(start, worker + taken * workers, workers, self.this_run.epoch_end(start))
 
     def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
         """Hand over batches that are made elsewhere: one for each step from the cursor on, which moves with them.
@@ -312,39 +320,42 @@ class Loader(DataLoader[B]):
         generation, began, plan = self._generation, clock(), None
         while True:
             if plan != self.stream.plan.fingerprint:
-                plan, cut = self.stream.plan.fingerprint, self.run.cut(rows, self.record)
+                plan, cut = self.stream.plan.fingerprint, self.this_run.cut(rows, self.record)
                 batches = iter(begin())
             batch = next(batches, None)
             if batch is None:
                 return
             if generation != self._generation:
                 raise _ended_by_newer()
-            self.stream.followed(batch)
-            self.record = self._record(rows)
-            self._position = cut.settle(cut.after(self._position, 1))
+            self.record, after = self._record(rows), self.stream.note_batch(batch)
+            self._position = cut.settle(cut.after(self._position, 1)) if after is None else after
             self._handed_any = True
             self._waited(began)
             yield batch
             began = clock()
 
+    def learn_from(self, twin: Self) -> None:
+        """Take over what a twin's stream has learned while it was read."""
+        if twin.stream.plan == self.stream.plan:
+            self._turn_to(twin.stream)
+
     # The cursor
 
     def state_dict(self) -> State:
         """Where this loader is: JSON, tens of bytes, for any number of ranks and workers."""
-        steps = [list(entry) for entry in self.record]
-        state = {"position": self._position, "plan": self.stream.plan.fingerprint, "steps": steps}
-        if self.run.budget is not None:
-            batch_in_block = BudgetCut(self.record, self.run.blocks).in_block(self._position)
+        state = state_at(self._position, self.stream.plan.fingerprint, self.record)
+        if self.this_run.budget is not None:
+            batch_in_block = BudgetCut(self.record, self.this_run.blocks).in_block(self._position)
             assert batch_in_block is not None
             state |= budget_state(batch_in_block, self.stream.pad_to)
-        return state | self.stream.marks(self._position)
+        return state | self.stream.extra_state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at `state`, exactly where a loader of the same plan was. Another batch size (by tokens: another
         budget), other ranks or workers are fine."""
         position, plan, steps = _read(state)
-        stream = self.stream.accept(state)
-        run, mine = replace(self.run, stream=stream), stream.plan
+        stream = self.stream.for_state(state)
+        run, mine = replace(self.this_run, stream=stream), stream.plan
         if plan != mine.fingerprint:
             refuse_state(mine, plan, position, stream.known_plan, stream.of_another_plan)
             if run.budget is not None:
@@ -357,16 +368,16 @@ class Loader(DataLoader[B]):
         refuse_other_kind(steps, run.budget)
         if run.budget is not None:
             check_budget_state(state, position, steps, run.blocks, stream.pad_to)
-            steps = run.goes_on(steps, position, 0)
+            steps = run.continued(steps, position, 0)
         else:
             step = None
             if plan != mine.fingerprint:
                 older = replace(mine, amendments=mine.amendments[: mine.lineage.index(plan)])
                 step = step_of_position(steps, position, **older.epoch_spec)
             if steps[-1][2] != run.batch_size:
-                steps = run.goes_on(steps, position, run.batch_size)
+                steps = run.continued(steps, position, run.batch_size)
             if step is not None:
-                steps = run.counted_on(steps, position, step)
+                steps = run.renumbered(steps, position, step)
         self._turn_to(stream)
         self.go_to(position, steps)
 
@@ -374,8 +385,13 @@ class Loader(DataLoader[B]):
         """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
         if (step is None) == (position is None):
             raise SpecError("seek takes step= or position=", parameter="step", remedy="seek(step=1000)")
-        self.stream.refuse_seek(step)
-        run = self.run
+        if self.stream.budget is not None and step is not None:
+            raise SpecError(
+                "batches of a log by tokens have no place that follows from their number",
+                parameter="step",
+                remedy="load_state_dict(state) of that step, or seek(position=...)",
+            )
+        run = self.this_run
         if step is not None:
             position = run.position_of(self.record, whole_number(step=step))
         position = whole_number(position=position)
@@ -390,14 +406,14 @@ class Loader(DataLoader[B]):
             )
         kept = [e for e in self.record if (e[1] <= position if step is None else e[0] <= step)]
         if step is None or run.budget is not None or kept[-1][2] != run.batch_size:
-            kept = run.goes_on(kept, position, run.batch_size)
+            kept = run.continued(kept, position, run.batch_size)
         self.go_to(position, kept)
 
     def reset(self, epoch: int = 0) -> None:
         """Back to the first row of an `epoch`, with steps counted as if everything before it was read."""
-        begin = self.run.begin_of_epoch(epoch) if at_least(0, epoch=epoch) else 0
-        record = self.run.first_record()
-        self.go_to(begin, self.run.goes_on(record, begin, self.batch_size) if begin else record)
+        begin = self.this_run.begin_of_epoch(epoch) if at_least(0, epoch=epoch) else 0
+        record = self.this_run.first_record()
+        self.go_to(begin, self.this_run.continued(record, begin, self.batch_size) if begin else record)
 
     def go_to(self, position: int, record: Record) -> None:
         """Put the cursor at a `position`. `record` says how batches were cut before it."""
@@ -425,7 +441,7 @@ class Loader(DataLoader[B]):
         Nothing before changes, every source goes on where it is, and states that were saved before still load. An
         iteration that is under way goes on with the amended plan. Call it on every rank alike: `check_sync` proves it.
         """
-        if self.run.budget is not None:
+        if self.this_run.budget is not None:
             raise SpecError(
                 "a run by tokens cannot be amended: rows of the block in which it is would change, of which it has "
                 "handed over some",
@@ -438,7 +454,7 @@ class Loader(DataLoader[B]):
         amended = self.stream.amended(self._position, self.epochs, **asked)
         self._close()
         self._turn_to(amended)
-        self.record = self.run.counted_on(self.record, self._position, step)
+        self.record = self.this_run.renumbered(self.record, self._position, step)
         self._turn_to(self.stream.keep(self.plan))
         return self.plan
 
@@ -470,18 +486,18 @@ class Loader(DataLoader[B]):
         replicas (tensor, pipeline, context parallel) must get an equal next batch. The cursor stays where it is.
         `group` is the processes that train together: by default all.
         """
-        batch, failure = digests_of_next(lambda: self.stream.digested(self.twin(alone=True).get_batch()))
-        settings = {**self.run.compared(), "position": self._position, "steps": self.record}
+        batch, failure = digests_of_next(lambda: self.stream.part_to_compare(self.twin(alone=True).get_batch()))
+        settings = {**self.this_run.settings_to_compare(), "position": self._position, "steps": self.record}
         mine = Standing(rank=self.rank, step=self.step, settings=settings, batch=batch, failure=failure)
         return check_standing(mine, self.stream.plan, group)
 
     def twin(self, framework: Framework | None = None, *, alone: bool = False) -> Self:
         """A loader at the same place, with a cursor of its own: for another `framework`, or without helpers, in a
         process that is one itself (`alone`)."""
-        twin = copy.copy(self)  # without what is not pickled
-        twin._turn_to(copy.copy(self.stream))
-        making = Making(framework or self.framework)
-        twin.making = making if alone else replace(self.making, framework=making.framework)
+        twin = copy.copy(self)  # shares no batches in the making: see __getstate__
+        twin._turn_to(copy.copy(self.stream))  # memory of its own
+        name = framework or self.making.framework
+        twin.making = Making(name) if alone else replace(self.making, framework=name)
         return twin
 
     def torch(self) -> Any:
@@ -491,12 +507,11 @@ class Loader(DataLoader[B]):
         return TorchBatches(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The two must go on sharing one stream.
-        return self.__dict__ | {"_made": None}  # another process makes its own
+        return self.__dict__ | {"_made": None, "_batches": None}  # another process makes its own
 
     def __repr__(self) -> str:
         at = f"at step {self.step:,} (position {self._position:,})"
-        run = self.run.in_words(self._position, self.record, self.framework)
+        run = self.this_run.in_words(self._position, self.record, self.framework)
         return f"{type(self).__name__}: {run}, {at}\n{self.stream.in_words(self.plan)}"
 
 
@@ -510,7 +525,7 @@ def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
         raise PlanError(
-            "this is not a loader's state", got=_shortened(state), remedy="what state_dict() returned"
+            "this is not a loader's state", got=shortened(state), remedy="what state_dict() returned"
         ) from None
     return position, plan, steps
 
@@ -520,8 +535,3 @@ def _ended_by_newer() -> PlanError:
         "this iterator was ended by a newer one (or by get_batch): a loader has one cursor",
         remedy="open a second loader to read twice at once",
     )
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

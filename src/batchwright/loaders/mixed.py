@@ -7,8 +7,7 @@ from typing import Any
 
 from batchwright.errors import SpecError
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import refuse_other_settings
-from batchwright.loaders.sources import caps_of_entries, flatten, plan_sources
+from batchwright.loaders.sources import flatten, plan_sources, refuse_other_settings
 from batchwright.loaders.stored import StoreStream, open_stores
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
@@ -78,6 +77,7 @@ class MixedDataLoader(Loader[TrainingBatch]):
             fields=fields,
             delivery=delivery,
         )
+        asked.refuse(("check",), "is for ConversationDataLoader, which checks when it is opened")
         stream = _open(sources, plan, asked)
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
 
@@ -92,9 +92,7 @@ def _open(sources: Any, plan: PlanLike | None, asked: Asked) -> StoreStream:
         made = find_plan(stores, plan)
         streams = streams_for_plan(stores, made)
         names = [source.name for source in made.all_sources]
-        caps = asked["max_epochs"]
-        meant = {} if caps is None else {"max_epochs": caps_of_entries(caps, names)}
-        refuse_other_settings(made, asked, names, **meant)
+        refuse_other_settings(made, asked, names)
     return open_stores(streams, made, asked)
 
 

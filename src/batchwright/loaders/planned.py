@@ -10,15 +10,13 @@ from typing import Any
 from batchwright.assemble.batch import Block
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.flow import Picked
-from batchwright.loaders.interface import Made, Record
-from batchwright.loaders.steps import AnyCut, Step, Steps
+from batchwright.loaders.interface import Made
+from batchwright.loaders.steps import Step, Steps
 from batchwright.loaders.stream import BlockMaker, FlowBatches, block_of
 from batchwright.order.budget import BLOCK_ROWS
 from batchwright.types import TrainingBatch
 
 __all__ = ["PlannedBatches"]
-
-Gathered = Iterator[tuple[Step, Block]]
 
 _BYTES_PER_TOKEN = 8 * 7
 """Of all arrays of a batch together, as CountedBatches counts them."""
@@ -30,32 +28,22 @@ class PlannedBatches(FlowBatches):
 
     steps: Steps
     most_tokens: int
-    """Of a batch on all ranks together, padding included."""
+    """Tokens of a global batch at most, padding included."""
 
-    @property
-    def cut(self) -> AnyCut:
-        return self.steps.cut
-
-    def is_over(self, position: int) -> bool:
-        return self.steps.is_over(position)
-
-    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
-        return self.adapt.hand_over(self._whole(position, record))  # type: ignore[no-any-return]
+        return self.adapt.hand_over(self._whole(position))
 
-    def _whole(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def _whole(self, position: int) -> Made[TrainingBatch]:
         for step, block in self._gathered(self.steps.planned(position)):
-            yield self._batch_of(step, block, record), step.after
+            yield self._batch_of(step, block), step.after
 
-    def turns(
-        self, position: int, skipped: int, every: int, stop: int | None, record: Record
-    ) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
-        position = self.cut.after(position, skipped)
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+        position = self.steps.cut.after(position, skipped)
         for step, block in map(self._make, self.steps.planned(position, every=every, stop=stop)):
-            yield self._batch_of(step, block, record)
+            yield self._batch_of(step, block)
 
-    def _gathered(self, steps: Iterator[Step]) -> Gathered:
+    def _gathered(self, steps: Iterator[Step]) -> Iterator[tuple[Step, Block]]:
         if self.workers:
             return self._gathered_by_processes(steps)
         return by_threads(self._make, steps, self.prefetch) if self.prefetch else map(self._make, steps)
@@ -63,7 +51,7 @@ class PlannedBatches(FlowBatches):
     def _make(self, step: Step) -> tuple[Step, Block]:
         return step, self.flow.make(_picked(step), self.pool.take)
 
-    def _gathered_by_processes(self, steps: Iterator[Step]) -> Gathered:
+    def _gathered_by_processes(self, steps: Iterator[Step]) -> Iterator[tuple[Step, Block]]:
         begun: deque[Step] = deque()
 
         def tasks() -> Iterator[Picked]:
@@ -77,15 +65,15 @@ class PlannedBatches(FlowBatches):
             del arrays["num_steps"]
             yield begun.popleft(), block_of(arrays, self.pool)
 
-    def _batch_of(self, step: Step, block: Block, record: Record) -> TrainingBatch:
+    def _batch_of(self, step: Step, block: Block) -> TrainingBatch:
         self.adapt(block)
         rows = len(step.mine)
-        return self._batch(self._fields(block, rows), 0, rows, (self._metadata, block, step, record))
+        return self._batch(self._fields(block, rows), 0, rows, (self._metadata, block, step))
 
-    def _metadata(self, block: Block, step: Step, record: Record) -> dict[str, Any]:
+    def _metadata(self, block: Block, step: Step) -> dict[str, Any]:
         real = step.real_positions
         facts = self._facts(block, 0, len(step.mine)) | {"global_rows": len(real)} | self._totals(real)
-        return facts | step.told() | {"state": self.steps.state(step, self.plan, record)}
+        return facts | step.told() | {"state": self.steps.state(step, self.plan, self.record)}
 
 
 def _picked(step: Step) -> Picked:

@@ -31,7 +31,6 @@ __all__ = [
     "plan_members",
     "ramp",
     "refuse_conversations",
-    "refuse_other_settings",
     "refuse_other_tokenizer",
     "rows_of_mixture",
     "segments_of",
@@ -417,14 +416,3 @@ def _lanes(asked: Asked) -> tuple[int, int] | None:
             remedy="as many lanes as there will be machines (or ranks), and a batch_size that is a multiple",
         )
     return lanes, rows // lanes
-
-
-def refuse_other_settings(plan: Plan, asked: Asked, names: Sequence[str], **meant: Any) -> None:
-    """Refuse settings that a plan has otherwise. `names` are those of its sources; `meant` as in `Asked`."""
-    if asked["shuffle"] is not None:
-        meant["shuffle"] = shuffle_of(asked["shuffle"], plan.sources[0].split)
-    if asked["pool_rows"] is not None:
-        meant["pool_rows"] = math.prod(blocks_for(asked["pool_rows"]))
-    if asked["weights"] is not None:
-        meant["weights"] = segments_of(asked["weights"], names)
-    asked.refuse_other_than(plan, **meant)

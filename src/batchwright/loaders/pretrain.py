@@ -9,12 +9,12 @@ from batchwright.assemble.rows import RowSpec
 from batchwright.errors import SpecError
 from batchwright.loaders.interface import Stream
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import Member, refuse_conversations, refuse_other_settings, used_names
-from batchwright.loaders.sources import plan_sources
+from batchwright.loaders.planning import Member, refuse_conversations, used_names
+from batchwright.loaders.sources import plan_sources, refuse_other_settings
 from batchwright.loaders.stored import check_tokenizer, open_stores
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Shuffle
+from batchwright.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Shuffle
 from batchwright.spec import local_path
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
@@ -98,19 +98,19 @@ class PretrainDataLoader(Loader[TrainingBatch]):
             delivery=delivery,
             plan=plan,
         )
-        asked.refuse(("roles", "check"), "is for conversations, and these are rows of text")
+        asked.refuse(("check",), "is for conversations, and these are rows of text")
         if chunk_size is None and plan is None:
             raise SpecError("how long is a row?", parameter="chunk_size", remedy="chunk_size=2048")
-        if streaming:
+        if SETTINGS["streaming"].checked(streaming):
             from batchwright.streaming import open_raw
 
             asked.refuse_for_a_stream()
             stream: Stream[TrainingBatch] = open_raw(path, tokenizer, asked)
         else:
-            stream = self._open(path, tokenizer, plan, asked)
+            stream = self._stream_over(path, tokenizer, plan, asked)
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
 
-    def _open(
+    def _stream_over(
         self, path: CorpusLike, tokenizer: TokenizerLike | None, plan: PlanLike | None, asked: Asked
     ) -> Stream[TrainingBatch]:
         path, tokenizer = _store_of(path, tokenizer)
@@ -178,7 +178,7 @@ def _pad_of(store: Store, asked: int | str | None) -> int:
     """The token that fills up packed rows: any will do, because masks come from lengths."""
     if asked is None:
         return int(store.manifest.tokenizer["eos"] or 0)
-    if not isinstance(asked, int) or not 0 <= asked < store.vocab_size:
+    if not isinstance(asked, int) or asked >= store.vocab_size:
         raise SpecError(
             f"pad={asked!r} is not one of the {store.vocab_size:,} ids", parameter="pad", remedy="another id"
         )

@@ -229,12 +229,12 @@ class _Blocks:
 
     def _views_of(self, loader: Loader[TrainingBatch]) -> Sequence[Order | LaneView]:
         """What this rank reads: other shares than contiguous ones have rows of every lane."""
-        is_contiguous = loader.run.sharding.is_contiguous
+        is_contiguous = loader.this_run.sharding.is_contiguous
         return self.order.views(*((loader.rank, loader.world_size) if is_contiguous else (0, 1)))
 
     def next(self, loader: Loader[TrainingBatch]) -> _Work | None:
         """What to do next; None when nothing will ever be to do again."""
-        position, end = loader.position, loader.run.end
+        position, end = loader.position, loader.this_run.end
         if self.order is not _flow(loader).order:  # amended
             self.order = _flow(loader).order
             self.views, self.sources = self._views_of(loader), []
@@ -364,7 +364,7 @@ class _Rows:
         if position < self.position or position > self.done:
             self.done, self.coming = position, self.coming[:0]
         self.position = position
-        batches = loader.stream.open(loader.run, loader.batch_size, loader.record, loader.making)
+        batches = loader.stream.open(loader.this_run, loader.batch_size, loader.record, loader.making)
         assert isinstance(batches, CountedBatches)  # windows have no lengths: nothing plans their steps
         ahead = _ROWS_AHEAD * loader.batch_size // batches.width
         if not len(self.coming) and self.done < position + ahead:

@@ -73,7 +73,9 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         are by default what the launcher says. docs/settings.md has all settings.
         """
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
-        estimator = Advantages(compute_advantages) if isinstance(compute_advantages, bool | str) else compute_advantages
+        asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and rollouts have none")
+        given = compute_advantages
+        estimator = given if isinstance(given, Advantages) else Advantages(given)
         resolved = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         read = partial(read_rollouts, tokenizer=resolved, chat_template=chat_template, vocab_size=vocab_size)
         how: dict[str, Any] = {
@@ -84,7 +86,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         stream: RolloutStream
         if isinstance(rollout_data, RolloutLog):
             of_data = {"epochs": epochs, "plan": plan, "group_size": group_size, "columns": columns}
-            policy = Policy(None, None if max_staleness is None else at_least(0, max_staleness=max_staleness))
+            policy = Policy(max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness))
             ranks = (rank, world_size)
             stream, asked = open_log(rollout_data, read, policy, timeout, asked, of_data, ranks, how)
             epochs = None

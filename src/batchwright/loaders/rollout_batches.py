@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.assemble.batch import Padding
-from batchwright.errors import PlanError
-from batchwright.loaders.interface import Stream
+from batchwright.loaders.interface import UnkeptStream
 from batchwright.loaders.steps import Step
 from batchwright.loaders.stored import padding_of
 from batchwright.memory import BlockPool
@@ -111,9 +109,10 @@ class Maker:
         return Maker, (self.padding, self.pad, self.framework, self.tokenizer)
 
 
-class RolloutStream(Stream[TrainingBatch]):
-    """What rollouts that are there whole and those of a log share. A state says what it belongs to: no plan is kept."""
+class RolloutStream(UnkeptStream[TrainingBatch]):
+    """The part that a set of rollouts and a log share: how wide batches are."""
 
+    mark = "rollouts"
     has_lengths = True
 
     def __init__(
@@ -134,7 +133,7 @@ class RolloutStream(Stream[TrainingBatch]):
         pad_to = asked.get("pad_to", "longest")
         self.widest: int = _widest(pad_to, longest)
         self.padding: Padding = padding_of(pad_to, asked.get("padding_side", "right"), self.widest)
-        self.pad_to: Any = self.padding.to
+        self.pad_to: Any = self.padding.as_json
 
     def maker(self, framework: str) -> Maker:
         return Maker(self.padding, self.pad, framework, self.tokenizer)
@@ -142,27 +141,8 @@ class RolloutStream(Stream[TrainingBatch]):
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(self.padding.widths(longest, self.widest), longest)
 
-    def compared(self) -> dict[str, Any]:
+    def settings_to_compare(self) -> dict[str, Any]:
         return {"advantages": str(self.estimator), "pad_to": self.pad_to}
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """What a state says of what it belongs to."""
-
-    @abstractmethod
-    def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
-        """Why a state of another plan, with these settings, does not belong here."""
-
-    def marks(self, position: int) -> dict[str, Any]:
-        return {"rollouts": self.settings()}
-
-    def accept(self, state: Mapping[str, Any]) -> Self:
-        theirs = state.get("rollouts") if isinstance(state, Mapping) else None
-        if isinstance(theirs, Mapping) and state.get("plan") != self.plan.fingerprint:
-            refusal = self.refusal(theirs)
-            if refusal is not None:
-                raise refusal
-        return self
 
 
 def _widest(pad_to: Any, longest: int) -> int:

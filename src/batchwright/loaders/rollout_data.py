@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from batchwright.errors import PlanError, SpecError
 from batchwright.loaders.interface import Made, Making, Record
-from batchwright.loaders.planning import refuse_other_settings
+from batchwright.loaders.planning import shuffle_of
 from batchwright.loaders.rollout_batches import Maker, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import AnyCut, Step, Steps
+from batchwright.loaders.sources import refuse_other_settings
+from batchwright.loaders.steps import Step, Steps
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
 from batchwright.plan import Plan, PlanSource
@@ -24,7 +25,7 @@ from batchwright.rl.columns import Rollouts
 from batchwright.rl.rows import RolloutRows
 from batchwright.rollout_log.folder import LEDGER_NAME
 from batchwright.settings import Asked
-from batchwright.spec import one_of, whole_number
+from batchwright.spec import counted, one_of, whole_number
 from batchwright.types import TrainingBatch
 from batchwright.typing import PlanLike
 
@@ -60,10 +61,12 @@ class WholeStream(RolloutStream):
     def __init__(self, plan: Plan, asked: Asked, rows: RolloutRows, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, int(rows.lengths.max()), **how)
         self.rows: RolloutRows = rows
+        self.numbers: NDArray[np.int64] = np.arange(len(rows))
+        self.own: dict[str, Any] = self.settings()
         self._located: tuple[int, NDArray[np.int64]] | None = None
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> WholeBatches:
-        return WholeBatches(self, run.steps(rows, record), self.maker(making.framework))
+        return WholeBatches(self, run.steps(rows, record), self.maker(making.framework), record)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which rows lie at some positions. Looked up for thousands at once, of which those of a step are mostly."""
@@ -94,35 +97,24 @@ class WholeStream(RolloutStream):
                 "this state belongs to a log, and this loader reads rollouts that are there whole",
                 remedy="open the loader with the log of that run",
             )
-        mine = self.settings()
-        name = next((name for name in mine if mine[name] != theirs.get(name)), None)
-        if name == "content":
-            return PlanError(
-                "this state belongs to other rollouts",
-                differs=f"{mine[name][:7]} here, {str(theirs.get(name))[:7]} there",
-                remedy="open the loader with the data of that run, or start anew, without the state",
-            )
-        if name is None:
-            return None
+        return super().refusal(theirs)
+
+    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         return PlanError(
-            f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
-            parameter=name,
-            remedy="open the loader with the settings of that run",
+            "this state belongs to other rollouts",
+            differs=f"{self.own['content'][:7]} here, {str(theirs.get('content'))[:7]} there",
+            remedy="open the loader with the data of that run, or start anew, without the state",
         )
 
     def in_words(self, plan: Plan) -> str:
         rollouts = self.rows.rollouts
         shuffled = f"shuffled by seed {plan.seed}" if plan.shuffle == "global" else "in order"
-        groups = "no groups" if rollouts.group is None else _counted(len(rollouts.group_names), "group")
+        groups = "no groups" if rollouts.group is None else counted(len(rollouts.group_names), "group")
         return (
             f"├─ {self.estimator.in_words(self.rows.method)}\n"
-            f"└─ {_counted(len(rollouts), 'rollout')} of {int(self.rows.lengths.max()):,} tokens at most, {groups}, "
+            f"└─ {counted(len(rollouts), 'rollout')} of {int(self.rows.lengths.max()):,} tokens at most, {groups}, "
             f"{shuffled}, content {plan.sources[0].fingerprint[:7]}"
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
@@ -145,8 +137,8 @@ def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
 def plan_of_data(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
     """What fixes row p of a stream of rollouts: as asked for, or as a plan says that was made of the same rollouts."""
     if plan is None:
-        scope = {None: "global", True: "global", False: "none"}.get(asked["shuffle"], asked["shuffle"])
-        return _plan(rollouts, asked["seed"] or 0, scope, asked["epoch_end"] or "short")
+        scope = shuffle_of(asked["shuffle"], "train")
+        return _plan(rollouts, asked.get("seed", 0), scope, asked.get("epoch_end", "short"))
     plan = with_state_read(plan)
     made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
     if made.sources[0].fingerprint != rollouts.fingerprint():
@@ -199,31 +191,18 @@ class WholeBatches:
     stream: WholeStream
     steps: Steps
     maker: Maker
-    numbers: NDArray[np.int64] = field(init=False)
+    record: Record
 
-    def __post_init__(self) -> None:
-        self.numbers = np.arange(len(self.stream.rows))
-
-    @property
-    def cut(self) -> AnyCut:
-        return self.steps.cut
-
-    def is_over(self, position: int) -> bool:
-        return self.steps.is_over(position)
-
-    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
         for step in self.steps.planned(position):
-            yield self._batch(step, record), step.after
+            yield self._batch(step), step.after
 
-    def turns(
-        self, position: int, skipped: int, every: int, stop: int | None, record: Record
-    ) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
-        for step in self.steps.planned(self.cut.after(position, skipped), every=every, stop=stop):
-            yield self._batch(step, record)
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+        for step in self.steps.planned(self.steps.cut.after(position, skipped), every=every, stop=stop):
+            yield self._batch(step)
 
-    def _batch(self, step: Step, record: Record) -> TrainingBatch:
+    def _batch(self, step: Step) -> TrainingBatch:
         stream = self.stream
-        state = self.steps.state(step, stream.plan.fingerprint, record) | stream.marks(step.after)
-        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, {"row": self.numbers}, state)
+        state = {**self.steps.state(step, stream.plan.fingerprint, self.record), "rollouts": dict(stream.own)}
+        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, {"row": stream.numbers}, state)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from batchwright.deliver.ranks import find_ranks
 from batchwright.errors import EndOfRun, NotReadyError, PlanError, SampleError, SpecError
 from batchwright.loaders.budget import Budget, budget_of
-from batchwright.loaders.interface import Made, Making, Record
+from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.rollout_batches import Maker, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.steps import AnyCut, Steps
+from batchwright.loaders.steps import Steps
 from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import Cut
@@ -39,7 +39,7 @@ __all__ = ["LogRows", "LogStream", "Policy", "open_log", "plan_of_log"]
 logger: logging.Logger = logging.getLogger("batchwright")
 
 _WIDEST = 1 << 31
-"""Tokens of the longest row of a log, of which nobody knows."""
+"""Stands for the longest row of a log, whose length is not known."""
 
 
 def open_log(
@@ -85,26 +85,18 @@ class LogStream(RolloutStream):
         return self.rows.log
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
-        return LogBatches(stream=self, steps=run.steps(rows, record), maker=self.maker(making.framework))
+        return LogBatches(self, run.steps(rows, record), self.maker(making.framework), record)
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         widths = super().widths_of(longest)
         return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the widths that were given
 
-    def uncounted(self) -> SpecError:
+    def why_uncounted(self) -> SpecError:
         return SpecError(
             "a log that grows has no number of batches",
             parameter="rollout_data",
             remedy="iterate until it ends, or read rollouts that are there whole",
         )
-
-    def refuse_seek(self, step: int | None) -> None:
-        if self.budget is not None and step is not None:
-            raise SpecError(
-                "batches of a log by tokens have no place that follows from their number",
-                parameter="step",
-                remedy="load_state_dict(state) of that step, or seek(position=...)",
-            )
 
     def end_of_run(self, position: int) -> EndOfRun:
         return EndOfRun(
@@ -115,9 +107,9 @@ class LogStream(RolloutStream):
     def settings(self) -> dict[str, Any]:
         return {"log": self.plan.sources[0].fingerprint}
 
-    def accept(self, state: Mapping[str, Any]) -> Self:
-        position = state.get("position") if isinstance(state, Mapping) else None
-        if isinstance(position, int) and state.get("plan") == self.plan.fingerprint:
+    def for_state(self, state: Mapping[str, Any]) -> Self:
+        position = state["position"]
+        if state["plan"] == self.plan.fingerprint:
             num_rows = self.log.num_uses * self.log.group_size
             if position > num_rows:  # other rows would come to stand there, and never be used
                 raise PlanError(
@@ -125,16 +117,19 @@ class LogStream(RolloutStream):
                     folder=self.log.path,
                     remedy="the folder as it was when the state was made, or a state from before the copy",
                 )
-        return super().accept(state)
+        return super().for_state(state)
 
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
+        if "log" in theirs:
+            return self.of_other_content(theirs)
+        return PlanError(
+            "this state belongs to a set of rollouts, and this loader reads a log",
+            folder=self.log.path,
+            remedy="open the loader with the data of that run",
+        )
+
+    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         mine = self.settings()["log"]
-        if "log" not in theirs:
-            return PlanError(
-                "this state belongs to a set of rollouts, and this loader reads a log",
-                folder=self.log.path,
-                remedy="open the loader with the data of that run",
-            )
         return PlanError(
             "this state belongs to another log" if theirs["log"] != mine else "this state has another epoch_end",
             folder=self.log.path,
@@ -293,60 +288,36 @@ class LogBatches:
     steps: Steps
     """Who shares a batch, and how."""
     maker: Maker
+    record: Record
     _guess: int = field(init=False)
     """Rows to look at for the next batch of a budget."""
 
     def __post_init__(self) -> None:
-        self._guess = self.stream.log.group_size + (self.budget.row_multiple if self.budget else 0)
+        self._guess = self.stream.log.group_size + (self.stream.budget.row_multiple if self.stream.budget else 0)
 
-    @property
-    def source(self) -> LogRows:
-        return self.stream.rows
-
-    @property
-    def budget(self) -> Budget | None:
-        return self.stream.budget
-
-    @property
-    def epoch_end(self) -> str:
-        return self.stream.plan.epoch_end
-
-    @property
-    def cut(self) -> AnyCut:
-        return self.steps.cut
-
-    def is_over(self, position: int) -> bool:
-        return False  # found out when rows are asked for
-
-    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
-        while True:
-            fetched = self._fetch(position)
-            if fetched is None:
-                return
+    def batches(self, position: int) -> Made[TrainingBatch]:
+        while (fetched := self._fetch(position)) is not None:
             after = position + fetched.count
-            steps = self._counted_on(record, position, after)
-            batch = self._batch(fetched, position, self._state(after, steps))
-            record[:] = steps
+            record = self._counted_on(position, after)
+            state = state_at(after, self.stream.plan.fingerprint, record) | self.stream.extra_state(after)
+            batch = self._batch(fetched, position, state)
+            self.record = record
             yield batch, after
             position = after
 
-    def _state(self, position: int, record: Record) -> State:
-        steps = [list(entry) for entry in record]
-        state = {"position": position, "plan": self.stream.plan.fingerprint, "steps": steps}
-        return state | self.stream.marks(position)
-
-    def _counted_on(self, record: Record, position: int, after: int) -> Record:
+    def _counted_on(self, position: int, after: int) -> Record:
         """How batches were cut, where one more has these rows: as many as the record says, or noted in it."""
+        record = self.record
         from_step, from_position, rows = record[-1]
-        if after - position == rows and self.budget is None:
+        if after - position == rows and self.stream.budget is None:
             return record
         step = from_step + (position - from_position) // rows
-        kept = record if self.budget is None else record[:1]  # of a budget every step is noted: the last one will do
+        kept = (
+            record if self.stream.budget is None else record[:1]
+        )  # of a budget every step is noted: the last one will do
         return [*kept, [step + 1, after, rows]]
 
-    def turns(
-        self, position: int, skipped: int, every: int, stop: int | None, record: Record
-    ) -> Iterator[TrainingBatch]:
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
         raise SpecError(
             "worker processes cannot read a rollout log: what they would read ahead is decided when it is needed",
             parameter="num_workers",
@@ -354,12 +325,12 @@ class LogBatches:
         )
 
     def _fetch(self, position: int) -> Fetched | None:
-        if self.budget is not None:
-            return self._fetch_budget(position, self.budget)
-        assert isinstance(self.cut, Cut)
-        fetched = self.source.fetch(position, self.cut.rows_per_step)
-        rows = self.cut.rows_per_step
-        if fetched is None or fetched.count == rows or self.epoch_end != "drop":
+        if self.stream.budget is not None:
+            return self._fetch_budget(position, self.stream.budget)
+        assert isinstance(self.steps.cut, Cut)
+        fetched = self.stream.rows.fetch(position, self.steps.cut.rows_per_step)
+        rows = self.steps.cut.rows_per_step
+        if fetched is None or fetched.count == rows or self.stream.plan.epoch_end != "drop":
             return fetched
         if not self.steps.rank:
             logger.warning(
@@ -371,18 +342,18 @@ class LogBatches:
         """As many of the next rows as fit: it is known that the next one does not, or that there is none."""
         most, decides = self._guess, False
         while True:
-            fetched = self.source.fetch(position, most, needed=False, decides=decides)
+            fetched = self.stream.rows.fetch(position, most, needed=False, decides=decides)
             count, fits = (0, 0) if fetched is None else (fetched.count, self._rows_that_fit(fetched, position, budget))
             if fetched is not None and (fits < count or fetched.is_last):
-                self._guess = fits + self.source.log.group_size
-                if self.source.method == "reinforce":  # a mean over these rows, and no others
-                    return self.source.fetch(position, fits)
+                self._guess = fits + self.stream.rows.log.group_size
+                if self.stream.rows.method == "reinforce":  # a mean over these rows, and no others
+                    return self.stream.rows.fetch(position, fits)
                 return replace(fetched, count=fits)
             if count == most:
                 most *= 2
             elif not decides:  # what is on record does not say it
                 decides = True
-            elif self.source.fetch(position, count + 1) is None:  # waits for what may still fit
+            elif self.stream.rows.fetch(position, count + 1) is None:  # waits for what may still fit
                 return None
 
     def _rows_that_fit(self, fetched: Fetched, position: int, budget: Budget) -> int:
@@ -393,7 +364,7 @@ class LogBatches:
             # Only where no batch can be made without such a row: what comes before it is a batch first.
             refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)
         except SpecError as error:
-            place, size = int(str(error.where["row"])), self.source.log.group_size
+            place, size = int(str(error.where["row"])), self.stream.rows.log.group_size
             number = fetched.first + place
             after = ((position + place) // size + 1) * size
             error.where |= {name: int(fetched.facts[name][number]) for name in ("row", "ordinal", "answer")}
@@ -408,11 +379,11 @@ class LogBatches:
         return fits if fits == fetched.count else fits // multiple * multiple
 
     def _batch(self, fetched: Fetched, position: int, state: State) -> TrainingBatch:
-        if self.budget is None:
-            assert isinstance(self.cut, Cut)
-            num_rows = fetched.count if self.epoch_end == "short" else self.cut.rows_per_step
+        if self.stream.budget is None:
+            assert isinstance(self.steps.cut, Cut)
+            num_rows = fetched.count if self.stream.plan.epoch_end == "short" else self.steps.cut.rows_per_step
         else:
-            num_rows = -(-fetched.count // self.budget.row_multiple) * self.budget.row_multiple
+            num_rows = -(-fetched.count // self.stream.budget.row_multiple) * self.stream.budget.row_multiple
         row = np.arange(fetched.count)
         lengths = fetched.rows.lengths[fetched.first + row]
         step = self.steps.of(position + row, lengths, num_rows, position + fetched.count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.schema import Columns, Schema
 from batchwright.errors import PlanError, SpecError
-from batchwright.loaders.interface import Made, Making, Record, Stream
+from batchwright.loaders.interface import Made, Making, Record, UnkeptStream, state_at
 from batchwright.loaders.loader import Loader
+from batchwright.loaders.planning import shuffle_of
 from batchwright.loaders.run import Run
 from batchwright.loaders.stream import tasks_from
 from batchwright.order.schedule import ORDER_VERSION
@@ -80,11 +81,11 @@ class RowDataLoader(Loader[RowBatch]):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
         asked.refuse(("pad_to", "padding_side", "pad"), "is for rows of tokens, and these are rows of a buffer")
-        scope = {True: "global", False: "none"}.get(asked["shuffle"], asked["shuffle"])
+        asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and a buffer has none")
         plan = Plan(
             row_tokens=1,
             seed=asked["seed"] or 0,
-            shuffle=one_of(("global", "none"), shuffle=scope),
+            shuffle=one_of(("global", "none"), shuffle=shuffle_of(asked["shuffle"], "train")),
             epoch_end=asked["epoch_end"] or "short",
             sources=(
                 PlanSource(
@@ -112,21 +113,14 @@ class RowDataLoader(Loader[RowBatch]):
         return self.stream
 
 
-class RowStream(Stream[RowBatch]):
-    """Rows of one version of a buffer. A state says what it belongs to, because no plan of a buffer is kept."""
+class RowStream(UnkeptStream[RowBatch]):
+    """Rows of one version of a buffer."""
 
-    of_another_plan = "open the loader with the settings of that run"
+    mark = "buffer"
 
     def __init__(self, version: Version, plan: Plan) -> None:
         self.version: Version = version
         self.plan: Plan = plan
-        self.settings: dict[str, Any] = {
-            "version": version.number,
-            "content": plan.sources[0].fingerprint,
-            "seed": plan.seed,
-            "shuffle": plan.shuffle,
-            "epoch_end": plan.epoch_end,
-        }
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RowBatches:
         return _RowBatches(
@@ -136,37 +130,31 @@ class RowStream(Stream[RowBatch]):
             share=run.share,
             end=run.end,
             framework=making.framework,
-            settings=self.settings,
+            settings=self.settings(),
+            record=record,
         )
 
-    def marks(self, position: int) -> dict[str, Any]:
-        return {"buffer": dict(self.settings)}
+    def settings(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "version": self.version.number,
+            "content": plan.sources[0].fingerprint,
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "epoch_end": plan.epoch_end,
+        }
 
-    def accept(self, state: Mapping[str, Any]) -> Self:
-        theirs = state.get("buffer") if isinstance(state, Mapping) else None
-        if isinstance(theirs, Mapping) and state.get("plan") != self.plan.fingerprint:
-            self._refuse(theirs)
-        return self
+    def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
+        mine = self.settings()
+        return PlanError(
+            f"this state belongs to version {theirs.get('version')} of a buffer, and this loader reads version "
+            f"{mine['version']}, which has other rows",
+            differs=f"content {mine['content'][:7]} here, {str(theirs.get('content'))[:7]} there",
+            remedy=f"buffer.at({theirs.get('version')}).loader(...), if that version was committed; "
+            "or start anew, without the state",
+        )
 
-    def _refuse(self, theirs: Mapping[str, Any]) -> None:
-        mine = self.settings
-        name = next((name for name in mine if name != "version" and mine[name] != theirs.get(name)), None)
-        if name == "content":
-            raise PlanError(
-                f"this state belongs to version {theirs.get('version')} of a buffer, and this loader reads version "
-                f"{mine['version']}, which has other rows",
-                differs=f"content {mine[name][:7]} here, {str(theirs.get(name))[:7]} there",
-                remedy=f"buffer.at({theirs.get('version')}).loader(...), if that version was committed; "
-                "or start anew, without the state",
-            )
-        if name is not None:
-            raise PlanError(
-                f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
-                parameter=name,
-                remedy="open the loader with the settings of that run",
-            )
-
-    def digested(self, batch: RowBatch) -> Any:
+    def part_to_compare(self, batch: RowBatch) -> Any:
         return {"ids": batch.ids}  # that the rows themselves are the same, the plan says
 
     def in_words(self, plan: Plan) -> str:
@@ -185,15 +173,13 @@ class _RowBatches:
     plan: Plan
     cut: Cut
     share: Callable[[int], Share]
-    """This rank's rows of a batch of so many."""
+    """This rank's rows of a global batch of n rows."""
     end: int | None
     framework: str
     settings: dict[str, Any]
+    record: Record
 
-    def is_over(self, position: int) -> bool:
-        return self.cut.is_over(position, self.end)
-
-    def batches(self, position: int, record: Record) -> Made[RowBatch]:
+    def batches(self, position: int) -> Made[RowBatch]:
         """(batch, position after it) from a position to the end of the run."""
         cut = self.cut
         position = cut.settle(position)
@@ -204,14 +190,13 @@ class _RowBatches:
             else:
                 position = cut.settle(cut.after(position, 1))
                 last_simple = cut.last_simple(position)
-            yield self._batch(*located, position, record), position
+            yield self._batch(*located, position), position
 
-    def turns(self, position: int, skipped: int, every: int, stop: int | None, record: Record) -> Iterator[RowBatch]:
-        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[RowBatch]:
         position = self.cut.after(position, skipped)
         for located in self._located(position, every=every, stop=stop):
             after = self.cut.settle(self.cut.after(position, 1))
-            yield self._batch(*located, after, record)
+            yield self._batch(*located, after)
             position = self.cut.after(position, every)
 
     def _located(self, position: int, **which: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Any, int]]:
@@ -226,17 +211,15 @@ class _RowBatches:
                 yield index[rows], positions[rows], None if weights is None else weights[rows], task.real_rows
 
     def _batch(
-        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, real: int, after: int, record: Record
+        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, real: int, after: int
     ) -> RowBatch:
-        version, metadata = self.version, partial(self._metadata, positions, weight, real, after, record)
+        version, metadata = self.version, partial(self._metadata, positions, weight, real, after)
         columns = version.columns_at(index)
         batch = RowBatch(version.schema, columns, version.ids[index], index, metadata=metadata)
         return batch if self.framework == "numpy" else getattr(batch, self.framework)()
 
-    def _metadata(
-        self, positions: NDArray[np.int64], weight: Any, real: int, after: int, record: Record
-    ) -> dict[str, Any]:
-        state = {"position": after, "plan": self.plan.fingerprint, "steps": [list(triple) for triple in record]}
+    def _metadata(self, positions: NDArray[np.int64], weight: Any, real: int, after: int) -> dict[str, Any]:
+        state = state_at(after, self.plan.fingerprint, self.record)
         return {
             "position": positions,
             "weight": np.ones(len(positions), np.float32) if weight is None else weight,

@@ -18,7 +18,6 @@ from batchwright.loaders.budget import (
     cost_of,
     position_of_budget_step,
     step_of_budget_position,
-    with_budget,
 )
 from batchwright.loaders.interface import Record, Stream
 from batchwright.loaders.steps import AnyCut, Steps
@@ -29,6 +28,7 @@ from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.plan import Plan
 from batchwright.settings import SETTINGS, Asked
+from batchwright.spec import counted
 
 __all__ = ["DEFAULT_BATCH", "Run"]
 
@@ -106,18 +106,17 @@ class Run:
             return position_of_budget_step(record, step, self.blocks, self.end)
         return position_of_step(record, step, **self.plan.epoch_spec)[0]
 
-    def goes_on(self, record: Record, position: int, rows: int) -> Record:
-        """A record of steps that goes on from `position` with `rows` a step, or with this run's budget."""
-        if self.budget is not None:
-            return with_budget(record, position, self.budget, self.blocks)
+    def continued(self, record: Record, position: int, rows: int) -> Record:
+        """A record of steps that goes on from `position` with `rows` rows a step, or with this run's budget."""
+        how = [rows] if self.budget is None else self.budget.entry(0, 0)[2:]
         step = self.step_of(record, position)
         at = self.position_of(record, step)
-        if at == position and record[-1][2] == rows:
+        if at == position and record[-1][2:] == how:
             return record
-        step += at < position  # inside a step: what was used of it counts as a step
-        return [*(entry for entry in record if entry[0] < step), [step, position, rows]]
+        step += at < position  # a position inside a step: that step counts as used
+        return [*(entry for entry in record if entry[0] < step), [step, position, *how]]
 
-    def counted_on(self, record: Record, position: int, step: int) -> Record:
+    def renumbered(self, record: Record, position: int, step: int) -> Record:
         """A record in which the next batch is number `step`, also where epochs now end elsewhere."""
         if self.position_of(record, step) == position:
             return record
@@ -234,7 +233,7 @@ class Run:
         return self.cut(rows, record).steps_of_epoch(live if end is None else min(live, end - 1))
 
     def end_of_run(self, position: int) -> EndOfRun:
-        epochs = "" if self.num_epochs is None else f"{_counted(self.num_epochs, 'epoch')}, "
+        epochs = "" if self.num_epochs is None else f"{counted(self.num_epochs, 'epoch')}, "
         return self.stream.end_of_run(position) or EndOfRun(
             f"the run is over: {epochs}{position:,} rows",
             remedy="reset() to start again; its sources have given what they may: amend(max_epochs=...) allows more"
@@ -278,11 +277,11 @@ class Run:
         """The rows that no batch has, in words; empty where there are none."""
         dropped = self.partial_rows(self.batch_size, position) if self.plan.epoch_end in ("drop", "wrap") else 0
         where = "the run" if self.cut_by_count(self.batch_size or 1).is_linear else "each epoch"
-        return f"drops the last {_counted(dropped, 'row')} of {where}" if dropped else ""
+        return f"drops the last {counted(dropped, 'row')} of {where}" if dropped else ""
 
     # What it says of itself
 
-    def compared(self) -> dict[str, Any]:
+    def settings_to_compare(self) -> dict[str, Any]:
         """The settings that must be equal on all ranks, by name."""
         world = self.ranks.world_size
         return {
@@ -292,7 +291,7 @@ class Run:
             "world_size": world,
             "sharding": self.sharding.describe(self.batch_size or world, world),
             "balance": None if self.cost is None else [str(self.cost), self.equal_counts],
-            **self.stream.compared(),
+            **self.stream.settings_to_compare(),
             **({"pad_to": self.stream.pad_to} if self.is_planned else {}),  # steps, or shares, depend on it
         }
 
@@ -304,13 +303,13 @@ class Run:
         size = f"{self.batch_size}{pairs} {self.stream.row_in_words}"
         size = size if budget is None else f"at most {budget.batch_tokens:,} tokens"
         size += ", balanced" * (self.cost is not None)
-        is_counted = self.stream.uncounted() is None
+        is_counted = self.stream.why_uncounted() is None
         has_end = is_counted and self.epochs.span(self.epochs.skips.live(position))[2] is not None
         is_endless = self.num_epochs is None or (is_counted and not has_end)
-        length = "endless" if is_endless else _counted(self.num_epochs or 1, "epoch")
+        length = "endless" if is_endless else counted(self.num_epochs or 1, "epoch")
         if has_end:
             dropped = self.dropped_in_words(position)
-            steps = _counted(self.num_batches(position, self.batch_size, record), "step")
+            steps = counted(self.num_batches(position, self.batch_size, record), "step")
             length += f", {steps} an epoch{f' ({dropped})' if dropped else ''}"
         return f"batches of {size} ({framework}){rank}, {length}"
 
@@ -321,10 +320,6 @@ class Run:
 def _batch_of(plan: Plan) -> int:
     """Rows of a batch where nothing is said: what the plan's run had."""
     return plan.steps[-1][2] if len(plan.runs) == 1 else DEFAULT_BATCH
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _rows_of_rank(sharding: Sharding, rank: int, world: int, rows: int) -> Share:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,15 +18,17 @@ from batchwright.loaders.planning import (
     refuse_conversations,
     refuse_other_tokenizer,
     segments_of,
+    shuffle_of,
 )
 from batchwright.loaders.stored import StoreStream
+from batchwright.order.pool import blocks_for
 from batchwright.plan import Plan, PlanSource, Segments
 from batchwright.settings import Asked
 from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of", "plan_sources"]
+__all__ = ["Parts", "caps_of_entries", "flatten", "hand_down", "parts_of", "plan_sources", "refuse_other_settings"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
@@ -212,6 +215,18 @@ def plan_sources(members: Sequence[Member], asked: Asked, parts: Parts | None = 
     parts = dict.fromkeys(names) if parts is None else parts
     caps = None if asked["max_epochs"] is None else caps_of_entries(asked["max_epochs"], names)
     return plan_members(members, asked, segments=_segments(members, parts, asked), max_epochs=caps, pad=pad)
+
+
+def refuse_other_settings(plan: Plan, asked: Asked, names: Sequence[str], **meant: Any) -> None:
+    """Refuse settings that a plan has otherwise. `names` are those of its sources; `meant` as in `Asked`."""
+    if asked["weights"] is not None:
+        meant["weights"] = segments_of(hand_down(asked["weights"], parts_of(plan)), names)
+    if asked["max_epochs"] is not None:
+        meant["max_epochs"] = caps_of_entries(asked["max_epochs"], [source.name for source in plan.all_sources])
+    if asked["pool_rows"] is not None:
+        meant["pool_rows"] = math.prod(blocks_for(asked["pool_rows"]))
+    meant["shuffle"] = shuffle_of(asked["shuffle"], plan.sources[0].split)
+    asked.refuse_other_than(plan, **meant)
 
 
 def _segments(members: Sequence[Member], parts: Parts, asked: Asked) -> Segments:

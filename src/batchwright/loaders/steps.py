@@ -6,7 +6,7 @@ others. What it is made of, and how ranks share it, is then read off: no array i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.loaders.budget import budget_state
+from batchwright.loaders.interface import Record, state_at
 from batchwright.order.balance import Balancing, imbalance
 from batchwright.order.budget import BudgetCut
 from batchwright.order.sharding import Sharding, row_numbers
@@ -31,9 +32,9 @@ class Step:
     """The rows of one global batch, and which of them are whose."""
 
     positions: Numbers
-    """Of all rows of the global batch, in the order in which ranks share them; rows that fill it up repeat its last."""
+    """Positions of all rows of the global batch, in the order of ranks. Rows that fill it up repeat the last one."""
     weight: NDArray[np.float32] | None
-    """0 for those; None: every row counts."""
+    """0 for rows that fill the batch up, else 1. None: all are data."""
     borders: Numbers
     """[world + 1]: rows borders[r]:borders[r + 1] are rank r's."""
     mine: Numbers
@@ -138,9 +139,9 @@ class Steps:
         borders = np.concatenate([[0], np.cumsum([len(rows) for rows in shares])])
         return np.concatenate(shares), borders, None
 
-    def state(self, step: Step, plan: str, record: Sequence[Sequence[int]]) -> State:
+    def state(self, step: Step, plan: str, record: Record) -> State:
         """A loader's state after a step. `plan` is the plan's fingerprint."""
-        state: State = {"position": step.after, "plan": plan, "steps": [list(entry) for entry in record]}
+        state = state_at(step.after, plan, record)
         if step.after_in_block is not None:
             state |= budget_state(step.after_in_block, self.pad_to)
         return state

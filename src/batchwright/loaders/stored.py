@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from importlib import import_module
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from batchwright.loaders.planned import PlannedBatches
 from batchwright.loaders.planning import open_flow
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
-from batchwright.loaders.stream import CountedBatches, NumpyBlocks
+from batchwright.loaders.stream import Adapter, CountedBatches, NumpyBlocks
 from batchwright.memory import BlockPool
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, keep_plan, with_places
@@ -42,8 +43,7 @@ class StoreStream(Stream[TrainingBatch]):
         self.pool: BlockPool = BlockPool(7 if flow.has_samples else 1)
         self.sequences: int = flow.sequences
         self.has_lengths: bool = flow.has_samples
-        to = flow.padding.to
-        self.pad_to: Any = list(to) if isinstance(to, tuple) else to
+        self.pad_to: Any = flow.padding.as_json
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreStream, (self.plan, self.flow)
@@ -59,6 +59,7 @@ class StoreStream(Stream[TrainingBatch]):
             "pool": self.pool,
             "prefetch": making.prefetch,
             "workers": making.workers,
+            "record": record,
             "tokenizer": next((str(store.folder / "tokenizer.json") for store in self.stores), None),
         }
         if not run.is_planned:
@@ -105,7 +106,7 @@ class StoreStream(Stream[TrainingBatch]):
             keep_plan(store.path, found)
         return type(self)(replace(self.plan, places=found.places), self.flow)
 
-    def opened(self, loader: Loader[TrainingBatch], asked: Asked) -> None:
+    def start_background_work(self, loader: Loader[TrainingBatch], asked: Asked) -> None:
         start_read_ahead(loader, asked["read_ahead"])
 
     def amended(self, cursor: int, epochs: int | None, **asked: Any) -> Self:
@@ -141,7 +142,10 @@ def open_stores(
     is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
     fields = Fields(**asked.some(*Fields.names())).with_defaults(is_packed)
     padding = padding_of(asked.get("pad_to", pad_to), asked.get("padding_side", "right"), plan.row_tokens)
-    return StoreStream(plan, open_flow(streams, plan, fields, padding))
+    flow = open_flow(streams, plan, fields, padding)
+    if not flow.has_samples:
+        asked.refuse(("cu_seqlens", "roles"), "is for packed rows and conversations, and these are windows of text")
+    return StoreStream(plan, flow)
 
 
 def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
@@ -196,18 +200,9 @@ def _tokens_per_row(rows: Any, of_flow: int) -> float:
     return float(getattr(rows, "row_tokens", of_flow))
 
 
-def blocks_of(framework: str) -> Any:
-    """What turns blocks into a framework's tensors."""
-    if framework == "torch":
-        from batchwright.adapters.torch import TorchBlocks
-
-        return TorchBlocks()
-    if framework == "jax":
-        from batchwright.adapters.jax import JaxBlocks
-
-        return JaxBlocks()
-    if framework == "mlx":
-        from batchwright.adapters.mlx import MlxBlocks
-
-        return MlxBlocks()
-    return NumpyBlocks()
+def blocks_of(framework: str) -> Adapter:
+    """The adapter of a framework."""
+    if framework == "numpy":
+        return NumpyBlocks()
+    adapters = import_module(f"batchwright.adapters.{framework}")
+    return cast(Adapter, getattr(adapters, f"{framework.title()}Blocks")())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,22 @@ from numpy.typing import NDArray
 from batchwright.assemble.batch import Block, constant_mask, seqlens_of
 from batchwright.deliver.ahead import by_processes, by_threads
 from batchwright.flow import Flow, Located, Picked, Task
-from batchwright.loaders.interface import Made, Record
+from batchwright.loaders.interface import Made, Record, state_at
 from batchwright.memory import BlockPool
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.types import TrainingBatch
 
-__all__ = ["BlockBatches", "BlockMaker", "CountedBatches", "FlowBatches", "NumpyBlocks", "block_of", "tasks_from"]
+__all__ = [
+    "Adapter",
+    "BlockBatches",
+    "BlockMaker",
+    "CountedBatches",
+    "FlowBatches",
+    "NumpyBlocks",
+    "block_of",
+    "tasks_from",
+]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
@@ -39,6 +48,20 @@ Gathered = tuple[int, Block]
 """(number of steps, their rows)."""
 Piece = tuple[int, Located, int, int]
 """(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
+
+
+class Adapter(Protocol):
+    """Turns a block's arrays into a framework's tensors, in place, and has the masks of its batches."""
+
+    masks_are_writable: bool
+
+    def __call__(self, block: Block) -> None: ...
+
+    def small(self, array: Any) -> Any: ...
+
+    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]: ...
+
+    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]: ...
 
 
 class BlockFields(NamedTuple):
@@ -59,17 +82,17 @@ class BlockBatches:
     """What makes batches of blocks: slices of their arrays, and what metadata says of them."""
 
     names: Sequence[str]
-    """Of the sources."""
+    """Names of the sources."""
     row_tokens: int
     sequences: int = 1
     """Rows of a batch that one row of the order is: two for preference pairs."""
     plan: str
     """Fingerprint, for the states in batches' metadata."""
-    adapt: Any
-    """Turns a block's arrays into a framework's tensors, in place, and has its masks: NumpyBlocks, or an adapter's."""
+    adapt: Adapter
     pool: BlockPool = field(default_factory=BlockPool)
     prefetch: int = 0
     workers: int = 0
+    record: Record
     tokenizer: str | None = None
     """The file of the tokenizer that can decode its tokens, for whoever looks at a batch."""
 
@@ -150,7 +173,7 @@ class CountedBatches(FlowBatches):
 
     cut: Cut
     share: Callable[[int], Share]
-    """This rank's rows of a batch of so many."""
+    """This rank's rows of a global batch of n rows."""
     end: int | None
     """Positions of the whole run; None for an endless one."""
 
@@ -159,14 +182,11 @@ class CountedBatches(FlowBatches):
         """This rank's rows of a full batch."""
         return len(self.share(self.cut.rows_per_step))
 
-    def is_over(self, position: int) -> bool:
-        return self.cut.is_over(position, self.end)
-
-    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""
-        return self.adapt.hand_over(self._sliced(position, record))  # type: ignore[no-any-return]
+        return self.adapt.hand_over(self._sliced(position))
 
-    def _sliced(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def _sliced(self, position: int) -> Made[TrainingBatch]:
         cut, adapt = self.cut, self.adapt
         rows = cut.rows_per_step
         position = cut.settle(position)
@@ -187,7 +207,7 @@ class CountedBatches(FlowBatches):
                 else:
                     position = cut.settle(cut.after(position, 1))
                     last_simple = cut.last_simple(position)
-                metadata = (self._metadata, block, first, last, position, record, begin)
+                metadata = (self._metadata, block, first, last, position, begin)
                 if not extra:  # nothing but tokens: the common case, kept short because it is hot
                     batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
                     batch.__dict__["_block"] = tokens[first:last]
@@ -195,10 +215,7 @@ class CountedBatches(FlowBatches):
                     batch = self._batch(fields, first, last, metadata)
                 yield batch, position
 
-    def turns(
-        self, position: int, skipped: int, every: int, stop: int | None, record: Record
-    ) -> Iterator[TrainingBatch]:
-        """Each `every`-th batch from a position up to `stop`, after so many: for processes that take turns."""
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
         cut = self.cut
         position = cut.after(position, skipped)
         tasks = self._tasks(position, every=every, stop=stop)
@@ -207,7 +224,7 @@ class CountedBatches(FlowBatches):
             width = len(block.source) // num_steps
             for first in range(0, num_steps * width, width):
                 after, last = cut.settle(cut.after(position, 1)), first + width
-                metadata = (self._metadata, block, first, last, after, record, position)
+                metadata = (self._metadata, block, first, last, after, position)
                 yield self._batch(self._fields(block, width), first, last, metadata)
                 position = cut.after(position, every)
 
@@ -224,7 +241,7 @@ class CountedBatches(FlowBatches):
     ) -> Iterator[Task]:
         """All steps from a position to the end of the run (or `stop`), many at a time, never over the end of an epoch.
 
-        `every`: only each so many-th step.
+        `every`: only every `every`-th step.
         """
         at_once = _LOCATED_ROWS if len(self.flow.rows) == 1 else _LOCATED_ROWS_OF_MANY
         looked_up = self.cut.rows_per_step if self.flow.asks_all_ranks else self.width
@@ -258,17 +275,13 @@ class CountedBatches(FlowBatches):
             num_steps = int(arrays.pop("num_steps")[0])
             yield num_steps, block_of(arrays, self.pool)
 
-    def _metadata(
-        self, block: Block, first: int, last: int, after: int, record: Record, begin: int | None = None
-    ) -> dict[str, Any]:
-        totals: dict[str, Any] = {}
-        real = self.cut.rows_per_step if begin is None else self.cut.real_rows(begin)
-        if begin is not None and block.widths is not None:
-            totals = self._totals(self.cut.positions(begin, real))
+    def _metadata(self, block: Block, first: int, last: int, after: int, begin: int) -> dict[str, Any]:
+        real = self.cut.real_rows(begin)
+        totals = {} if block.widths is None else self._totals(self.cut.positions(begin, real))
         return self._facts(block, first, last) | {
             "global_rows": real,
             **totals,
-            "state": {"position": after, "plan": self.plan, "steps": [list(triple) for triple in record]},
+            "state": state_at(after, self.plan, self.record),
         }
 
 
@@ -284,7 +297,7 @@ def tasks_from(
 ) -> Iterator[Task]:
     """All steps from a position to the end of the run (or `stop`), at most so many at a time, and in one epoch.
 
-    `every`: only each so many-th step.
+    `every`: only every `every`-th step.
     """
     rows, live = cut.rows_per_step, cut.epochs.skips.live
     most = max(1, min(most, _LOCATED_SPAN // (rows * every)))

@@ -171,17 +171,24 @@ class Balancing:
         if self.divide is None:
             return balance(costs, world, equal_counts=equal_counts)
         try:
-            shares = [np.sort(np.asarray(rows, np.int64)) for rows in self.divide(costs, world, equal_counts)]
+            divided = self.divide(costs, world, equal_counts)
         except Exception as error:
             error.add_note(f"in balancing {self.name!r}, asked for the rows of {world} ranks")
             raise
-        order, counts = np.concatenate([*shares, np.empty(0, np.int64)]), [len(rows) for rows in shares]
-        even = np.diff(np.arange(world + 1) * len(costs) // world).tolist()
-        if len(shares) != world or not np.array_equal(np.sort(order), np.arange(len(costs))):
+        try:
+            shares = [np.sort(np.asarray(rows, np.int64)) for rows in divided]
+            everything = np.sort(np.concatenate(shares))
+        except (TypeError, ValueError):
+            raise self._refusal("gives something else than row numbers", len(costs), world) from None
+        if len(shares) != world or not np.array_equal(everything, np.arange(len(costs))):
             raise self._refusal("does not give each of them to exactly one rank", len(costs), world)
-        if equal_counts and counts != even:
-            raise self._refusal(f"gives ranks {counts} rows, and equal_counts asks for {even}", len(costs), world)
-        return Balanced(order, np.cumsum([0, *counts]), equal_counts)
+        if equal_counts:
+            even = np.diff(np.arange(world + 1) * len(costs) // world).tolist()
+            if sorted(even) != (counts := sorted(len(rows) for rows in shares)):
+                raise self._refusal(f"gives ranks {counts} rows, and equal_counts is True", len(costs), world)
+            shares = _as_many_as(even, shares)
+        borders = np.cumsum([0, *(len(rows) for rows in shares)])
+        return Balanced(np.concatenate(shares), borders, equal_counts)
 
     def _refusal(self, what: str, num_rows: int, world: int) -> SpecError:
         return SpecError(

@@ -24,6 +24,7 @@ from batchwright.errors import SpecError
 from batchwright.fingerprint import fingerprint
 from batchwright.order.split import share as contiguous_share
 from batchwright.plugins import Registry
+from batchwright.spec import shortened
 
 __all__ = ["Sharding", "Share", "Strategy", "last_row", "register_sharding", "row_numbers", "sharding_of"]
 
@@ -96,7 +97,7 @@ class Sharding:
                 f"sharding {self.name!r} gave rank {rank} of {world} something else than row numbers",
                 parameter="sharding",
                 rank=rank,
-                got=_shortened(rows),
+                got=shortened(rows),
                 remedy=f"a sequence of whole numbers from 0 to {num_rows - 1}",
             ) from None
 
@@ -187,7 +188,7 @@ def sharding_of(asked: Any) -> Sharding:
         return _shardings.get("contiguous" if asked is None else asked)
     if not callable(asked):
         raise SpecError(
-            f"sharding={_shortened(asked)} is neither a name nor a function",
+            f"sharding={shortened(asked)} is neither a name nor a function",
             parameter="sharding",
             remedy="'contiguous', 'strided', or a function of (num_rows, rank, world_size)",
         )
@@ -214,8 +215,3 @@ def last_row(share: Share) -> int:
     if isinstance(share, range) and share:
         return max(share[0], share[-1])
     return max(share, default=-1)
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchwright.errors import SpecError
 from batchwright.plugins import Registry
 from batchwright.pool.symmetries import Symmetry
-from batchwright.spec import at_least, one_of
+from batchwright.spec import at_least, one_of, shortened
 
 __all__ = [
     "Augmentation",
@@ -63,7 +63,7 @@ class Augmentation:
         at_least(1, factor=self.factor)
         if not callable(self.function):
             raise SpecError(
-                f"augmentation {self.name!r} is not a function: {_shortened(self.function)}",
+                f"augmentation {self.name!r} is not a function: {shortened(self.function, 60)}",
                 parameter="augmentation",
                 remedy="a function f(columns, which) -> columns",
             )
@@ -114,7 +114,7 @@ def augmentation_for(given: Any) -> Augmentation | None:
         )
     if not callable(given):
         raise SpecError(
-            f"augmentation={_shortened(given)} is neither a name nor a function",
+            f"augmentation={shortened(given, 60)} is neither a name nor a function",
             parameter="augmentation",
             remedy='"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor',
         )
@@ -124,7 +124,7 @@ def augmentation_for(given: Any) -> Augmentation | None:
     name = getattr(given, "__qualname__", type(given).__qualname__)
     factor = getattr(given, "factor", None)
     if not isinstance(factor, int | np.integer) or isinstance(factor, bool) or factor < 1:
-        has = "has no factor" if factor is None else f"has the factor {_shortened(factor)}"
+        has = "has no factor" if factor is None else f"has the factor {shortened(factor, 60)}"
         raise SpecError(
             f"augmentation {name!r} {has}: how many entries does a position give?",
             parameter="augmentation",
@@ -151,7 +151,7 @@ def apply(
         raise
     if not isinstance(result, Mapping):
         raise SpecError(
-            f"augmentation {augmentation.name!r} returned {_shortened(result)}, not columns",
+            f"augmentation {augmentation.name!r} returned {shortened(result, 60)}, not columns",
             parameter="augmentation",
             augmentation=augmentation.name,
             remedy="return a dict with the columns that were given: {**columns, 'board': turned}",
@@ -230,14 +230,9 @@ def _checked(augmentation: Augmentation, name: str, given: NDArray[Any], seen: N
         augmentation=augmentation.name,
         column=name,
         given=f"{given.dtype} {list(given.shape)}",
-        returned=f"{got.dtype} {list(got.shape)}" if isinstance(got, np.ndarray) else _shortened(got),
+        returned=f"{got.dtype} {list(got.shape)}" if isinstance(got, np.ndarray) else shortened(got, 60),
         remedy=remedy,
     )
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # What ships
@@ -342,7 +337,7 @@ def _names(**parameter: Any) -> tuple[str, ...] | None:
     for name in names:
         if not isinstance(name, str):
             raise SpecError(
-                f"{called}={_shortened(given)} does not name columns",
+                f"{called}={shortened(given, 60)} does not name columns",
                 parameter=called,
                 remedy=f'{called}="name", or ("one", "other"), or () for none',
             )

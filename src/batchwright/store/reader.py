@@ -134,7 +134,7 @@ class Store:
                 raise SpecError(
                     f"{self.path} has no {'split' if holdout else 'source'} {split if holdout else source!r}",
                     there=known,
-                    remedy="recipe.holdout(0.005) and bake again (ConversationDataLoader over raw files: holdout=0.005)"
+                    remedy="recipe.holdout(0.005), and bake again"
                     if holdout
                     else f"{suggest(source, self.names) or self.names[0]!r}",
                 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +23,7 @@ from batchwright.deliver.ahead import by_threads
 from batchwright.errors import PlanError, SpecError
 from batchwright.fingerprint import fingerprint
 from batchwright.flow import Task
-from batchwright.loaders.interface import Made, Making, Record, Stream
+from batchwright.loaders.interface import Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
 from batchwright.loaders.stored import blocks_of
 from batchwright.loaders.stream import BlockBatches
@@ -108,11 +109,12 @@ class RawStream(Stream[TrainingBatch]):
             fields=self.fields,
             cursor=self.cursor,
             num_epochs=run.num_epochs,
+            record=record,
         )
 
     # What is found out on the way
 
-    def uncounted(self) -> SpecError | None:
+    def why_uncounted(self) -> SpecError | None:
         if self.plan.known_rows is not None:
             return None
         return SpecError(
@@ -121,31 +123,30 @@ class RawStream(Stream[TrainingBatch]):
             remedy="streaming=False (bakes once, into a cache), or ask again after the first pass",
         )
 
-    def learned(self) -> Self:
+    def with_facts_learned(self) -> Self:
         """The stream that knows how many rows an epoch has, once a pass has counted them."""
         if self.plan.known_rows is not None or self.cursor.epoch_rows is None:
             return self
         return self._with(replace(self.plan, known_rows=self.cursor.epoch_rows), self.cursor)
 
-    def followed(self, batch: Any) -> None:
-        """A batch that was made elsewhere says where it ended."""
+    def note_batch(self, batch: Any) -> int | None:
         state = batch.metadata["state"]
         self.cursor.position, self.cursor.epoch_rows = state["position"], state["epoch_rows"]
         self.cursor.place = self.documents.find(state["place"])
+        return self.cursor.position
 
     # States say file, record and tokens to skip, so that resuming reads at most one file again
 
-    def marks(self, position: int) -> dict[str, Any]:
+    def extra_state(self, position: int) -> dict[str, Any]:
         place = self.cursor.place if self.cursor.position == position else None
         return _state_of(self.documents, place, self.plan.known_rows)
 
-    def accept(self, state: Mapping[str, Any]) -> Self:
-        if not isinstance(state, Mapping) or state.get("plan") != self.plan.fingerprint:
+    def for_state(self, state: Mapping[str, Any]) -> Self:
+        if state["plan"] != self.plan.fingerprint:
             return self
         place, rows = self.documents.find(state.get("place")), state.get("epoch_rows")
         known = None if rows is None else at_least(1, epoch_rows=rows)
-        position = state.get("position")
-        cursor = _Cursor(position if isinstance(position, int) else 0, place, known)
+        cursor = _Cursor(index(state["position"]), place, known)
         return self._with(replace(self.plan, known_rows=known), cursor)
 
     def _with(self, plan: RawPlan, cursor: _Cursor) -> Self:
@@ -174,34 +175,29 @@ class _RawBatches(BlockBatches):
     counted_rows: int | None = None
     """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
 
-    def is_over(self, position: int) -> bool:
-        return self.cut.is_over(position, self.end)
+    def batches(self, position: int) -> Made[TrainingBatch]:
+        return self.adapt.hand_over(self._sliced(position))
 
-    def batches(self, position: int, record: Record) -> Made[TrainingBatch]:
-        return self.adapt.hand_over(self._sliced(position, record))  # type: ignore[no-any-return]
-
-    def _sliced(self, position: int, record: Record) -> Made[TrainingBatch]:
+    def _sliced(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of its epoch."""
         for block, after, place, origins in self._ahead(position):
             self.adapt(block)
             width = len(block.source)
-            metadata = (self._raw_metadata, block, after, record, place, origins)
+            metadata = (self._raw_metadata, block, after, place, origins)
             batch = self._batch(self._fields(block, width), 0, width, metadata)
             self.cursor.position, self.cursor.place = after, place
             yield batch, after
         # Only now: what is known of the end, and so where a batch begins, must not depend on how far a thread had read.
         self.cursor.epoch_rows = self.counted_rows
 
-    def turns(
-        self, position: int, skipped: int, every: int, stop: int | None, record: Record
-    ) -> Iterator[TrainingBatch]:
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
         if self.num_epochs != 1:
             raise SpecError(
                 "several epochs of raw files cannot be streamed in torch's workers: none of them knows where one ends",
                 parameter="num_workers",
                 remedy="num_workers=0, epochs=1, or streaming=False (bakes once, into a cache)",
             )
-        batches = self.batches(position, record)
+        batches = self.batches(position)
         return (batch for batch, _ in itertools.islice(batches, skipped, None, every))
 
     def _ahead(self, position: int) -> Iterator[_Step]:
@@ -216,7 +212,7 @@ class _RawBatches(BlockBatches):
 
     def _made_from(self, position: int) -> Iterator[_Step]:
         """Steps from a position to the end of the run; of its epoch, where nobody knew yet when that ends."""
-        while not self.is_over(position := self.cut.settle(position)):
+        while not self.cut.is_over(position := self.cut.settle(position), self.end):
             position = yield from self._made_in_epoch(position)
             if self.rows.plan.known_rows is None:
                 return
@@ -280,16 +276,15 @@ class _RawBatches(BlockBatches):
         return block
 
     def _raw_metadata(
-        self, block: Block, after: int, record: Record, place: Place[Document] | None, origins: list[Place[Document]]
+        self, block: Block, after: int, place: Place[Document] | None, origins: list[Place[Document]]
     ) -> dict[str, Any]:
         task, documents = self._task(0, len(origins)), self.rows.documents
         begins = [documents.describe(origins[i]) or {} for i in task.live_rows().tolist()]
-        state = {"position": after, "plan": self.plan, "steps": [list(entry) for entry in record]}
         return {
             **self._facts(block, 0, task.num_rows),
             "global_rows": task.real_rows,
             "begins": [{name: at[name] for name in ("file", "record", "skip")} for at in begins],
-            "state": state | _state_of(documents, place, self.rows.plan.known_rows),
+            "state": state_at(after, self.plan, self.record) | _state_of(documents, place, self.rows.plan.known_rows),
         }
 
     def _task(self, position: int, real_rows: int) -> Task:
