@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchwright.plan import Plan
     from batchwright.typing import Balance, EpochEnd, Mesh, PadTo, ShardingLike, WeightsLike
 
-__all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Setting", "Shuffle", "reference"]
+__all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Scope", "Setting", "Shuffle", "reference"]
 
 Scope = Literal["global", "pool", "window", "none"]
 
@@ -227,10 +227,10 @@ class Mixture(Value):
         streams=False,
     )
     num_rows: int | None = setting(
-        "end after so many rows", check=_COUNT, planned=_same("end_rows"), streams=False, metavar="N"
+        "end after this number of rows", check=_COUNT, planned=_same("end_rows"), streams=False, metavar="N"
     )
     num_tokens: int | None = setting(
-        "end after so many tokens", check=_COUNT, planned=_no_record, streams=False, metavar="N"
+        "end after this number of tokens", check=_COUNT, planned=_no_record, streams=False, metavar="N"
     )
     stop: Literal["first_exhausted", "all_exhausted"] | None = setting(
         "end when the first, or the last, source was read once",
@@ -431,7 +431,7 @@ class Asked(Mapping[str, Any]):
     def __init__(
         self,
         *,
-        shuffle: Shuffle | str | bool | None = None,
+        shuffle: Shuffle | Scope | bool | None = None,
         weights: Mixture | WeightsLike | None = None,
         batch_size: Batching | int | None = None,
         fields: Fields | None = None,

@@ -27,7 +27,7 @@ from batchwright.typing import Array, Framework
 if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer
     from batchwright.loaders.rows import RowDataLoader
-    from batchwright.settings import Batching
+    from batchwright.settings import Batching, Scope, Shuffle
 
 __all__ = ["BufferVersion", "Reads"]
 
@@ -255,7 +255,7 @@ class Reads:
         seed: int = 0,
         *,
         columns: Sequence[str] | None = None,
-        shuffle: bool | str = True,
+        shuffle: bool | Scope | Shuffle = True,
         epochs: int | None = 1,
         rank: int | None = None,
         world_size: int | None = None,

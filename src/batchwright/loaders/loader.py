@@ -204,7 +204,7 @@ class Loader(DataLoader[B]):
         if is_over:
             if self._handed_any:
                 raise self.this_run.end_of_run(self._position)
-            return iter(())  # a finished run, restored: there is nothing left to do, and that is no fault
+            return iter(())  # a finished run, restored: nothing is left to do, and that is not an error
         self._generation += 1
         return self._iterate(self._generation, self.this_run.epoch_end(position))
 
@@ -257,7 +257,7 @@ class Loader(DataLoader[B]):
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
             raise SpecError(
-                f"this loader has batches of {tokens:,} tokens at most, not of so many rows",
+                f"this loader cuts batches by tokens, {tokens:,} at most, and not by rows",
                 parameter="batch_size",
                 remedy="leave batch_size= out",
             )

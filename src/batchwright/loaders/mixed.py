@@ -11,7 +11,7 @@ from batchwright.loaders.sources import flatten, plan_sources, refuse_other_sett
 from batchwright.loaders.stored import StoreStream, open_stores
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Shuffle
+from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.store.stream import TokenStream
 from batchwright.types import TrainingBatch
 from batchwright.typing import Framework, PlanLike, SourceLike, Split, WeightsLike
@@ -50,7 +50,7 @@ class MixedDataLoader(Loader[TrainingBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         framework: Framework | None = None,
-        shuffle: bool | str | Shuffle | None = None,
+        shuffle: bool | Scope | Shuffle | None = None,
         epochs: int | None = 1,
         split: Split | None = None,
         plan: PlanLike | None = None,

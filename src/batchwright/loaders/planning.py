@@ -390,7 +390,7 @@ def shuffle_of(asked: str | bool | None, split: str) -> str:
 
 
 def _pool(shuffle: str, pool_rows: int | None, row_bytes: list[int]) -> tuple[int, int] | None:
-    """(rows of a block, blocks of a window) of each source, whose rows have so many bytes."""
+    """(rows of a block, blocks of a window) of each source. `row_bytes` are the sizes of their rows."""
     if shuffle != "pool":
         if pool_rows is not None:
             raise SpecError(

@@ -14,7 +14,7 @@ from batchwright.loaders.sources import plan_sources, refuse_other_settings
 from batchwright.loaders.stored import check_tokenizer, open_stores
 from batchwright.plan import Plan
 from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Shuffle
+from batchwright.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.spec import local_path
 from batchwright.store.layout import is_store
 from batchwright.store.reader import Store
@@ -65,7 +65,7 @@ class PretrainDataLoader(Loader[TrainingBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         framework: Framework | None = None,
-        shuffle: bool | str | Shuffle | None = None,
+        shuffle: bool | Scope | Shuffle | None = None,
         epochs: int | None = 1,
         split: Split | None = None,
         weights: WeightsLike | Mixture | None = None,

@@ -16,7 +16,7 @@ from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages
 from batchwright.rollout_log import RolloutLog
 from batchwright.rollouts import read_rollouts
-from batchwright.settings import Asked, Batching
+from batchwright.settings import Asked, Batching, Scope, Shuffle
 from batchwright.spec import at_least, whole_number
 from batchwright.types import TrainingBatch
 from batchwright.typing import Data, Framework, PlanLike, TokenizerLike
@@ -55,7 +55,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         framework: Framework | None = None,
-        shuffle: bool | str | None = None,
+        shuffle: bool | Scope | Shuffle | None = None,
         epochs: int | None = 1,
         plan: PlanLike | None = None,
         max_staleness: int | None = None,

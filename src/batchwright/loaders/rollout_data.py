@@ -1,4 +1,4 @@
-"""Rollouts that are there whole, as a stream: rows in an order that (rows, seed, epoch) fix."""
+"""A finished set of rollouts as a stream: rows in an order that (rows, seed, epoch) fix."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_rollouts(
     of_a_log: Mapping[str, Any],
     how: dict[str, Any],
 ) -> WholeStream:
-    """The stream over rollouts that are there whole."""
+    """The stream over a finished set of rollouts."""
     _refuse_log(rollout_data, **of_a_log)
     if asked["batch_tokens"] is not None and asked["epoch_end"] == "drop":
         raise SpecError(
@@ -56,7 +56,7 @@ def open_rollouts(
 
 
 class WholeStream(RolloutStream):
-    """Rollouts that are there whole: shuffled, in epochs."""
+    """A finished set of rollouts: shuffled, in epochs."""
 
     def __init__(self, plan: Plan, asked: Asked, rows: RolloutRows, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, int(rows.lengths.max()), **how)
@@ -94,7 +94,7 @@ class WholeStream(RolloutStream):
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         if "log" in theirs:
             return PlanError(
-                "this state belongs to a log, and this loader reads rollouts that are there whole",
+                "this state belongs to a log, and this loader reads a finished set of rollouts",
                 remedy="open the loader with the log of that run",
             )
         return super().refusal(theirs)
@@ -128,7 +128,7 @@ def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
     for name, value in of_logs.items():
         if value:
             raise SpecError(
-                f"{name}={value!r} is for a RolloutLog, and these rollouts are there whole",
+                f"{name}={value!r} is for a RolloutLog, and these rollouts are a finished set",
                 parameter=name,
                 remedy=f"leave out {name}=, or RolloutDataLoader(log, ...)",
             )

@@ -95,7 +95,7 @@ class LogStream(RolloutStream):
         return SpecError(
             "a log that grows has no number of batches",
             parameter="rollout_data",
-            remedy="iterate until it ends, or read rollouts that are there whole",
+            remedy="iterate until it ends, or read a finished set of rollouts",
         )
 
     def end_of_run(self, position: int) -> EndOfRun:
@@ -145,7 +145,7 @@ class LogStream(RolloutStream):
 
 
 def _refuse_whole(asked: Asked, of_data: Mapping[str, Any]) -> None:
-    """Refuse what only rollouts that are there whole can have."""
+    """Refuse settings that only a finished set of rollouts has."""
     of_the_log = ("seed", "shuffle", "epochs", "group_size")
     plain = {"epochs": (1, None), "shuffle": (None, False, "none"), "seed": (None, 0)}
     for name, value in {"seed": asked["seed"], "shuffle": asked["shuffle"], **of_data}.items():
@@ -159,7 +159,7 @@ def _refuse_whole(asked: Asked, of_data: Mapping[str, Any]) -> None:
         )
     if asked["pad_to"] == "max_length":
         raise SpecError(
-            "nobody knows the longest row of a log that grows",
+            "the longest row of a log that grows is not known",
             parameter="pad_to",
             remedy="pad_to='longest', a number that widths are multiples of, or a list of widths",
         )
@@ -200,7 +200,7 @@ class Fetched:
 
 @dataclass(slots=True)
 class LogRows:
-    """Reads rows of a log by position, and takes them for the trainer where nobody has yet."""
+    """Reads rows of a log by position, and takes them for the trainer where no rank has yet."""
 
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
@@ -208,7 +208,7 @@ class LogRows:
     policy: Policy
     timeout: float = 0.0
     by_count: bool = True
-    """Whether batches have so many rows, not so many tokens."""
+    """Whether batches are cut by rows, and not by tokens."""
     method: str | None = None
     """How advantages are computed: known when the first rows are."""
 
@@ -357,7 +357,7 @@ class LogBatches:
                 return None
 
     def _rows_that_fit(self, fetched: Fetched, position: int, budget: Budget) -> int:
-        """How many of the rows are a batch, from the first on: a multiple of row_multiple, if so many are there."""
+        """The number of rows, from the first on, that make a batch: a multiple of row_multiple if there are enough."""
         rows = slice(fetched.first, fetched.first + fetched.count)
         widths = self.steps.widths_of(np.maximum.accumulate(fetched.rows.lengths[rows]))
         try:
@@ -391,7 +391,7 @@ class LogBatches:
 
 
 def plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
-    """A stream without epochs, of which nobody knows the end. Its rows are fixed by the journal of this one log."""
+    """A stream without epochs, whose end is not known. Its rows are fixed by the journal of one log."""
     source = PlanSource(
         name="rollouts",
         split="train",

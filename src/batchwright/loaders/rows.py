@@ -22,7 +22,7 @@ from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.plan import Plan, PlanSource
-from batchwright.settings import Asked, Batching
+from batchwright.settings import Asked, Batching, Scope, Shuffle
 from batchwright.spec import one_of
 from batchwright.typing import Framework
 
@@ -69,7 +69,7 @@ class RowDataLoader(Loader[RowBatch]):
         *,
         batch_size: int | Batching | None = None,
         seed: int | None = None,
-        shuffle: bool | str = True,
+        shuffle: bool | Scope | Shuffle = True,
         epochs: int | None = 1,
         rank: int | None = None,
         world_size: int | None = None,

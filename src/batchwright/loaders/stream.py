@@ -295,7 +295,7 @@ def tasks_from(
     every: int = 1,
     stop: int | None = None,
 ) -> Iterator[Task]:
-    """All steps from a position to the end of the run (or `stop`), at most so many at a time, and in one epoch.
+    """All steps from a position to the end of the run (or `stop`): tasks of `most` steps at most, each in one epoch.
 
     `every`: only every `every`-th step.
     """

@@ -37,7 +37,7 @@ __all__ = ["Balanced", "Balancing", "Cost", "Imbalance", "balance", "balancing_o
 _MOST = 1 << 62
 """Costs times the number of rows stay below: sums, and keys that hold a cost and a row number, fit in 64 bits."""
 _ONE_BY_ONE = 1024
-"""So many of the largest rows, and at least so many of the smallest, are dealt one by one."""
+"""Rows that are dealt one by one: this number of the largest, and at least this number of the smallest."""
 _MOST_SEARCHES = 512
 
 

@@ -39,7 +39,7 @@ class RawPlan(Plan):
     """What fixes the rows of a stream over raw files: names and sizes of the files, tokenizer, steps, shuffle."""
 
     shuffle_rows: int = 0
-    """Rows are shuffled inside windows of so many; 0: not at all."""
+    """Rows of a window of the shuffle; 0: no shuffle."""
     known_rows: int | None = field(default=None, compare=False)
     """Rows of an epoch, once one pass has counted them. Not part of what the plan is."""
 
@@ -248,7 +248,7 @@ class RawRows:
 
 
 def first_rows(chunks: list[Chunk], rows: int) -> tuple[Chunk, list[Chunk]]:
-    """The first so many rows of some chunks, and the chunks that are left."""
+    """The first `rows` rows of some chunks, and the chunks that are left."""
     taken: list[Chunk] = []
     while rows:
         chunk, *chunks = chunks
