@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import batchwright as bw
-from batchwright.machine import available_bytes
+from batchwright.base.machine import available_bytes
 from benchmarks.data import corpus_store
 
 __all__ = ["main"]

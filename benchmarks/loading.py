@@ -150,7 +150,7 @@ import time; began = time.perf_counter()
 import batchwright as bw
 imported = time.perf_counter()
 import numpy, pyarrow
-from batchwright.machine import anonymous_bytes
+from batchwright.base.machine import anonymous_bytes
 bw.PretrainDataLoader
 ready, before = time.perf_counter(), anonymous_bytes()
 loader = bw.PretrainDataLoader({store!r}, chunk_size=2048, batch_size=32, seed=7, epochs=None)
@@ -196,7 +196,7 @@ def scale_facts() -> dict[str, Any]:
     code = """
 import time, json, resource, numpy as np
 from batchwright.order import Order
-from batchwright.machine import anonymous_bytes
+from batchwright.base.machine import anonymous_bytes
 order = Order({"huge": 10**12}, seed=7); order.at([0])
 before = anonymous_bytes()
 began = time.perf_counter()

@@ -94,8 +94,9 @@ def compare(row_tokens: int, rounds: int, seconds: float) -> list[dict[str, Any]
 _PATTERNS = """
 import json, time
 import numpy as np
-from batchwright.errors import SpecError
-from batchwright.order.mix import build_pattern, integer_shares
+from batchwright.base.errors import SpecError
+from batchwright.order.mix import build_pattern
+from batchwright.order.mix import integer_shares
 
 def mixtures():
     names = [str(i) for i in range(256)]

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.assemble.pack import pack
+from batchwright.batches.pack import pack
 from benchmarks.peers.processes import run_child
 from benchmarks.peers.table import Row, markdown, missing, spread
 

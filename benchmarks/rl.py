@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import batchwright as bw
-from batchwright.kernels import numba_or_none
+from batchwright.base.kernels import numba_or_none
 from batchwright.order.balance import balance, imbalance
 from batchwright.rl.advantage import gae
 from benchmarks.peers.buffers import CLOCKS

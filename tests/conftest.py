@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import batchwright as bw
-from batchwright.assemble.window import WindowRows
+from batchwright.batches.window import WindowRows
 from harness import Processes
 
 # No time limits: machines that run tests are busy. The same examples on every run, so that CI does not flicker.

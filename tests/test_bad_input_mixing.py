@@ -293,7 +293,7 @@ CASES: dict[str, tuple[Callable[[Run], Any], type[bw.BatchwrightError], str, dic
         "sources={'web': 'web.store', ...}",
     ),
 }
-"""Ranks with different plans are in tests/deliver/test_sync.py: that takes several processes."""
+"""Ranks with different plans are in tests/batches/test_sync.py: that takes several processes."""
 
 
 @pytest.fixture(scope="module")

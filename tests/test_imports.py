@@ -16,84 +16,54 @@ import batchwright
 
 PACKAGE = Path(batchwright.__file__).parent
 
-# The house rules, as data. A place is a folder of the package, or a module beside them.
-GROUND = (
-    *("errors", "types", "protocols", "files", "machine", "seeds", "fingerprint", "spec", "plugins", "progress"),
-    *("canonical", "plan", "processes", "addresses", "journal", "kernels", "memory", "parts", "typing", "settings"),
-)
-STAGES = ("sources", "prepare", "store", "order", "assemble", "deliver", "buffer", "rl", "shards", "queue")
-ONLINE = (
-    "documents",
+# The house, as data: each place in the order in which data walks, with the places before it that it may import.
+# A place is a folder of the package, or a module beside the folders.
+PATH = ("base", "order", "columns", "sources", "prepare", "store")
+EDGE = ("adapters", "cli", "demo")
+EVERYTHING = (
+    *PATH,
+    "batches",
+    "rl",
+    "buffer",
     "rollouts",
-    "rollout_log",
     "pool",
-    "flow",
-    "plans",
+    "queue",
+    "baking",
     "loaders",
-    "tracing",
-    "digesting",
-    "drilling",
+    "audit",
+    *EDGE,
+    "typing",
 )
-EVERYTHING = (*GROUND, *STAGES, *ONLINE, "adopting", "exporting", "looking", "baking", "adapters", "cli", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": EVERYTHING,  # for types; at run time a name is looked up when it is first used
-    "__main__": EVERYTHING,
-    **dict.fromkeys(GROUND, GROUND),
-    **{stage: (*GROUND, stage) for stage in STAGES},  # stages are strangers
-    "documents": (*GROUND, "sources", "prepare"),  # rows of raw files as documents
-    "rollouts": (*GROUND, "sources", "prepare", "buffer", "rl", "documents", "rollouts"),  # as columns
-    "rollout_log": (*GROUND, "sources", "order", "rl", "documents", "rollout_log"),  # prompts of files, in an order
-    "pool": (*GROUND, "order", "deliver", "shards", "pool"),  # shards in memory, drawn in an order
-    "flow": (*GROUND, *STAGES),
-    "plans": (*GROUND, *STAGES),
-    "loaders": (*GROUND, *STAGES, "documents", "rollouts", "rollout_log", "pool", "flow", "plans", "loaders"),
-    "tracing": (*GROUND, *STAGES, "flow", "plans", "loaders"),
-    "digesting": (*GROUND, *STAGES, *ONLINE),
-    "drilling": (*GROUND, *STAGES, *ONLINE),
-    "baking": (*GROUND, *STAGES, "documents", "baking"),
-    "adopting": (*GROUND, "sources", "prepare", "store"),
-    "exporting": (*GROUND, "store"),
-    "looking": (*GROUND, "prepare"),
-    "streaming": (*GROUND, *STAGES, "baking", "flow", "loaders", "streaming"),
-    "adapters": (*GROUND, *STAGES, "flow", "loaders", "adapters"),
+    "__main__": ("cli",),
+    "typing": EVERYTHING,  # for type checkers
+    "base": ("typing",),
+    "order": ("base", "typing"),
+    "columns": ("base",),
+    "sources": ("base", "columns"),
+    "prepare": ("base", "columns", "sources", "typing"),
+    "store": (*PATH, "typing"),
+    "batches": (*PATH, "typing"),
+    "rl": ("base", "columns", "rollouts"),
+    "buffer": ("base", "order", "columns", "batches", "typing"),
+    "queue": ("base", "order", "columns", "batches", "typing"),
+    "pool": ("base", "order", "columns", "batches"),
+    "rollouts": ("base", "order", "columns", "sources", "prepare", "rl", "typing"),
+    "baking": (*PATH, "buffer", "typing"),
+    "loaders": (*PATH, "batches", "rl", "buffer", "rollouts", "pool", "baking", "typing"),
+    "audit": (*PATH, "batches", "loaders", "typing"),
+    "adapters": (*PATH, "batches", "loaders", "pool"),
     "cli": EVERYTHING,
     "demo": EVERYTHING,
 }
+MAY_IMPORT = {place: (place, *others) for place, others in MAY_IMPORT.items()}
 EXCEPTIONS = {
-    ("store/reader.py", "batchwright.prepare.tokenizers"): "a store decodes its own tokens",
-    ("exporting.py", "batchwright.prepare.chat.spans"): "what the numbers of roles and parts mean",
-    ("loaders/pretrain.py", "batchwright.streaming"): "PretrainDataLoader over raw files",
-    ("loaders/conversation.py", "batchwright.streaming"): "ConversationDataLoader over raw files",
-    ("loaders/stored.py", "batchwright.adapters.*"): "blocks as arrays of a framework",
-    ("loaders/loader.py", "batchwright.adapters.*"): "whether a framework is installed",
-    ("loaders/loader.py", "batchwright.adapters.torch"): "loader.torch()",
-    ("plan.py", "batchwright.order.schedule"): "plan.order",
-    ("plan.py", "batchwright.order.sweep"): "plan.order",
-    ("plan.py", "batchwright.order.lanes"): "plan.order",
-    ("plan.py", "batchwright.order.epochs"): "plan.order",
-    ("plan.py", "batchwright.order.split"): "a plan says at which step a cap binds",
-    ("plan.py", "batchwright.loaders.amending"): "plan.amend()",
-    ("loaders/mixed_shards.py", "batchwright.adapters.torch_pool"): "ds.loader()",
-    ("types.py", "batchwright.adapters.*"): "batch.to(): by the adapter of the framework that its arrays are of",
-    ("buffer/batch.py", "batchwright.adapters.*"): "batch.torch(), batch.jax(), batch.mlx(), and batch.to()",
-    ("loaders/rollout_batches.py", "batchwright.adapters.*"): "columns of rollouts as tensors",
-    ("types.py", "batchwright.looking"): "a notebook shows a batch",
-    ("buffer/reads.py", "batchwright.loaders.rows"): "buffer.loader()",
-    ("queue/consumer.py", "batchwright.adapters.*"): "batches of tensors, JAX and MLX arrays, and pinned memory",
-    ("queue/provider.py", "batchwright.adapters.torch"): "rng_framework = 'torch'",
-    ("shards/find.py", "batchwright.order.draw"): "directories are mixed as sources are",
     ("__init__.py", "batchwright.*"): "public names, each from its home",
-    **{
-        ("typing.py", f"batchwright.{module}"): "for type checkers"
-        for module in (
-            "baking.recipe",
-            "loaders.loader",
-            "order.sharding",
-            "prepare.tokenizers",
-            "store.reader",
-        )
-    },
+    ("batches/frameworks.py", "batchwright.adapters.*"): "the adapter of a framework, when it is needed",
+    ("buffer/reads.py", "batchwright.loaders.buffer_rows"): "buffer.loader()",
+    ("order/plan.py", "batchwright.loaders.amending"): "plan.amend()",
 }
 FRAMEWORKS = ("torch", "torchdata", "jax", "jaxlib", "flax", "mlx", "tensorflow", "transformers", "datasets")
 MAY_NAME_A_FRAMEWORK = ("adapters", "cli", "demo", "typing")
@@ -242,12 +212,24 @@ def test_every_exception_in_the_map_is_still_needed():
         ("order/mix.py", "import batchwright.store", "order/mix.py imports batchwright.store"),
         ("order/mix.py", "from batchwright import store", "order/mix.py imports batchwright.store"),
         ("order/mix.py", "from batchwright import bake", "order/mix.py imports batchwright.bake"),
-        ("spec.py", "import importlib\nimportlib.import_module(f'batchwright.{x}')", "spec.py imports batchwright.*"),
-        ("spec.py", "def f():\n    from batchwright.flow import Flow", "spec.py imports batchwright.flow"),
+        (
+            "base/checks.py",
+            "import importlib\nimportlib.import_module(f'batchwright.{x}')",
+            "base/checks.py imports batchwright.*",
+        ),
+        (
+            "base/checks.py",
+            "def f():\n    from batchwright.batches.flow import Flow",
+            "base/checks.py imports batchwright.batches.flow",
+        ),
         ("baking/run.py", "from batchwright.loaders import DataLoader", "baking/run.py imports batchwright.loaders"),
-        ("deliver/ranks.py", "import torch.distributed", "deliver/ranks.py imports torch.distributed"),
-        ("flow.py", "def f():\n    import jax", "flow.py imports jax"),
-        ("flow.py", "from importlib import import_module\nimport_module('mlx.core')", "flow.py imports mlx.core"),
+        ("batches/ranks.py", "import torch.distributed", "batches/ranks.py imports torch.distributed"),
+        ("batches/flow.py", "def f():\n    import jax", "batches/flow.py imports jax"),
+        (
+            "batches/flow.py",
+            "from importlib import import_module\nimport_module('mlx.core')",
+            "batches/flow.py imports mlx.core",
+        ),
         ("loaders/run.py", "import batchwright.adapters.torch", "loaders/run.py imports batchwright.adapters.torch"),
         ("viewer/page.py", "", "viewer/page.py: viewer is not in the map"),
     ],

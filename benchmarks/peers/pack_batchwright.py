@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.assemble.batch import Block, add_sample_fields
-from batchwright.assemble.gather import fresh
-from batchwright.assemble.rows import RowSpec, plan_rows
-from batchwright.assemble.samples import SampleRows
-from batchwright.memory import BlockPool
-from batchwright.settings import Fields
+from batchwright.base.memory import BlockPool
+from batchwright.batches.batch import Block, add_sample_fields
+from batchwright.batches.gather import fresh
+from batchwright.batches.row_index import RowSpec, plan_rows
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import Fields
 from benchmarks.peers.source import ROWS
 
 PACKAGE = "batchwright"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.protocols import Tokenizer
+from batchwright.base.protocols import Tokenizer
 
 __all__ = [
     "AnyArray",
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 
     from batchwright.baking.recipe import DatasetRecipe
     from batchwright.loaders.loader import Loader
+    from batchwright.order.plan import Plan
     from batchwright.order.sharding import Sharding, Strategy
-    from batchwright.plan import Plan
     from batchwright.prepare.tokenizers import JsonTokenizer
     from batchwright.store.reader import Store
 

@@ -20,21 +20,21 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import batchwright.adapters.torch as adapter
-from batchwright.assemble.rows import RowSpec, plan_rows
-from batchwright.assemble.samples import SampleRows
+from batchwright.base.memory import BlockPool
+from batchwright.batches.flow import Flow
+from batchwright.batches.row_index import RowSpec, plan_rows
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import Asked, Fields
+from batchwright.batches.types import TrainingBatch
 from batchwright.buffer import DatasetBuffer
-from batchwright.flow import Flow
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.mixed_shards import StreamingMixedShardDataset
 from batchwright.loaders.rollout import RolloutDataLoader
 from batchwright.loaders.stored import StoreStream
-from batchwright.memory import BlockPool
+from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import Order
-from batchwright.plan import Plan, PlanSource
+from batchwright.pool.dataset import StreamingMixedShardDataset
 from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
 from batchwright.queue.schema import fields_of
-from batchwright.settings import Asked, Fields
-from batchwright.types import TrainingBatch
 
 NUM_ROWS, ROW_TOKENS, BATCH_ROWS = 20_000, 512, 32
 SLEEP_CYCLES = 400_000_000  # a good tenth of a second: copies queued behind it cannot have begun

@@ -18,9 +18,9 @@ import batchwright as bw
 from batchwright.adapters import jax as jax_adapter
 from batchwright.adapters import mlx as mlx_adapter
 from batchwright.adapters import torch as torch_adapter
+from batchwright.base.errors import SpecError
 from batchwright.buffer.batch import RowBatch
 from batchwright.buffer.schema import Field, Numbers, Schema
-from batchwright.errors import SpecError
 from refusals import refused
 
 DTYPES = (

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from refusals import refused
 
 

@@ -13,7 +13,7 @@ from transformers import modeling_flash_attention_utils as flash
 import batchwright as bw
 from batchwright.adapters import hf
 from batchwright.adapters.hf import feed
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores

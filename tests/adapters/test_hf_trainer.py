@@ -14,7 +14,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from batchwright.adapters.hf import feed
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch counts this machine's cores

@@ -11,8 +11,8 @@ import torch
 from batchwright.adapters import jax as jax_adapter
 from batchwright.adapters import mlx as mlx_adapter
 from batchwright.adapters import torch as torch_adapter
-from batchwright.errors import SpecError
-from batchwright.memory import BlockPool
+from batchwright.base.errors import SpecError
+from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import BatchFileWriter, FileFacts, pooled, read_batches
 from batchwright.queue.schema import DTYPES, fields_of
 from refusals import refused

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.types import TrainingBatch
+from batchwright.batches.types import TrainingBatch
 from shared import arrays_of
 
 

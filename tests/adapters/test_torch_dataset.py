@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, default_convert
 
 import batchwright as bw
-from batchwright.errors import PlanError, SpecError
-from batchwright.types import TrainingBatch
+from batchwright.base.errors import PlanError, SpecError
+from batchwright.batches.types import TrainingBatch
 from harness import wait_for
 from refusals import refused
 

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from batchwright import MemoryLimitError, StreamingMixedShardDataset
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
+from batchwright.columns.shard import row_bytes
 from batchwright.pool.memory import Needs
-from batchwright.shards import row_bytes
 from harness import wait_for
 from refusals import refused
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import batchwright as bw
-from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from refusals import refused
 
 pytestmark = [

@@ -12,8 +12,8 @@ import pytest
 import batchwright as bw
 from batchwright.baking import run
 from batchwright.baking.unit import read_unit_report
-from batchwright.errors import BusyError
-from batchwright.files import exclusive
+from batchwright.base.errors import BusyError
+from batchwright.base.files import exclusive
 from batchwright.sources import units
 from harness import descendants, is_running, wait_for
 from refusals import refused

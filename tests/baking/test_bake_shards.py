@@ -10,7 +10,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.baking import run
-from batchwright.progress import progress
+from batchwright.base.progress import progress
 from refusals import refused
 from shared import texts
 
@@ -141,7 +141,7 @@ def test_a_bake_is_the_same_from_a_json_file_and_from_memory(tmp_path, quiet_bak
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch):
     stream = io.StringIO()
-    monkeypatch.setattr("batchwright.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("batchwright.base.progress._SECONDS_BETWEEN_LINES", 0.0)
     with progress("baking a.store", 200_000_000, to=stream) as done:
         done.advance(50_000_000, "web: 10 documents")
         done.advance(150_000_000)

@@ -130,7 +130,7 @@ def test_workers_do_not_import_from_the_folder_they_start_in(shouts, tmp_path, r
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(shouts, tmp_path, run_script):
-    code = "import batchwright.progress\n    batchwright.progress._SECONDS_BETWEEN_LINES = 0.0" + PASTED
+    code = "import batchwright.base.progress\n    batchwright.base.progress._SECONDS_BETWEEN_LINES = 0.0" + PASTED
     lines = run_script("    " + code, shouts, tmp_path / "a.store", 0, cwd=tmp_path).stderr.splitlines()
     assert lines[0].startswith(f"baking {tmp_path / 'a.store'}: ")
     assert "100 %" in lines[-2]

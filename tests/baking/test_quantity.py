@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.seeds import key_of, mix64
+from batchwright.base.seeds import key_of, mix64
 from batchwright.sources import units
 from refusals import refused
 

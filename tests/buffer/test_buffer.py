@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import batchwright as bw
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from refusals import refused
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+from batchwright.base.errors import BusyError, OutOfSpaceError, SpecError, StoreError
 from refusals import refused
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from batchwright.base.errors import SampleError, SpecError, StoreError
 from batchwright.buffer.view import View
-from batchwright.errors import SampleError, SpecError, StoreError
 from harness import is_running, wait_for
 from refusals import refused
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.base.errors import SampleError, StoreError
 from batchwright.buffer import codec
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema
-from batchwright.errors import SampleError, StoreError
 from refusals import refused
 
 POINT = pa.fixed_shape_tensor(pa.float32(), [3])

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from test_codec import COLUMNS, SCHEMA, same
 
+from batchwright.base.errors import BusyError, OutOfSpaceError, SpecError, StoreError
+from batchwright.base.journal import read_records
 from batchwright.buffer.folder import POINTER, BufferFolder
 from batchwright.buffer.schema import Field, Numbers, Schema
-from batchwright.errors import BusyError, OutOfSpaceError, SpecError, StoreError
-from batchwright.journal import read_records
 from harness import say
 from refusals import refused
 from test_journal import in_child

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.buffer import normalize as module
 from batchwright.buffer.incoming import columns_in
 from batchwright.buffer.normalize import normalize, register_normalizer
 from batchwright.buffer.values import arrays_to_columns
-from batchwright.errors import SampleError, SampleTypeError
 from refusals import refused
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.base.errors import SpecError
+from batchwright.base.seeds import mix64
 from batchwright.buffer.retain import below, check_by, choose, column_of, drop, keep, kept_count
-from batchwright.errors import SpecError
-from batchwright.seeds import mix64
 from refusals import refused
 
 KEYS = st.integers(0, 2**64 - 1)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.base.errors import SpecError
 from batchwright.buffer import sample
 from batchwright.buffer.sample import Priorities, draw, weights
-from batchwright.errors import SpecError
 from refusals import refused
 
 SETTINGS = {"seed": 0, "number": 1, "step": 0}

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.base.errors import SampleError
 from batchwright.buffer.compare import equal_mask
 from batchwright.buffer.convert import from_arrow, pylist, to_arrow
 from batchwright.buffer.foreign import DTYPES
@@ -27,7 +28,6 @@ from batchwright.buffer.values import (
     rows_to_columns,
     schema_of_arrow,
 )
-from batchwright.errors import SampleError
 from refusals import refused
 
 TENSOR = pa.fixed_shape_tensor(pa.float32(), [2])

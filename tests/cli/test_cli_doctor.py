@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from batchwright.errors import TokenizerError
+from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.spans import TEXT
 from batchwright.prepare.chat.step import Chat
 

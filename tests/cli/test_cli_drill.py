@@ -46,12 +46,12 @@ def test_a_store_with_settings_is_drilled_without_leaving_a_plan(store, plan, su
 
 BROKEN = """
 import functools, sys
-import batchwright.drilling
+import batchwright.audit.drilling
 from batchwright.cli.main import main
 
 def broken():
     def open_broken(opening):
-        from batchwright.drilling import open_rank
+        from batchwright.audit.drilling import open_rank
 
         loader = open_rank(opening)
         original = loader.get_iterator
@@ -67,7 +67,7 @@ def broken():
 
     return open_broken
 
-batchwright.drilling.drill = functools.partial(batchwright.drilling.drill, open_loader=broken())
+batchwright.audit.drilling.drill = functools.partial(batchwright.audit.drilling.drill, open_loader=broken())
 sys.exit(main(sys.argv[1:]))
 """
 

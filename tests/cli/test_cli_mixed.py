@@ -447,7 +447,7 @@ def test_look_shows_rows_of_all_stores_and_where_some_are_skipped(given, kept, s
 
 
 def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stores, chat_store, succeeds):
-    from batchwright.digesting import combine, sample_hashes
+    from batchwright.audit.digesting import combine, sample_hashes
 
     web, code = mixed_stores / "web.store", mixed_stores / "code.store"
     delivery = bw.Delivery(check=False)
@@ -468,7 +468,7 @@ def test_a_mixture_of_text_and_conversations_is_the_one_a_loader_runs(mixed_stor
 
 
 def test_digest_of_a_mixture_is_that_of_the_run_whichever_store_is_given(kept, mixed, succeeds):
-    from batchwright.digesting import combine, row_hashes
+    from batchwright.audit.digesting import combine, row_hashes
 
     stores, plan = kept
     loader = bw.MixedDataLoader([stores / "web.store", stores / "code.store"], plan=plan, framework="numpy")

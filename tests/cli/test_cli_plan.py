@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from batchwright.batches.settings import Asked
 from batchwright.cli.summary import summarize
 from batchwright.loaders.pretrain import make_plan
-from batchwright.settings import Asked
 
 
 def test_settings_give_steps_tokens_shares_and_epochs(store, succeeds):

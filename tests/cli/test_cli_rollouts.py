@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.journal import Journal
-from batchwright.rl.ledger import encode
+from batchwright.base.journal import Journal
+from batchwright.rollouts.log.ledger import encode
 
 
 @pytest.fixture

@@ -165,6 +165,6 @@ def test_bad_usage_is_one_message(arguments, said, games, refuses):
 
 def test_the_formats_of_the_command_line_are_those_of_convert():
     from batchwright.cli.shards import _FORMATS
-    from batchwright.shards.convert import FORMATS
+    from batchwright.pool.convert import FORMATS
 
     assert _FORMATS == FORMATS

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 import batchwright as bw
+from batchwright.audit.digesting import combine, row_hashes
 from batchwright.cli.common import lines_in_words
-from batchwright.digesting import combine, row_hashes
 
 # trace
 

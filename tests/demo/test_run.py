@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.base.errors import WorkerError
+from batchwright.base.files import is_in_use
 from batchwright.demo import run, runs, screen
 from batchwright.demo.model import Adam
 from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint, write_checkpoint
-from batchwright.errors import WorkerError
-from batchwright.files import is_in_use
 from refusals import refused
 
 STEPS = 60

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import batchwright as bw
+from batchwright.base.errors import SpecError
 from batchwright.demo import spike
 from batchwright.demo.model import loss_and_gradients, new_weights, row_losses_and_gradients
 from batchwright.demo.runs import Run
 from batchwright.demo.screen import LiveLine
 from batchwright.demo.train import kept_checkpoint, read_checkpoint
-from batchwright.errors import SpecError
-from batchwright.plans import list_plans
+from batchwright.store.plans import list_plans
 from refusals import refused
 
 STEPS = 160

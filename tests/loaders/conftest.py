@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchwright.flow import Flow
+from batchwright.batches.flow import Flow
+from batchwright.batches.settings import Asked
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.stored import StoreStream
+from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import Order
-from batchwright.plan import Plan, PlanSource
-from batchwright.settings import Asked
 
 
 def numbers(name: str, num_rows: int, row_tokens: int = 3) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 import batchwright as bw
-from batchwright.files import write_whole
+from batchwright.base.files import write_whole
 from harness import Processes, say, stand_still
 from shared import bake_source
 

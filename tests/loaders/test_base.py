@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from harness import no_thread_left
 from refusals import refused
 

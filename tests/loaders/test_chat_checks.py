@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import batchwright as bw
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.loaders.chat_checks import Finding, Rows, Settings, facts_of, findings_of, place_in_words
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT

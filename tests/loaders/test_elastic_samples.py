@@ -13,7 +13,7 @@ import pytest
 from elastic_jobs import amend_if_due, bake_in_order, handed, live, open_source
 
 import batchwright as bw
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from refusals import refused
 from shared import arrays_of
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchwright as bw
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from refusals import refused
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.errors import EndOfRun, PlanError, SpecError
-from batchwright.fingerprint import fingerprint_bytes
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
+from batchwright.base.fingerprint import fingerprint_bytes
 from batchwright.store.layout import Manifest, sealed
 from batchwright.store.writer import write_table
 from refusals import refused

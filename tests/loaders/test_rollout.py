@@ -489,8 +489,8 @@ def test_a_batch_may_have_more_rows_than_are_looked_up_at_once():
 
 def test_moments_do_not_depend_on_the_order_of_rows():
     from batchwright.rl.estimate import Advantages
-    from batchwright.rl.rows import RolloutRows
     from batchwright.rollouts import read_rollouts
+    from batchwright.rollouts.aligned import RolloutRows
 
     rows = RolloutRows(read_rollouts(rollouts(2000)), Advantages(whiten=True))
     order = np.arange(2000)

@@ -11,7 +11,7 @@ from rollout_jobs import BATCH_ROWS, GROUP_SIZE, PROMPTS, generate, train
 
 import batchwright as bw
 from batchwright.rl.advantage import group_relative
-from batchwright.rollout_log.status import status
+from batchwright.rollouts.log.status import status
 from refusals import refused
 
 

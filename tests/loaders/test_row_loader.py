@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import batchwright as bw
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from batchwright.buffer.schema import Field, Numbers, Schema
-from batchwright.errors import EndOfRun, PlanError, SpecError
-from batchwright.loaders.rows import RowDataLoader
+from batchwright.loaders.buffer_rows import RowDataLoader
 from batchwright.order.split import share
 from refusals import refused
 
@@ -98,7 +98,7 @@ def test_the_last_batch_of_an_epoch_ends_as_asked(epoch_end, batches):
 
 def test_an_order_computed_for_some_rows_at_a_time_is_the_same(monkeypatch):
     expected = numbers_in(opened(100, batch_size=8))
-    monkeypatch.setattr("batchwright.loaders.rows._LOCATED_ROWS", 24)
+    monkeypatch.setattr("batchwright.loaders.buffer_rows._LOCATED_ROWS", 24)
     assert numbers_in(opened(100, batch_size=8)) == expected
 
 

@@ -13,7 +13,7 @@ import pytest
 from elastic_jobs import bake_in_order, handed, live
 
 import batchwright as bw
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from refusals import refused
 
 ROWS = 300

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import EndOfRun
+from batchwright.base.errors import EndOfRun
 
 
 def read(loader):

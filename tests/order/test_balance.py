@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order import balance as module
 from batchwright.order.balance import Balanced, Cost, balance, imbalance
 from batchwright.order.split import share

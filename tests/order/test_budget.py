@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order.budget import BLOCK_ROWS, Blocks, BudgetCut, block_batches, cut_block
 from batchwright.order.epochs import Epochs, Skips
 from refusals import refused

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchwright.files import home
-from batchwright.order import kept, mix
+from batchwright.base.files import home
+from batchwright.order import disk_cache as kept
+from batchwright.order import mix
 from batchwright.order.mix import build_pattern
 
 COUNTS = (70, 20, 9, 1)

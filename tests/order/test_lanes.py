@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order.lanes import LanedOrder
 from refusals import refused
 

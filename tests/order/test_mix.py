@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order.mix import build_pattern, integer_shares
 from refusals import refused
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
-from batchwright.order.mixing import Mixing, mixing_report
+from batchwright.base.errors import SpecError
+from batchwright.order.mixing_report import Mixing, mixing_report
 from refusals import refused
 
 
@@ -155,7 +155,7 @@ def test_equal_places_have_the_mean_of_their_ranks():
 def test_working_in_parts_changes_nothing(monkeypatch, at_once):
     directory, place = np.random.default_rng(0).integers(0, 40, 3000), np.random.default_rng(1).permutation(3000)
     whole = report_of(place, directory, block=7)
-    monkeypatch.setattr("batchwright.order.mixing._AT_ONCE", at_once)
+    monkeypatch.setattr("batchwright.order.mixing_report._AT_ONCE", at_once)
     parts = report_of(place, directory, block=7)
     for one, other in ((whole.stream, parts.stream), (whole.shuffle, parts.shuffle)):
         assert asdict(one) == pytest.approx(asdict(other))

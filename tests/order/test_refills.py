@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.base.seeds import key_of, mix64
 from batchwright.order.refills import NoRoom, PoolSize, Refills, generations, lane_share, mixed_in, num_rows_of, replay
-from batchwright.seeds import key_of, mix64
 
 NAMES = (7, "pool", 0, 0)
 

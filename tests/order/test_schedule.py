@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order.schedule import ORDER_VERSION, Order
 from refusals import refused
 

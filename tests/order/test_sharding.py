@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order import sharding
 from batchwright.order.sharding import row_numbers, sharding_of
 from refusals import refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.order.epochs import Epochs
 from batchwright.order.split import EPOCH_ENDS, Cut, position_of_step, share, step_of_position
 from refusals import refused

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import batchwright
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.pool.augment import (
     Augmentation,
     apply,

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from batchwright.memory import BlockPool
+from batchwright.base.memory import BlockPool
+from batchwright.columns.shard import Column
 from batchwright.order.refills import NoRoom, PoolSize, Refills, generations
 from batchwright.pool.lane import Lane, Room
 from batchwright.pool.records import Layout
-from batchwright.shards import Column
 from harness import no_thread_left
 
 NAMES = (1, "lane")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchwright.memory import BlockPool
+from batchwright.base.memory import BlockPool
+from batchwright.columns.shard import Column
 from batchwright.pool.records import Layout
-from batchwright.shards import Column
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "u4", "f4", "i8", "f8"])

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from batchwright.errors import TokenizerError
+from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.spans import END, ROLES, SPAN_DTYPE, TEMPLATE, TEXT, Encoded, Rendered, TextSpan
 from batchwright.prepare.tokenizers import BytesTokenizer, CallableTokenizer, CharsTokenizer, JsonTokenizer

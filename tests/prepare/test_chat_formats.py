@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import FORMATS, Layout, detect, layout_of
 from batchwright.sources.faults import error_of

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from batchwright.errors import SpecError, TokenizerError
+from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT

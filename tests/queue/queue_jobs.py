@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.files import write_whole
+from batchwright.base.files import write_whole
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.provider import DataProviderBase
 from harness import Processes, say, wait_for

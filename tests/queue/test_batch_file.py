@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.memory import BlockPool
+from batchwright.base.memory import BlockPool
 from batchwright.queue import batch_file
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, pooled, read_batches, read_facts
 from batchwright.queue.schema import DTYPES, fields_of

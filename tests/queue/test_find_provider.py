@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import batchwright as bw
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.queue.config import SharedConfig
 from batchwright.queue.find import open_provider
 

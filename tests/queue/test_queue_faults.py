@@ -26,7 +26,7 @@ from queue_jobs import (
     rows_provider,
 )
 
-from batchwright.errors import QueueError
+from batchwright.base.errors import QueueError
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Census, Member

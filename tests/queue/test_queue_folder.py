@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.errors import BusyError, QueueError
+from batchwright.base.errors import BusyError, QueueError
 from batchwright.queue.claim import Claim
 from batchwright.queue.entries import file_name
 from batchwright.queue.folder import QueueFolder, SplitFolder

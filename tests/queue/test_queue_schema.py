@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from batchwright.errors import SampleError, SpecError
+from batchwright.base.errors import SampleError, SpecError
 from batchwright.queue.schema import Field, checked, fields_of, is_pair
 
 WHERE = "train file 118, batch 3"
@@ -235,7 +235,8 @@ def test_checking_a_batch_loads_neither_torch_nor_arrow():
     code = """if True:
         import sys
         import numpy as np
-        from batchwright.queue.schema import checked, fields_of
+        from batchwright.queue.schema import checked
+        from batchwright.queue.schema import fields_of
         fields = fields_of({"batch_schema": [{"name": "x", "dtype": "int64", "shape": []}]})
         checked({"x": np.zeros(4, np.int64)}, fields, 4, where="here")
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import batchwright as bw
-from batchwright.errors import BusyError, MissingQueueError, QueueError, SpecError
+from batchwright.base.errors import BusyError, MissingQueueError, QueueError, SpecError
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Census, Member

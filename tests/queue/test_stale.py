@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import batchwright
-from batchwright.errors import QueueError, SpecError
+from batchwright.base.errors import QueueError, SpecError
 from batchwright.queue.meta import check_meta
 from batchwright.queue.stale import Stamp, _plain, differences, normalised, stamp_of
 from refusals import refused

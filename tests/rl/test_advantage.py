@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchwright
-from batchwright.errors import SampleError, SpecError
-from batchwright.kernels import numba_or_none
+from batchwright.base.errors import SampleError, SpecError
+from batchwright.base.kernels import numba_or_none
 from batchwright.rl import advantage
 from batchwright.rl.advantage import (
     discounted,

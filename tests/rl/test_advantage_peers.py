@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchwright.kernels import numba_or_none
+from batchwright.base.kernels import numba_or_none
 from batchwright.rl.advantage import gae, group_relative, leave_one_out, whiten
 from batchwright.rl.dialects import dialect
 

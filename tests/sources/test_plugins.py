@@ -61,7 +61,8 @@ def site(tmp_path: Path) -> Path:
 def test_a_format_is_found_by_name_or_extension_and_loaded_only_then(site):
     code = """
 import sys, batchwright as bw
-from batchwright.sources import format_for, formats
+from batchwright.sources import format_for
+from batchwright.sources import formats
 formats.known_extensions(), format_for("a.jsonl"), format_for("", "text")
 assert "shouting" not in sys.modules and "shout" not in formats._formats._known
 print({}.name, "shouting" in sys.modules)

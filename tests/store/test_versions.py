@@ -8,8 +8,8 @@ import logging
 import pytest
 
 import batchwright as bw
-from batchwright.plans import forget_plan
 from batchwright.store import collect_garbage
+from batchwright.store.plans import forget_plan
 from refusals import refused
 
 

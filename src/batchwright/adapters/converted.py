@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Block
+from batchwright.batches.batch import Block
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made
 from batchwright.loaders.stream import NumpyBlocks
-from batchwright.types import TrainingBatch
 
 __all__ = ["ConvertedBlocks"]
 

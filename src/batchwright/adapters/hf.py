@@ -13,8 +13,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import MissingExtraError, PlanError, SpecError
+from batchwright.base.errors import MissingExtraError, PlanError, SpecError
+from batchwright.batches.samples import SampleRows
 from batchwright.loaders.stored import StoreStream
 
 try:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.adapters.converted import ConvertedBlocks
-from batchwright.errors import MissingExtraError, SpecError
+from batchwright.base.errors import MissingExtraError, SpecError
 
 try:
     import jax

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from batchwright.adapters.converted import ConvertedBlocks
-from batchwright.errors import MissingExtraError, SpecError
+from batchwright.base.errors import MissingExtraError, SpecError
 
 try:
     import mlx.core as mx

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.deliver.ranks import Ranks
-from batchwright.errors import MissingExtraError, SpecError
+from batchwright.base.errors import MissingExtraError, SpecError
+from batchwright.batches.ranks import Ranks
 
 try:
     import torch
@@ -24,9 +24,9 @@ except ImportError:
     ) from None
 
 if TYPE_CHECKING:
-    from batchwright.assemble.batch import Block
+    from batchwright.batches.batch import Block
+    from batchwright.batches.types import TrainingBatch
     from batchwright.loaders.loader import Loader
-    from batchwright.types import TrainingBatch
 
 __all__ = [
     "FollowingDataLoader",

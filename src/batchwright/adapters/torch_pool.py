@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from batchwright.errors import MissingExtraError, SpecError
+from batchwright.base.errors import MissingExtraError, SpecError
 
 try:
     import torch
@@ -19,7 +19,7 @@ except ImportError:
 from batchwright.adapters.torch import pinned
 
 if TYPE_CHECKING:
-    from batchwright.loaders.mixed_shards import StreamingMixedShardDataset
+    from batchwright.pool.dataset import StreamingMixedShardDataset
 
 __all__ = ["PoolLoader"]
 

@@ -18,9 +18,9 @@ from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.rows import Reading, apply_step, is_selected
 from batchwright.baking.unit import Job, document_of
 from batchwright.baking.work import Cut, plan_dry
-from batchwright.documents import read_documents
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint_value, function_fingerprint
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint_value, function_fingerprint
+from batchwright.prepare.documents import read_documents
 from batchwright.sources.faults import place
 from batchwright.sources.units import Malformed, Unit
 

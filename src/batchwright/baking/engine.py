@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from batchwright.errors import WorkerError
-from batchwright.processes import Worker
+from batchwright.base.errors import WorkerError
+from batchwright.base.processes import Worker
 
 __all__ = ["run_tasks"]
 

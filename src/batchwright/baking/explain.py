@@ -12,8 +12,8 @@ import numpy as np
 from batchwright.baking.instructions import Ingredient, Instruction
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
 from batchwright.baking.rows import Reading, UnitReport, apply_step, is_selected, kept_rows, pass_over
+from batchwright.base.checks import one_of
 from batchwright.prepare.rows import RowStep
-from batchwright.spec import one_of
 from batchwright.typing import OnError
 
 if TYPE_CHECKING:

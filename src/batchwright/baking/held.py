@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.files import reserve
+from batchwright.base.files import reserve
 
 __all__ = ["HeldTokens"]
 

@@ -13,9 +13,9 @@ import msgspec
 
 from batchwright.baking.instructions import Ingredient
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.errors import StoreError
-from batchwright.files import write_whole
-from batchwright.fingerprint import fingerprint, fingerprint_file
+from batchwright.base.errors import StoreError
+from batchwright.base.files import write_whole
+from batchwright.base.fingerprint import fingerprint, fingerprint_file
 from batchwright.sources import units
 from batchwright.sources.formats import Format, format_for
 from batchwright.sources.listing import InputFile

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint_rows, function_fingerprint
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint_rows, function_fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.columns import TextColumn
 from batchwright.prepare.rows import RowStep, row_step

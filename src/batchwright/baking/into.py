@@ -20,9 +20,9 @@ from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
 from batchwright.baking.rows import UnitReport, kept_rows, read_rows
 from batchwright.baking.work import Cut, choose_quantities, first_rows, for_units, plan_rows
-from batchwright.errors import BatchwrightError, SampleError, SampleTypeError, SourceError, SpecError
-from batchwright.fingerprint import fingerprint
-from batchwright.progress import progress
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SourceError, SpecError
+from batchwright.base.fingerprint import fingerprint
+from batchwright.base.progress import progress
 from batchwright.sources.columns import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from batchwright.sources.faults import place
 from batchwright.sources.memory import TableRows

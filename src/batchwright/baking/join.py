@@ -13,9 +13,9 @@ from batchwright.baking.inputs import Inputs, content_hash
 from batchwright.baking.reuse import Placed, units_table
 from batchwright.baking.unit import SPLITS
 from batchwright.baking.work import Work, first_rows
-from batchwright.errors import SourceError, TokenizerError
-from batchwright.files import write_whole
-from batchwright.fingerprint import fingerprint_bytes
+from batchwright.base.errors import SourceError, TokenizerError
+from batchwright.base.files import write_whole
+from batchwright.base.fingerprint import fingerprint_bytes
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.tokenize import Tokenize

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import StoreError
-from batchwright.files import home, write_whole
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import StoreError
+from batchwright.base.files import home, write_whole
+from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.store.reader import Store

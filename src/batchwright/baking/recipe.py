@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.baking.instructions import Ingredient, Instruction, Step, add_ingredient, bad_name, prepare_step
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.checks import at_least, one_of, suggest
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.spec import at_least, one_of, suggest
 from batchwright.typing import Data, OnError
 
 __all__ = ["DatasetRecipe", "check_recipe", "spec_of_step"]

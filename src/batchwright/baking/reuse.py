@@ -17,7 +17,7 @@ import numpy as np
 
 from batchwright.baking.rows import UnitReport
 from batchwright.baking.unit import NO_MARKS, SPLITS, Documents, marks_of
-from batchwright.errors import StoreError
+from batchwright.base.errors import StoreError
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 from batchwright.store.texts import TextHashes, texts_by_document

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.documents import read_documents
-from batchwright.errors import BatchwrightError, SourceError
+from batchwright.base.errors import BatchwrightError, SourceError
 from batchwright.prepare.columns import TextColumn
+from batchwright.prepare.documents import read_documents
 from batchwright.prepare.rows import RowStep
 from batchwright.sources.faults import error_of, failure_of, place
 from batchwright.sources.formats import Format

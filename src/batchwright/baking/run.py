@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from batchwright.baking.inputs import Inputs, is_version_of, mark_as_version_of, up_to_date
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
-from batchwright.errors import SpecError
-from batchwright.files import exclusive, is_part, out_of_space_at
-from batchwright.fingerprint import fingerprint
-from batchwright.machine import cpu_count
+from batchwright.base.checks import at_least, local_path, one_of
+from batchwright.base.errors import SpecError
+from batchwright.base.files import exclusive, is_part, out_of_space_at
+from batchwright.base.fingerprint import fingerprint
+from batchwright.base.machine import cpu_count
 from batchwright.prepare.tokenize import special_in_words
-from batchwright.spec import at_least, local_path, one_of
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
 from batchwright.typing import OnError

@@ -15,13 +15,13 @@ import xxhash
 
 from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.errors import SourceError, SpecError
-from batchwright.files import out_of_space_at, write_whole
+from batchwright.base.checks import at_least, local_path, one_of
+from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.files import out_of_space_at, write_whole
+from batchwright.base.progress import progress
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import BpeSettings, train_bpe
-from batchwright.progress import progress
-from batchwright.spec import at_least, local_path, one_of
 from batchwright.typing import Data, OnError
 
 if TYPE_CHECKING:

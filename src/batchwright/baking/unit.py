@@ -28,8 +28,8 @@ from batchwright.baking.rows import (
     stepped,
     unchanged_while_read,
 )
-from batchwright.errors import BatchwrightError, SourceError, TokenizerError
-from batchwright.fingerprint import fingerprint, fingerprint_file
+from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
+from batchwright.base.fingerprint import fingerprint, fingerprint_file
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect

@@ -31,14 +31,14 @@ from batchwright.baking.unit import (
     unit_documents,
     unit_key,
 )
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint, fingerprint_rows, fingerprint_value, function_fingerprint
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint, fingerprint_rows, fingerprint_value, function_fingerprint
+from batchwright.base.progress import progress
+from batchwright.base.seeds import key_of, mix64
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.columns import TextColumn
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize
-from batchwright.progress import progress
-from batchwright.seeds import key_of, mix64
 from batchwright.sources import units
 from batchwright.sources.formats import Format
 from batchwright.sources.listing import InputFile

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from batchwright.batches.frameworks import adapter, adapter_of
 from batchwright.buffer.convert import pylist, to_arrow
 from batchwright.buffer.schema import Columns, Numbers, Schema, Values
 
@@ -120,7 +120,7 @@ class RowBatch:
 
     def _as(self, framework: str) -> Self:
         arrays = {name: np.asarray(array) for name, array in self._arrays().items()}
-        return self._with(import_module(f"batchwright.adapters.{framework}").numbers(arrays))
+        return self._with(adapter(framework).numbers(arrays))
 
     def to(self, device: Any, non_blocking: bool = False) -> Self:
         """This batch on another device (torch, JAX), or laid out by a sharding (JAX). Lists stay where they are."""
@@ -139,7 +139,7 @@ class RowBatch:
         arrays = self._arrays()
         if any(isinstance(array, np.ndarray) for array in arrays.values()):
             raise TypeError("a batch of NumPy arrays cannot move: batch.torch().to(device), or framework='torch'")
-        return self._with({name: move(_adapter_of(array), array) for name, array in arrays.items()})
+        return self._with({name: move(adapter_of(array), array) for name, array in arrays.items()})
 
     def _with(self, arrays: dict[str | None, Any]) -> Self:
         """This batch, with other arrays for its columns of numbers and its weights."""
@@ -184,7 +184,7 @@ def converted(schema: Schema, columns: Columns, framework: str, **options: Any) 
         if isinstance(column, Numbers) and (column.valid is None or _has_nan(column) or column.valid.all())
     }
     if framework != "numpy":
-        arrays = import_module(f"batchwright.adapters.{framework}").numbers(arrays, **options)
+        arrays = adapter(framework).numbers(arrays, **options)
     return {f.name: arrays[f.name] if f.name in arrays else pylist(columns[f.name]) for f in schema}
 
 
@@ -195,8 +195,3 @@ def _in_numpy(values: Values) -> Values:
 
 def _has_nan(column: Numbers) -> bool:
     return column.values.dtype.kind == "f"
-
-
-def _adapter_of(array: Any) -> Any:
-    top = type(array).__module__.partition(".")[0]
-    return import_module(f"batchwright.adapters.{'jax' if top == 'jaxlib' else top}")

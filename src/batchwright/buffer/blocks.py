@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.addresses import rows_apart
 from batchwright.buffer.convert import rebuild
 from batchwright.buffer.locks import PIECES
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.columns.addresses import rows_apart
 
 __all__ = [
     "ArrowColumn",

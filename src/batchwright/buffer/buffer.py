@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchwright.base.checks import at_least, local_path, whole_number
+from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
 from batchwright.buffer import codec
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
@@ -33,8 +35,6 @@ from batchwright.buffer.values import (
 )
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
-from batchwright.errors import SampleError, SampleTypeError, SpecError, StoreError
-from batchwright.spec import at_least, local_path, whole_number
 from batchwright.typing import Array
 
 __all__ = ["DatasetBuffer", "buffer_of"]

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchwright.base.errors import SampleError, StoreError
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
-from batchwright.errors import SampleError, StoreError
 
 __all__ = [
     "Append",

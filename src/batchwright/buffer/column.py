@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from batchwright.base.checks import suggest
+from batchwright.base.errors import SampleError
 from batchwright.buffer.fit import fit
 from batchwright.buffer.foreign import SIMPLE, Misfit, plain
 from batchwright.buffer.infer import infer, merge
 from batchwright.buffer.schema import Field, Row, Schema, Values
-from batchwright.errors import SampleError
-from batchwright.spec import suggest
 
 __all__ = [
     "check_names",

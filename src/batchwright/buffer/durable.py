@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError, StoreError
+from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
 from batchwright.buffer.blocks import Counters
 from batchwright.buffer.contents import Contents
@@ -24,9 +27,6 @@ from batchwright.buffer.retain import Settings, check_by
 from batchwright.buffer.schema import Columns
 from batchwright.buffer.versions import VersionInfo
 from batchwright.buffer.view import View
-from batchwright.errors import SpecError, StoreError
-from batchwright.journal import Record, read_records, salvage_records
-from batchwright.spec import local_path
 
 __all__ = ["Durable"]
 

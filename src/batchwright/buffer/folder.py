@@ -26,12 +26,21 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from batchwright.base.errors import BusyError, SpecError, StoreError
+from batchwright.base.files import (
+    exclusive,
+    inside,
+    is_part,
+    out_of_space_at,
+    part_name,
+    publish,
+    sync_folder,
+    write_whole,
+)
+from batchwright.base.fingerprint import fingerprint_file
+from batchwright.base.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
 from batchwright.buffer.block_file import block_from_arrow, block_to_arrow
 from batchwright.buffer.schema import Columns, Schema
-from batchwright.errors import BusyError, SpecError, StoreError
-from batchwright.files import exclusive, inside, is_part, out_of_space_at, part_name, publish, sync_folder, write_whole
-from batchwright.fingerprint import fingerprint_file
-from batchwright.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
 
 __all__ = ["POINTER", "SALVAGE", "BufferFolder", "Pointer"]
 

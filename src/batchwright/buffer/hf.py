@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from batchwright.base.errors import MissingExtraError
 from batchwright.buffer.convert import joined
-from batchwright.errors import MissingExtraError
 
 __all__ = ["to_dataset"]
 

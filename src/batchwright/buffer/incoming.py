@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.buffer.convert import to_arrow
 from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of
 from batchwright.buffer.schema import Field, Numbers, Row
 from batchwright.buffer.values import arrays_to_columns
-from batchwright.errors import SampleError, SampleTypeError
 
 __all__ = ["columns_in", "table_of"]
 

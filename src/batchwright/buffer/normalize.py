@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
 from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, png
 from batchwright.buffer.incoming import table_of
 from batchwright.buffer.schema import Row
-from batchwright.errors import BatchwrightError, SampleError, SampleTypeError
 
 __all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.buffer.batch import RowBatch, converted
 from batchwright.buffer.compare import equal_mask
 from batchwright.buffer.convert import pylist, to_arrow
@@ -21,13 +22,12 @@ from batchwright.buffer.sample import Priorities, draw, weights
 from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
 from batchwright.buffer.view import View, refuse_twice
-from batchwright.errors import BatchwrightError, SpecError
 from batchwright.typing import Array, Framework
 
 if TYPE_CHECKING:
+    from batchwright.batches.settings import Batching, Scope, Shuffle
     from batchwright.buffer.buffer import DatasetBuffer
-    from batchwright.loaders.rows import RowDataLoader
-    from batchwright.settings import Batching, Scope, Shuffle
+    from batchwright.loaders.buffer_rows import RowDataLoader
 
 __all__ = ["BufferVersion", "Reads"]
 
@@ -269,7 +269,7 @@ class Reads:
         `rank` and `world_size` are by default what the launcher says. Batches are arrays of `framework`. Every row
         comes in each epoch: its last batch is short, unless `Batching(epoch_end=)` says otherwise.
         """
-        from batchwright.loaders.rows import RowDataLoader
+        from batchwright.loaders.buffer_rows import RowDataLoader
 
         view = self._hold() if columns is None else self._hold().only(columns)
         return RowDataLoader(

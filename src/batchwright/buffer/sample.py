@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.checks import at_least, whole_number
+from batchwright.base.errors import SpecError
+from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.buffer.retain import below, choose, counted, is_number
-from batchwright.errors import SpecError
-from batchwright.seeds import U64, key_of, mix64
-from batchwright.spec import at_least, whole_number
 
 __all__ = ["Draw", "Priorities", "draw", "weights"]
 

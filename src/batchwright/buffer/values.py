@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from batchwright.base.errors import SampleError
 from batchwright.buffer.adapt import adapt, owned
 from batchwright.buffer.column import (
     check_names,
@@ -30,7 +31,6 @@ from batchwright.buffer.fit import fit, scalars, tensors
 from batchwright.buffer.foreign import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
 from batchwright.buffer.infer import has_null, types_inside
 from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of
-from batchwright.errors import SampleError
 
 __all__ = [
     "arrays_to_columns",

@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.checks import suggest
+from batchwright.base.errors import SpecError
 from batchwright.buffer.compare import is_equal
 from batchwright.buffer.convert import pylist
 from batchwright.buffer.schema import Numbers, Values
 from batchwright.buffer.view import View
-from batchwright.errors import SpecError
-from batchwright.spec import suggest
 
 __all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.addresses import Table, gather
+from batchwright.base.checks import suggest
+from batchwright.base.errors import RowIndexError, SpecError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
-from batchwright.errors import RowIndexError, SpecError
-from batchwright.fingerprint import fingerprint
-from batchwright.spec import suggest
+from batchwright.columns.addresses import Table, gather
 
 __all__ = ["View", "refuse_twice"]
 

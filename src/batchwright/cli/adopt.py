@@ -14,8 +14,8 @@ import os
 import re
 from typing import Any
 
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import add_json, print_json
-from batchwright.errors import SpecError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.adopting import adopt
+    from batchwright.store.adopt_tokens import adopt
 
     eos = arguments.eos
     store = adopt(

@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.cli.common import (
     add_json,
     add_weights,
@@ -26,10 +27,9 @@ from batchwright.cli.common import (
     schedule_of,
     whole_number,
 )
-from batchwright.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
-    from batchwright.plan import Plan, State
+    from batchwright.order.plan import Plan, State
     from batchwright.store import Store
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
@@ -73,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from batchwright.base.checks import at_least
     from batchwright.cli.plan import as_json_of, describe
     from batchwright.loaders.amending import amend_plan, members_to_add
-    from batchwright.plans import find_plan, keep_plan, streams_for_plan, with_places
-    from batchwright.spec import at_least
+    from batchwright.store.plans import find_plan, keep_plan, streams_for_plan, with_places
 
     if arguments.batch_size is not None:
         at_least(1, batch_size=arguments.batch_size)
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _state(path: str) -> State:
-    from batchwright.plan import state_in
+    from batchwright.order.plan import state_in
 
     state = state_in(path)
     if state is None:
@@ -187,7 +187,7 @@ def _to_add(given: list[str] | None) -> dict[str, str]:
 
 
 def _kept(plan: Plan, stores: list[Store]) -> list[str]:
-    from batchwright.plan import plan_home
+    from batchwright.order.plan import plan_home
 
     folders = [*(store.path / "plans" for store in stores), plan_home()]
     files = [Path(folder) / f"{plan.fingerprint}.json" for folder in folders]

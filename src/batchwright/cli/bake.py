@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.checks import local_path, suggest
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import add_json, add_renames, print_json, whole_number
-from batchwright.errors import SpecError
-from batchwright.spec import local_path, suggest
 
 if TYPE_CHECKING:
     from batchwright.baking import DatasetRecipe
@@ -339,7 +339,7 @@ def _recipe_of_file(arguments: argparse.Namespace) -> DatasetRecipe:
 
 
 def _failed(path: Path, error: BaseException) -> Exception:
-    from batchwright.errors import BatchwrightError
+    from batchwright.base.errors import BatchwrightError
 
     if isinstance(error, BatchwrightError):
         return error

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from batchwright.errors import SpecError
-from batchwright.spec import counted, one_of
+from batchwright.base.checks import counted, one_of
+from batchwright.base.errors import SpecError
 
 if TYPE_CHECKING:
-    from batchwright.plan import Plan
-    from batchwright.settings import Asked, Setting
+    from batchwright.batches.settings import Asked, Setting
+    from batchwright.order.plan import Plan
     from batchwright.store import Store
 
 __all__ = [
@@ -104,7 +104,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _flagged() -> list[Setting]:
     """The settings that have a flag: those that make a plan, and the batch size."""
-    from batchwright.settings import SETTINGS
+    from batchwright.batches.settings import SETTINGS
 
     return [each for each in SETTINGS.values() if each.metavar is not None]
 
@@ -139,7 +139,7 @@ def settings_given(arguments: argparse.Namespace) -> list[str]:
 
 def asked_of(arguments: argparse.Namespace) -> Asked:
     """The loader settings that were given."""
-    from batchwright.settings import Asked
+    from batchwright.batches.settings import Asked
 
     given = {setting.name: getattr(arguments, setting.name) for setting in _flagged()}
     pad = given["pad"]
@@ -168,8 +168,8 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
     from batchwright.loaders.run import DEFAULT_BATCH
     from batchwright.loaders.sources import plan_sources
     from batchwright.order.split import Cut
-    from batchwright.plans import with_places
     from batchwright.store import Store
+    from batchwright.store.plans import with_places
 
     is_one = isinstance(sources, Store)
     stores = {"": sources} if isinstance(sources, Store) else {name: Store(path) for name, path in sources.items()}
@@ -223,7 +223,7 @@ def holds_conversations(store: Store) -> bool:
 
 def _packing_of(given: list[str] | None, names: Iterable[str]) -> dict[str, str]:
     """How rows of each source are packed: HOW is for all of them, NAME=HOW for one."""
-    from batchwright.settings import SETTINGS
+    from batchwright.batches.settings import SETTINGS
 
     found: dict[str, str] = {}
     for text in given or ():

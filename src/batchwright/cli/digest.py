@@ -1,6 +1,6 @@
 """One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
 
-Compare it between two machines, two releases, or a plan and a run: batchwright.digesting computes the
+Compare it between two machines, two releases, or a plan and a run: batchwright.audit.digesting computes the
 same number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and
 targets and loss mask, where rows are whole documents); rows that an amendment skips are in no batch. STORE is any one
 store of a mixture: the plan knows where the others are.
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.digesting import combine, digest_steps
-    from batchwright.plans import find_plan
-    from batchwright.spec import at_least
+    from batchwright.audit.digesting import combine, digest_steps
+    from batchwright.base.checks import at_least
+    from batchwright.store.plans import find_plan
 
     if arguments.batch_size is not None:
         at_least(1, batch_size=arguments.batch_size)

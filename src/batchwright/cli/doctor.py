@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.cli.common import add_json, add_renames, counted, print_json, printable, whole_number
-from batchwright.errors import SpecError, TokenizerError
-from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work
+    from batchwright.batches.types import TrainingBatch
     from batchwright.loaders.chat_checks import Finding, Rows
     from batchwright.prepare.chat.spans import Encoded
     from batchwright.prepare.chat.step import Chat, Prepared
-    from batchwright.types import TrainingBatch
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.spec import at_least
+    from batchwright.base.checks import at_least
 
     at_least(2, max_length=arguments.max_length)
     at_least(1, rows=arguments.rows)
@@ -191,7 +191,7 @@ def _read(paths: list[str], step: Chat, count: int) -> _Checkup:
 
 def _rows(work: Work) -> Iterator[tuple[dict[str, Any], Any]]:
     """(where it is, the row or why there is none)."""
-    from batchwright.documents import read_documents
+    from batchwright.prepare.documents import read_documents
     from batchwright.sources.faults import place
     from batchwright.sources.formats import Malformed
     from batchwright.sources.units import EndOfSpan
@@ -415,7 +415,7 @@ def _batch_of(encoded: list[Encoded], places: list[dict[str, Any]], policy: Any)
 
 
 def _show(batch: TrainingBatch, step: Chat, arguments: argparse.Namespace) -> None:
-    from batchwright.looking import look
+    from batchwright.batches.looking import look
 
     shown = look(batch, rows=len(batch), tokenizer=step.tokenizer)
     if not arguments.json:

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.cli.common import (
     add_json,
     add_settings,
@@ -23,12 +25,10 @@ from batchwright.cli.common import (
     settings_given,
     whole_number,
 )
-from batchwright.errors import PlanError, SpecError
-from batchwright.spec import local_path
 
 if TYPE_CHECKING:
-    from batchwright.drilling import DrillReport, Leg, LegResult
-    from batchwright.plan import Plan
+    from batchwright.audit.drilling import DrillReport, Leg, LegResult
+    from batchwright.order.plan import Plan
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -65,8 +65,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.drilling import drill, legs_over
-    from batchwright.spec import at_least
+    from batchwright.audit.drilling import drill, legs_over
+    from batchwright.base.checks import at_least
 
     store, plan = _target(arguments)
     legs = legs_over(arguments.ranks, arguments.workers)
@@ -94,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
     """(store, plan with the batch size)."""
-    from batchwright.plans import find_plan
     from batchwright.store import Store
     from batchwright.store.layout import is_store
+    from batchwright.store.plans import find_plan
 
     target = local_path(target=arguments.target)
     given = settings_given(arguments)
@@ -127,7 +127,7 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
 
 
 def _kept(store: Path) -> str:
-    from batchwright.plans import list_plans
+    from batchwright.store.plans import list_plans
 
     return ", ".join(plan.fingerprint for plan in list_plans(store)) or "none is kept with this store"
 

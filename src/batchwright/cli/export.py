@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.exporting import export
     from batchwright.store import open_store
+    from batchwright.store.export_tokens import export
 
     store = open_store(arguments.store, version=arguments.version)
     files = export(

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.spec import at_least
+    from batchwright.base.checks import at_least
     from batchwright.store import collect_garbage
 
     removals = collect_garbage(arguments.store, keep=at_least(0, keep=arguments.keep), dry_run=bool(arguments.dry_run))

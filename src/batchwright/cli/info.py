@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
-from batchwright.errors import PlanError, SpecError
 
 if TYPE_CHECKING:
     from batchwright.store import Store
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.cli.plan import describe, streams_of
-    from batchwright.plan import Plan, state_in
-    from batchwright.plans import find_plan
+    from batchwright.order.plan import Plan, state_in
     from batchwright.store import Store
+    from batchwright.store.plans import find_plan
 
     if is_buffer(arguments.store):
         _refuse_what_is_of_stores(arguments)
@@ -77,8 +77,8 @@ def _refuse_what_is_of_stores(arguments: argparse.Namespace) -> None:
 
 
 def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
-    from batchwright.plans import list_plans
     from batchwright.store.layout import current_version
+    from batchwright.store.plans import list_plans
     from batchwright.store.versions import list_versions
 
     paths, sizes = store.files["path"], store.files["num_bytes"]

@@ -18,6 +18,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import (
     add_json,
     add_settings,
@@ -32,14 +34,12 @@ from batchwright.cli.common import (
     whole_number,
 )
 from batchwright.cli.rows import is_buffer, look_at_rows
-from batchwright.errors import SpecError
-from batchwright.spec import local_path
 
 if TYPE_CHECKING:
-    from batchwright.plan import Plan
+    from batchwright.batches.types import TraceRecord, TrainingBatch
+    from batchwright.order.plan import Plan
     from batchwright.store import Store
     from batchwright.store.stream import TokenStream
-    from batchwright.types import TraceRecord, TrainingBatch
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -79,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.plans import find_plan, streams_for_plan
-    from batchwright.spec import at_least
+    from batchwright.base.checks import at_least
     from batchwright.store import Store
+    from batchwright.store.plans import find_plan, streams_for_plan
 
     if arguments.count is not None:
         at_least(1, count=arguments.count)
@@ -216,8 +216,8 @@ def _trained_documents(store: Store, found: list[Found], arguments: argparse.Nam
 
 def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, rows: int) -> None:
     """Rows of a batch with their trained tokens marked: on stdout, or as a page."""
-    from batchwright.files import write_whole
-    from batchwright.looking import look
+    from batchwright.base.files import write_whole
+    from batchwright.batches.looking import look
 
     batch.metadata["tokenizer"] = str(store.folder / "tokenizer.json")
     shown = look(batch, rows=max(rows, 1), ids=arguments.ids, whole=arguments.chars == 0)
@@ -233,7 +233,7 @@ def _show(batch: TrainingBatch, store: Store, arguments: argparse.Namespace, row
 
 def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -> int:
     """`store` is the first of the plan's, and decodes for all; the others are found from `where`, and by the plan."""
-    from batchwright.tracing import trace
+    from batchwright.audit.tracing import trace
 
     step = arguments.step or 0
     records = trace(where, plan, step=step)
@@ -342,7 +342,7 @@ def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
     import numpy as np
 
     from batchwright.loaders.planning import open_flow
-    from batchwright.plans import streams_for_plan
+    from batchwright.store.plans import streams_for_plan
 
     flow = open_flow(streams_for_plan(where, plan), plan)
     block = flow.at(np.array(positions, np.int64), lambda rows, width: np.empty((rows, width), np.int64))

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from batchwright import __version__
-from batchwright.errors import BatchwrightError
+from batchwright.base.errors import BatchwrightError
 
 __all__ = ["VERBS", "Parser", "main"]
 

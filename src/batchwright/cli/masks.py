@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.batches.settings import Fields
+from batchwright.batches.types import TraceRecord, TrainingBatch
 from batchwright.loaders.planning import open_flow
-from batchwright.plan import Plan
-from batchwright.plans import streams_for_plan
+from batchwright.order.plan import Plan
 from batchwright.prepare.chat.policy import LossPolicy
-from batchwright.settings import Fields
+from batchwright.store.plans import streams_for_plan
 from batchwright.store.stream import TokenStream
-from batchwright.types import TraceRecord, TrainingBatch
 
 __all__ = ["DocumentRow", "batch_of_documents", "batch_of_step", "rows_of_conversation", "rows_of_document"]
 

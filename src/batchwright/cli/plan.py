@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import BatchwrightError, PlanError, SpecError
 from batchwright.cli.common import (
     add_json,
     add_settings,
@@ -34,11 +36,9 @@ from batchwright.cli.common import (
     table,
     whole_number,
 )
-from batchwright.errors import BatchwrightError, PlanError, SpecError
-from batchwright.spec import local_path
 
 if TYPE_CHECKING:
-    from batchwright.plan import Plan
+    from batchwright.order.plan import Plan
     from batchwright.store import Store, TokenStream
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "as_json_of", "describe", "run", "streams_of"]
@@ -77,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.plans import find_plan
-    from batchwright.spec import at_least
+    from batchwright.base.checks import at_least
     from batchwright.store import Store
+    from batchwright.store.plans import find_plan
 
     if arguments.epochs is not None:
         at_least(1, epochs=arguments.epochs)
@@ -134,7 +134,7 @@ def _named(target: list[str]) -> dict[str, str] | None:
 
 def streams_of(where: Any, plan: Plan) -> dict[str, TokenStream] | None:
     """The streams that can say more of a plan's rows, where there is more to say, and they are still in their place."""
-    from batchwright.plans import streams_for_plan
+    from batchwright.store.plans import streams_for_plan
 
     if not any(source.rows for source in plan.all_sources):
         return None
@@ -166,7 +166,7 @@ def as_json_of(
 
 def _save(plan: Plan, path: Path) -> None:
     if path.exists():
-        from batchwright.plan import Plan as PlanFile
+        from batchwright.order.plan import Plan as PlanFile
 
         known = PlanFile.load(path)
         if known.fingerprint != plan.fingerprint:
@@ -175,7 +175,7 @@ def _save(plan: Plan, path: Path) -> None:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
-    from batchwright.plans import forget_plan
+    from batchwright.store.plans import forget_plan
 
     if len(arguments.target) != 3:
         raise SpecError("forget which plan?", parameter="PLAN", remedy="batchwright plan forget STORE PLAN")
@@ -189,7 +189,7 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def _list(store: Store, *, as_json: bool) -> int:
-    from batchwright.plans import list_plans
+    from batchwright.store.plans import list_plans
 
     plans = list_plans(store.path)
     if as_json:

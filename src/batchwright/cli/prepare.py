@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from batchwright.base.errors import WorkerError
 from batchwright.cli.common import counted
-from batchwright.errors import WorkerError
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "find_modules_here", "run"]
 

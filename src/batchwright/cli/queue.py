@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import add_json, bytes_in_words, counted, indented, print_json, printable
-from batchwright.errors import SpecError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -14,8 +14,8 @@ import json
 import time
 from typing import Any
 
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable, whole_number
-from batchwright.errors import SpecError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.rollout_log.status import history, ordinal_at, status
+    from batchwright.rollouts.log.status import history, ordinal_at, status
 
     if arguments.what == "show":
         if (arguments.ordinal is None) == (arguments.position is None):

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from batchwright.base.errors import SpecError
 from batchwright.cli.common import whole_number
 from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
-from batchwright.errors import SpecError
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -157,7 +157,7 @@ class _Together:
         return None
 
     def _has_begun(self) -> bool:
-        from batchwright.machine import boot_id
+        from batchwright.base.machine import boot_id
         from batchwright.queue.members import Census
 
         pids = {provider.process.pid for provider in self.providers if not provider.is_over}
@@ -253,15 +253,15 @@ def _launch(function: str, *arguments: Any) -> list[str]:
 
 
 def _as_provider(parent_pid: int, given: list[str]) -> None:
+    from batchwright.base.machine import die_with_parent
     from batchwright.cli.main import main
-    from batchwright.machine import die_with_parent
 
     die_with_parent(parent_pid)
     sys.exit(main(["prepare", *given]))
 
 
 def _as_trainer(parent_pid: int, trainer: str, given: list[str]) -> None:
-    from batchwright.machine import die_with_parent, is_linux
+    from batchwright.base.machine import die_with_parent, is_linux
 
     die_with_parent(parent_pid)
     if is_linux():  # which remembers whose child it is

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from batchwright.base.errors import SourceError, SpecError
 from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable, table
-from batchwright.errors import SourceError, SpecError
 
 if TYPE_CHECKING:
-    from batchwright.shards.shard import Schema
+    from batchwright.columns.shard import Schema
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -83,7 +83,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from batchwright.shards.find import shards_in
+    from batchwright.pool.shard_files import shards_in
 
     found = shards_in(arguments.directory, arguments.range, parameter="--range")
     shards = [_facts(shard.number, shard.path, arguments) for shard in found]
@@ -99,7 +99,7 @@ def _facts(number: int, path: str, arguments: argparse.Namespace) -> dict[str, A
     """What one shard holds, as plain values: rows and columns are None where only reading would tell."""
     import os
 
-    from batchwright.shards.shard import format_of, open_shard, peek
+    from batchwright.columns.shard import format_of, open_shard, peek
 
     kind = format_of(path)
     facts: dict[str, Any] = {"number": number, "file": os.path.basename(path), "format": kind, "rows": None}
@@ -170,7 +170,7 @@ def _columns_in_words(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from batchwright.shards.convert import convert
+    from batchwright.pool.convert import convert
 
     done = convert(
         arguments.directory,

@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.common import counted, printable, table
-from batchwright.plan import MANY_EPOCHS
+from batchwright.order.plan import MANY_EPOCHS
 
 if TYPE_CHECKING:
+    from batchwright.order.plan import Plan, PlanSource
     from batchwright.order.sweep import Leg
-    from batchwright.plan import Plan, PlanSource
     from batchwright.store import TokenStream
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from batchwright.cli.common import add_json, counted, lines_in_words, print_json, printable, whole_number
 
 if TYPE_CHECKING:
-    from batchwright.types import TraceRecord
+    from batchwright.batches.types import TraceRecord
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "place", "run"]
 
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from batchwright.errors import SpecError
-    from batchwright.spec import at_least
-    from batchwright.tracing import find, trace
+    from batchwright.audit.tracing import find, trace
+    from batchwright.base.checks import at_least
+    from batchwright.base.errors import SpecError
 
     for name in ("row", "until"):
         if getattr(arguments, name) is not None and arguments.file is None:

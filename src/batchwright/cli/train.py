@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import MissingQueueError, QueueError, SpecError
 from batchwright.cli.prepare import find_modules_here
-from batchwright.errors import MissingQueueError, QueueError, SpecError
-from batchwright.spec import local_path
 
 if TYPE_CHECKING:
     from batchwright.queue.config import SharedConfig

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import StoreError
 from batchwright.cli.common import add_json, bytes_in_words, counted, print_json
-from batchwright.errors import StoreError
-from batchwright.spec import local_path
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 import batchwright as bw
+from batchwright.base.errors import BusyError, WorkerError
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.digits import drawn
 from batchwright.demo.hardest import BATCH_ROWS, ROWS, after_epoch, train
 from batchwright.demo.runs import check_end, perform, python_process, reports
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
 from batchwright.demo.train import CHECKPOINT
-from batchwright.errors import BusyError, WorkerError
 
 __all__ = ["main"]
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import batchwright as bw
+from batchwright.base.errors import SpecError
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.model import Adam, Weights, new_weights, token_losses_and_gradients
 from batchwright.demo.runs import perform
 from batchwright.demo.screen import COLUMNS, LiveLine, exit_code_of, head, near, say
-from batchwright.errors import SpecError
 
 __all__ = ["main"]
 

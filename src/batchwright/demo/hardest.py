@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import batchwright as bw
+from batchwright.base.machine import die_with_parent
 from batchwright.demo.digits import accuracy_of, losses_and_gradients, new_weights, pictures
 from batchwright.demo.model import Adam
 from batchwright.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
-from batchwright.machine import die_with_parent
 
 __all__ = ["after_epoch", "arrive", "main", "train", "watch"]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import batchwright as bw
+from batchwright.base.errors import SpecError
 from batchwright.demo.runs import Run, say_if_equal, take
 from batchwright.demo.screen import COLUMNS, command, exit_code_of, head, say, show_pieces
 from batchwright.demo.train import BATCH_ROWS, CHECKPOINT, ROW_TOKENS, Checkpoint
-from batchwright.errors import SpecError
 
 __all__ = ["main"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError, WorkerError
 from batchwright.demo import ONE_THREAD
 from batchwright.demo.screen import LiveLine, say
 from batchwright.demo.train import CHECKPOINT, Checkpoint, read_checkpoint
-from batchwright.errors import SpecError, WorkerError
-from batchwright.spec import local_path
 
 __all__ = ["Run", "check_end", "first_difference", "perform", "python_process", "reports", "say_if_equal", "take"]
 

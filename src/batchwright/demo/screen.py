@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from batchwright.errors import BatchwrightError
-from batchwright.types import TraceRecord
+from batchwright.base.errors import BatchwrightError
+from batchwright.batches.types import TraceRecord
 
 __all__ = ["COLUMNS", "LiveLine", "command", "exit_code_of", "head", "near", "say", "show_pieces", "snippet"]
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import batchwright as bw
+from batchwright.base.errors import SpecError
+from batchwright.batches.settings import Asked
+from batchwright.batches.types import TraceRecord
 from batchwright.cli.main import main as batchwright
 from batchwright.demo.runs import Run, perform, say_if_equal
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say, show_pieces
 from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint, write_checkpoint
-from batchwright.errors import SpecError
 from batchwright.loaders.pretrain import make_plan
-from batchwright.plan import Plan
-from batchwright.settings import Asked
-from batchwright.types import TraceRecord
+from batchwright.order.plan import Plan
 
 __all__ = ["find_jumps", "main"]
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import batchwright as bw
+from batchwright.base.files import write_whole
+from batchwright.base.machine import die_with_parent
 from batchwright.demo.model import Adam, Weights, new_weights, row_losses_and_gradients
-from batchwright.files import write_whole
-from batchwright.machine import die_with_parent
 
 __all__ = [
     "Checkpoint",

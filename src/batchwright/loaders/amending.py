@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.errors import PlanError, SpecError, StoreError
-from batchwright.flow import Flow
+from batchwright.base.checks import at_least, whole_number
+from batchwright.base.errors import PlanError, SpecError, StoreError
+from batchwright.batches.flow import Flow
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import (
     Member,
@@ -22,9 +23,8 @@ from batchwright.loaders.planning import (
     source_of,
 )
 from batchwright.loaders.sources import caps_of_entries, flatten, hand_down, parts_of
+from batchwright.order.plan import Amendment, Plan, PlanSource
 from batchwright.order.schedule import NEVER
-from batchwright.plan import Amendment, Plan, PlanSource
-from batchwright.spec import at_least, whole_number
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 

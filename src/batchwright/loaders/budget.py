@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.order.balance import Balancing, balancing_of
 from batchwright.order.budget import Blocks, BudgetCut
 from batchwright.order.sharding import Sharding

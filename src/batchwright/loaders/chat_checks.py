@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
+from batchwright.batches.samples import SampleRows
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.spans import END, ROLES, TEXT

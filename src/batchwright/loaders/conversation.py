@@ -7,19 +7,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.assemble.rows import RowSpec
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import SpecError
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError
+from batchwright.batches.row_index import RowSpec
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import Member, used_names
 from batchwright.loaders.sources import plan_sources, refuse_other_settings
 from batchwright.loaders.stored import StoreStream, check_tokenizer, open_stores
-from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
-from batchwright.spec import local_path
 from batchwright.store.layout import is_store
+from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.reader import Store
-from batchwright.types import TrainingBatch
 from batchwright.typing import (
     CorpusLike,
     Framework,
@@ -225,7 +225,7 @@ def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked
         if tokenizer is not None:
             check_tokenizer(store, tokenizer)
         return store
-    from batchwright.streaming import bake_to_cache, recipe_of_conversations
+    from batchwright.loaders.raw_files import bake_to_cache, recipe_of_conversations
 
     keep_newest = asked["max_length"] if asked["truncation"] == "drop_oldest" else None
     return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import EndOfRun, PlanError, SpecError
-from batchwright.plan import Plan, State
-from batchwright.types import TrainingBatch
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
+from batchwright.batches.types import TrainingBatch
+from batchwright.order.plan import Plan, State
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from batchwright.batches.settings import Asked
     from batchwright.loaders.budget import Budget
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.run import Run
-    from batchwright.settings import Asked
 
     B = TypeVar("B", default=TrainingBatch)
     B_co = TypeVar("B_co", covariant=True, default=TrainingBatch)

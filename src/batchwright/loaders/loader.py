@@ -12,24 +12,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, Self, TypeVar
 
-from batchwright.deliver.ranks import find_ranks
-from batchwright.deliver.sync import Standing, SyncReport, check_standing, digests_of_next
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.checks import at_least, shortened, whole_number
+from batchwright.base.errors import PlanError, SpecError
+from batchwright.batches.frameworks import adapter
+from batchwright.batches.ranks import find_ranks
+from batchwright.batches.settings import SETTINGS, Asked
+from batchwright.batches.sync import Standing, SyncReport, check_standing, digests_of_next
 from batchwright.loaders.budget import budget_state, check_budget_state, refuse_other_kind
 from batchwright.loaders.interface import B, Batches, DataLoader, Made, Making, Record, Stream, state_at
 from batchwright.loaders.run import Run
-from batchwright.loaders.verdict import refuse_state
 from batchwright.order.budget import BudgetCut
+from batchwright.order.plan import Plan, State
+from batchwright.order.resume_check import refuse_state
 from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
-from batchwright.plan import Plan, State
-from batchwright.settings import SETTINGS, Asked
-from batchwright.spec import at_least, shortened, whole_number
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike
 
 __all__ = ["Loader"]
@@ -75,7 +75,7 @@ class Loader(DataLoader[B]):
             asked["workers"] or 0,
         )
         if self.framework != "numpy":
-            import_module(f"batchwright.adapters.{self.framework}")  # says now if it is not installed
+            adapter(self.framework)  # says now if it is not installed
         self.this_run: Run = Run.of(stream, asked, find_ranks(rank, world_size, asked["mesh"]), epochs)
         self.record: Record = self.this_run.first_record()
         """How the run cut batches so far."""
@@ -257,7 +257,7 @@ class Loader(DataLoader[B]):
             return self.batch_size
         if (tokens := self.batch_tokens) is not None:
             raise SpecError(
-                f"this loader cuts batches by tokens, {tokens:,} at most, and not by rows",
+                f"batches of this loader are cut at {tokens:,} tokens, not at a number of rows",
                 parameter="batch_size",
                 remedy="leave batch_size= out",
             )
@@ -502,9 +502,7 @@ class Loader(DataLoader[B]):
 
     def torch(self) -> Any:
         """This loader as a torch IterableDataset of whole batches: `DataLoader(loader.torch(), batch_size=None)`."""
-        from batchwright.adapters.torch import TorchBatches
-
-        return TorchBatches(self)
+        return adapter("torch").TorchBatches(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": None, "_batches": None}  # another process makes its own

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
+from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.sources import flatten, plan_sources, refuse_other_settings
 from batchwright.loaders.stored import StoreStream, open_stores
-from batchwright.plan import Plan
-from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
+from batchwright.order.plan import Plan
+from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.stream import TokenStream
-from batchwright.types import TrainingBatch
 from batchwright.typing import Framework, PlanLike, SourceLike, Split, WeightsLike
 
 __all__ = ["MixedDataLoader", "plan_mixture"]

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import xxhash
 
-from batchwright.assemble.rows import RowIndex, RowSpec, SpanWeights, plan_rows
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import SpecError
-from batchwright.files import home
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import SpecError
+from batchwright.base.files import home
+from batchwright.base.fingerprint import fingerprint
+from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, plan_rows
+from batchwright.batches.samples import SampleRows
 from batchwright.store.stream import TokenStream
 
 __all__ = ["open_samples", "plan_entry", "spec_of_entry"]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from batchwright.assemble.batch import Block
-from batchwright.deliver.ahead import by_processes, by_threads
-from batchwright.flow import Picked
+from batchwright.batches.ahead import by_processes, by_threads
+from batchwright.batches.batch import Block
+from batchwright.batches.flow import Picked
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made
 from batchwright.loaders.steps import Step, Steps
 from batchwright.loaders.stream import BlockMaker, FlowBatches, block_of
 from batchwright.order.budget import BLOCK_ROWS
-from batchwright.types import TrainingBatch
 
 __all__ = ["PlannedBatches"]
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
 
-from batchwright.assemble.batch import Padding
-from batchwright.assemble.rows import RowSpec
-from batchwright.assemble.samples import SampleRows
-from batchwright.assemble.window import WindowRows
-from batchwright.errors import SpecError
-from batchwright.flow import Flow
+from batchwright.base.checks import at_least, one_of, suggest, whole_number
+from batchwright.base.errors import SpecError
+from batchwright.batches.batch import Padding
+from batchwright.batches.flow import Flow
+from batchwright.batches.row_index import RowSpec
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import SETTINGS, Asked, Fields
+from batchwright.batches.window import WindowRows
 from batchwright.loaders.packed import open_samples, plan_entry, spec_of_entry
+from batchwright.order.plan import Plan, PlanSource, Segments
 from batchwright.order.pool import blocks_for
 from batchwright.order.schedule import ORDER_VERSION
-from batchwright.plan import Plan, PlanSource, Segments
-from batchwright.settings import SETTINGS, Asked, Fields
-from batchwright.spec import at_least, one_of, suggest, whole_number
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 

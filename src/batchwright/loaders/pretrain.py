@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import os
 
-from batchwright.assemble.rows import RowSpec
-from batchwright.errors import SpecError
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SpecError
+from batchwright.batches.row_index import RowSpec
+from batchwright.batches.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Stream
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import Member, refuse_conversations, used_names
 from batchwright.loaders.sources import plan_sources, refuse_other_settings
 from batchwright.loaders.stored import check_tokenizer, open_stores
-from batchwright.plan import Plan
-from batchwright.plans import find_plan, streams_for_plan
-from batchwright.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
-from batchwright.spec import local_path
+from batchwright.order.plan import Plan
 from batchwright.store.layout import is_store
+from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.types import TrainingBatch
 from batchwright.typing import (
     CorpusLike,
     Framework,
@@ -102,7 +102,7 @@ class PretrainDataLoader(Loader[TrainingBatch]):
         if chunk_size is None and plan is None:
             raise SpecError("how long is a row?", parameter="chunk_size", remedy="chunk_size=2048")
         if SETTINGS["streaming"].checked(streaming):
-            from batchwright.streaming import open_raw
+            from batchwright.loaders.raw_stream import open_raw
 
             asked.refuse_for_a_stream()
             stream: Stream[TrainingBatch] = open_raw(path, tokenizer, asked)
@@ -135,7 +135,7 @@ def _store_of(path: CorpusLike, tokenizer: TokenizerLike | None) -> tuple[StoreL
         return path, tokenizer
     if isinstance(path, str | os.PathLike) and (tokenizer is None or is_store(local_path(path=path))):
         return path, tokenizer
-    from batchwright.streaming import bake_to_cache, recipe_of
+    from batchwright.loaders.raw_files import bake_to_cache, recipe_of
 
     return bake_to_cache(recipe_of(path, tokenizer)), None
 

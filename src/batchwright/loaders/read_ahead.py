@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.window import WindowRows
-from batchwright.deliver.warm import FileReader, Span, cached_share
-from batchwright.errors import StoreError
-from batchwright.flow import Flow
+from batchwright.base.errors import StoreError
+from batchwright.base.machine import available_bytes, is_linux
+from batchwright.batches.flow import Flow
+from batchwright.batches.warm import FileReader, Span, cached_share
+from batchwright.batches.window import WindowRows
 from batchwright.loaders.stream import CountedBatches
-from batchwright.machine import available_bytes, is_linux
 from batchwright.order.lanes import LaneView
 from batchwright.order.schedule import Order, Stretch
 from batchwright.store.stream import TokenStream
 
 if TYPE_CHECKING:
+    from batchwright.batches.types import TrainingBatch
     from batchwright.loaders.loader import Loader
     from batchwright.loaders.stored import StoreStream
-    from batchwright.types import TrainingBatch
 
 __all__ = ["start_read_ahead"]
 

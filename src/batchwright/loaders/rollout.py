@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import at_least, whole_number
+from batchwright.base.errors import SpecError
+from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.rollout_batches import RolloutStream
 from batchwright.loaders.rollout_data import open_rollouts
 from batchwright.loaders.rollout_logged import Policy, open_log
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages
-from batchwright.rollout_log import RolloutLog
 from batchwright.rollouts import read_rollouts
-from batchwright.settings import Asked, Batching, Scope, Shuffle
-from batchwright.spec import at_least, whole_number
-from batchwright.types import TrainingBatch
+from batchwright.rollouts.log.log import RolloutLog
 from batchwright.typing import Data, Framework, PlanLike, TokenizerLike
 
 __all__ = ["RolloutDataLoader"]

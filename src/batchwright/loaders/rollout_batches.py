@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Padding
+from batchwright.base.memory import BlockPool
+from batchwright.batches.batch import Padding
+from batchwright.batches.frameworks import adapter
+from batchwright.batches.settings import Asked
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import UnkeptStream
 from batchwright.loaders.steps import Step
 from batchwright.loaders.stored import padding_of
-from batchwright.memory import BlockPool
-from batchwright.plan import Plan, State
+from batchwright.order.plan import Plan, State
 from batchwright.rl.estimate import Advantages
-from batchwright.rl.rows import Laid, RolloutRows
-from batchwright.settings import Asked
-from batchwright.types import TrainingBatch
+from batchwright.rollouts.aligned import Laid, RolloutRows
 
 __all__ = ["Maker", "RolloutStream"]
 
@@ -94,7 +94,7 @@ class Maker:
         """Arrays of the loader's framework."""
         if self.framework == "numpy":
             return arrays
-        made: dict[str, Any] = import_module(f"batchwright.adapters.{self.framework}").numbers(arrays)
+        made: dict[str, Any] = adapter(self.framework).numbers(arrays)
         return made
 
     def _allocate(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:

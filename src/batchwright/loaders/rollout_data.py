@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.checks import counted, one_of, whole_number
+from batchwright.base.errors import PlanError, SpecError
+from batchwright.batches.settings import Asked
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record
 from batchwright.loaders.planning import shuffle_of
 from batchwright.loaders.rollout_batches import Maker, RolloutStream
 from batchwright.loaders.run import Run
 from batchwright.loaders.sources import refuse_other_settings
 from batchwright.loaders.steps import Step, Steps
+from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
-from batchwright.plan import Plan, PlanSource
-from batchwright.plans import find_plan, with_state_read
-from batchwright.rl.columns import Rollouts
-from batchwright.rl.rows import RolloutRows
-from batchwright.rollout_log.folder import LEDGER_NAME
-from batchwright.settings import Asked
-from batchwright.spec import counted, one_of, whole_number
-from batchwright.types import TrainingBatch
+from batchwright.rollouts.aligned import RolloutRows
+from batchwright.rollouts.columns import Rollouts
+from batchwright.rollouts.log.folder import LEDGER_NAME
+from batchwright.store.plans import find_plan, with_state_read
 from batchwright.typing import PlanLike
 
 __all__ = ["WholeStream", "open_rollouts", "plan_of_data"]

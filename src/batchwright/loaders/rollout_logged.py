@@ -14,25 +14,25 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.deliver.ranks import find_ranks
-from batchwright.errors import EndOfRun, NotReadyError, PlanError, SampleError, SpecError
+from batchwright.base.checks import at_least, one_of
+from batchwright.base.errors import EndOfRun, NotReadyError, PlanError, SampleError, SpecError
+from batchwright.batches.ranks import find_ranks
+from batchwright.batches.settings import Asked
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.budget import Budget, budget_of
 from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.rollout_batches import Maker, RolloutStream
 from batchwright.loaders.run import Run
 from batchwright.loaders.steps import Steps
 from batchwright.order.budget import refuse_wide_rows
+from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import Cut
-from batchwright.plan import Plan, PlanSource, State
-from batchwright.rl.columns import Rollouts
 from batchwright.rl.estimate import Advantages
-from batchwright.rl.groups import Group
-from batchwright.rl.rows import RolloutRows
-from batchwright.rollout_log import RolloutLog
-from batchwright.settings import Asked
-from batchwright.spec import at_least, one_of
-from batchwright.types import TrainingBatch
+from batchwright.rollouts.aligned import RolloutRows
+from batchwright.rollouts.columns import Rollouts
+from batchwright.rollouts.log.groups import Group
+from batchwright.rollouts.log.log import RolloutLog
 
 __all__ = ["LogRows", "LogStream", "Policy", "open_log", "plan_of_log"]
 

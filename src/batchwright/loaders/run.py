@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.deliver.ranks import Ranks
-from batchwright.errors import EndOfRun, PlanError, SpecError
+from batchwright.base.checks import counted
+from batchwright.base.errors import EndOfRun, PlanError, SpecError
+from batchwright.batches.ranks import Ranks
+from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.loaders.budget import (
     Budget,
     budget_of,
@@ -24,11 +26,9 @@ from batchwright.loaders.steps import AnyCut, Steps
 from batchwright.order.balance import Balancing
 from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs
+from batchwright.order.plan import Plan
 from batchwright.order.sharding import Sharding, Share, sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
-from batchwright.plan import Plan
-from batchwright.settings import SETTINGS, Asked
-from batchwright.spec import counted
 
 __all__ = ["DEFAULT_BATCH", "Run"]
 

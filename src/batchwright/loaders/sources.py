@@ -8,8 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import SpecError
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import Asked
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import (
     Member,
@@ -21,10 +23,8 @@ from batchwright.loaders.planning import (
     shuffle_of,
 )
 from batchwright.loaders.stored import StoreStream
+from batchwright.order.plan import Plan, PlanSource, Segments
 from batchwright.order.pool import blocks_for
-from batchwright.plan import Plan, PlanSource, Segments
-from batchwright.settings import Asked
-from batchwright.spec import at_least
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 

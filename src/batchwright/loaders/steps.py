@@ -17,9 +17,9 @@ from batchwright.loaders.budget import budget_state
 from batchwright.loaders.interface import Record, state_at
 from batchwright.order.balance import Balancing, imbalance
 from batchwright.order.budget import BudgetCut
+from batchwright.order.plan import State
 from batchwright.order.sharding import Sharding, row_numbers
 from batchwright.order.split import Cut
-from batchwright.plan import State
 
 __all__ = ["AnyCut", "Step", "Steps"]
 

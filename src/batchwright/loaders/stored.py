@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Padding
-from batchwright.assemble.samples import SampleRows
-from batchwright.errors import PlanError, SpecError
-from batchwright.flow import Flow
+from batchwright.base.checks import at_least, one_of
+from batchwright.base.errors import PlanError, SpecError
+from batchwright.base.memory import BlockPool
+from batchwright.batches.batch import Padding
+from batchwright.batches.flow import Flow
+from batchwright.batches.frameworks import adapter
+from batchwright.batches.samples import SampleRows
+from batchwright.batches.settings import Asked, Fields
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Making, Record, Stream
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planned import PlannedBatches
@@ -21,14 +25,10 @@ from batchwright.loaders.planning import open_flow
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
 from batchwright.loaders.stream import Adapter, CountedBatches, NumpyBlocks
-from batchwright.memory import BlockPool
-from batchwright.plan import Plan
-from batchwright.plans import find_plan, keep_plan, with_places
-from batchwright.settings import Asked, Fields
-from batchwright.spec import at_least, one_of
+from batchwright.order.plan import Plan
+from batchwright.store.plans import find_plan, keep_plan, with_places
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
-from batchwright.types import TrainingBatch
 
 __all__ = ["StoreStream", "blocks_of", "check_tokenizer", "open_stores", "padding_of"]
 
@@ -204,5 +204,4 @@ def blocks_of(framework: str) -> Adapter:
     """The adapter of a framework."""
     if framework == "numpy":
         return NumpyBlocks()
-    adapters = import_module(f"batchwright.adapters.{framework}")
-    return cast(Adapter, getattr(adapters, f"{framework.title()}Blocks")())
+    return cast(Adapter, getattr(adapter(framework), f"{framework.title()}Blocks")())

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.assemble.batch import Block, constant_mask, seqlens_of
-from batchwright.deliver.ahead import by_processes, by_threads
-from batchwright.flow import Flow, Located, Picked, Task
+from batchwright.base.memory import BlockPool
+from batchwright.batches.ahead import by_processes, by_threads
+from batchwright.batches.batch import Block, constant_mask, seqlens_of
+from batchwright.batches.flow import Flow, Located, Picked, Task
+from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Record, state_at
-from batchwright.memory import BlockPool
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
-from batchwright.types import TrainingBatch
 
 __all__ = [
     "Adapter",

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.errors import SpecError
-from batchwright.plugins import Registry
-from batchwright.spec import at_least
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError
+from batchwright.base.plugins import Registry
 
 __all__ = ["Balanced", "Balancing", "Cost", "Imbalance", "balance", "balancing_of", "imbalance", "register_balancing"]
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError
+from batchwright.base.seeds import key_of, mix64
 from batchwright.order.epochs import Epochs
-from batchwright.seeds import key_of, mix64
-from batchwright.spec import at_least
 
 __all__ = ["BLOCK_ROWS", "Blocks", "BudgetBatch", "BudgetCut", "block_batches", "cut_block", "refuse_wide_rows"]
 

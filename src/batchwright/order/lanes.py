@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.order.epochs import Epochs, Skips
 from batchwright.order.permute import Permutation, permutation
 from batchwright.order.pool import Pool, pool

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
+from batchwright.order.disk_cache import kept_pattern
 from batchwright.order.draw import draw_slots, source_dtype
-from batchwright.order.kept import kept_pattern
 
 __all__ = ["Pattern", "build_pattern", "integer_shares"]
 

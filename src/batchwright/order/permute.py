@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.seeds import U64, key_of, mix64, scale_to
+from batchwright.base.seeds import U64, key_of, mix64, scale_to
 
 __all__ = ["Permutation", "Shuffles", "permutation"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.seeds import key_of, mix64
+from batchwright.base.seeds import key_of, mix64
 
 __all__ = [
     "Generation",

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import one_of
+from batchwright.base.errors import SpecError
 from batchwright.order.epochs import Epochs, Skips
 from batchwright.order.mix import Pattern
 from batchwright.order.permute import Permutation, Shuffles, permutation
 from batchwright.order.pool import Pool, pool
 from batchwright.order.sweep import Binding, Change, Leg, Schedule, Size, sweep
-from batchwright.spec import one_of
 
 __all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
 

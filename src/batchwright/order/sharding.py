@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.checks import shortened
+from batchwright.base.errors import SpecError
+from batchwright.base.fingerprint import fingerprint
+from batchwright.base.plugins import Registry
 from batchwright.order.split import share as contiguous_share
-from batchwright.plugins import Registry
-from batchwright.spec import shortened
 
 __all__ = ["Sharding", "Share", "Strategy", "last_row", "register_sharding", "row_numbers", "sharding_of"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.checks import at_least, one_of
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.order.epochs import Epochs
-from batchwright.spec import at_least, one_of
 
 __all__ = ["EPOCH_ENDS", "Cut", "Steps", "position_of_step", "share", "step_of_position"]
 

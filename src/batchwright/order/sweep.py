@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import suggest
+from batchwright.base.errors import SpecError
 from batchwright.order.mix import Pattern, build_pattern, integer_shares
 from batchwright.order.natural import Natural
-from batchwright.spec import suggest
 
 __all__ = ["Binding", "Change", "Leg", "Schedule", "Size", "Sweep", "sweep"]
 

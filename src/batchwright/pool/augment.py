@@ -25,10 +25,10 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
-from batchwright.plugins import Registry
+from batchwright.base.checks import at_least, one_of, shortened
+from batchwright.base.errors import SpecError
+from batchwright.base.plugins import Registry
 from batchwright.pool.symmetries import Symmetry
-from batchwright.spec import at_least, one_of, shortened
 
 __all__ = [
     "Augmentation",

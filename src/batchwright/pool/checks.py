@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.checks import at_least, whole_number
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.pool.lane import Columns
-from batchwright.spec import at_least, whole_number
 
 __all__ = [
     "checked_memory",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.memory import BlockPool
+from batchwright.base.memory import BlockPool
+from batchwright.columns.shard import Schema
 from batchwright.order.refills import Names, Refills
 from batchwright.pool.lane import Columns, Lane, LaneRows, Room
 from batchwright.pool.records import Layout
-from batchwright.shards import Schema
 
 __all__ = ["Draws"]
 

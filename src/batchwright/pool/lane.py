@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import PlanError
+from batchwright.base.errors import PlanError
 from batchwright.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
 from batchwright.pool.memory import ENTRY_BYTES
 from batchwright.pool.records import Layout, Records

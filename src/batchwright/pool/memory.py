@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from batchwright.machine import anonymous_bytes, available_bytes
+from batchwright.base.machine import anonymous_bytes, available_bytes
 
 __all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "machine_has"]
 

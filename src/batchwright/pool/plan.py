@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.machine import available_bytes
-from batchwright.order.mixing import MixingReport, mixing_report
+from batchwright.base.machine import available_bytes
+from batchwright.columns.shard import row_bytes
+from batchwright.order.mixing_report import MixingReport, mixing_report
 from batchwright.order.refills import Names, NoRoom, Refills, generations
 from batchwright.pool.draws import Draws
 from batchwright.pool.lane import Room
@@ -18,7 +19,6 @@ from batchwright.pool.memory import MachineFull, Needs, machine_has
 from batchwright.pool.shards import LaneShards, ShardSet
 from batchwright.pool.state import Cursor, SizeFrom
 from batchwright.pool.turns import lane_sizes
-from batchwright.shards import row_bytes
 
 __all__ = ["PoolPlan", "TracedPosition"]
 

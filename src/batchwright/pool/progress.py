@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from batchwright.errors import PlanError, SpecError
+from batchwright.base.errors import PlanError, SpecError
 from batchwright.pool.plan import PoolPlan
 from batchwright.pool.state import Cursor
 from batchwright.pool.turns import even_ends, lanes_of_rank, lanes_of_worker, worker_turns

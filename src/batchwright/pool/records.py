@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.memory import BlockPool
-from batchwright.shards import Column, Schema
+from batchwright.base.memory import BlockPool
+from batchwright.columns.shard import Column, Schema
 
 __all__ = ["Layout", "Records"]
 
@@ -20,7 +20,7 @@ Records = NDArray[np.void]
 class Layout:
     """Where each column lies in a record.
 
-    >>> from batchwright.shards import Column
+    >>> from batchwright.columns import Column
     >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8

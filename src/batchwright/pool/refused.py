@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from batchwright.errors import MemoryLimitError
+from batchwright.base.errors import MemoryLimitError
 from batchwright.order.refills import NoRoom
 from batchwright.pool.memory import MemoryReport
 from batchwright.pool.plan import PoolPlan

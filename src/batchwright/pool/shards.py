@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SourceError
-from batchwright.files import home, write_whole
+from batchwright.base.errors import SourceError
+from batchwright.base.files import home, write_whole
+from batchwright.columns.shard import Column, Schema, Shard, content_mark, open_shard, peek
 from batchwright.order.refills import Refill, lane_share
 from batchwright.pool.lane import Columns
-from batchwright.shards import Column, Schema, Shard, content_mark, open_shard, peek
-from batchwright.shards.find import ShardFile
+from batchwright.pool.shard_files import ShardFile
 
 __all__ = ["LaneShards", "ShardSet"]
 

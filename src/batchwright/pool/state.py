@@ -10,11 +10,11 @@ from itertools import islice
 from operator import index
 from typing import Any
 
-from batchwright.errors import PlanError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import PlanError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.order.refills import PoolSize
-from batchwright.shards.find import ShardFile
-from batchwright.shards.ranges import parse_range, range_text
+from batchwright.pool.shard_files import ShardFile
+from batchwright.pool.shard_ranges import parse_range, range_text
 
 __all__ = ["Cursor", "ShardNames", "SizeFrom", "State", "cursor_of", "state_of"]
 

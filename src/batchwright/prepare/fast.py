@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
-from batchwright.machine import cpu_count
+from batchwright.base.errors import SpecError
+from batchwright.base.machine import cpu_count
 from batchwright.prepare.proof import DIFFERS, FOLDS, NORMALIZES, Proof, make_encoding, proved_before
 
 __all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]

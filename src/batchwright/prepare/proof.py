@@ -32,8 +32,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.files import home, write_whole
-from batchwright.fingerprint import fingerprint, fingerprint_bytes
+from batchwright.base.files import home, write_whole
+from batchwright.base.fingerprint import fingerprint, fingerprint_bytes
 from batchwright.prepare.patterns import Unproved, classes_of, matched_alone, most_folded_letters, parse_pattern
 
 __all__ = ["DIFFERS", "FOLDS", "NORMALIZES", "Proof", "bytes_of_tokens", "make_encoding", "prove", "proved_before"]

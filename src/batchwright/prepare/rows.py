@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from batchwright.errors import SourceError, SpecError
-from batchwright.fingerprint import function_fingerprint
+from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.fingerprint import function_fingerprint
 
 __all__ = ["RowStep", "row_step"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import TokenizerError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.checks import one_of
+from batchwright.base.errors import TokenizerError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
-from batchwright.spec import one_of
 from batchwright.typing import TokenizerLike
 
 __all__ = ["Tokenize", "special_in_words", "tokenize"]

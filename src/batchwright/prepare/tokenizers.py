@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import TokenizerError
-from batchwright.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from batchwright.base.checks import local_path, suggest
+from batchwright.base.errors import TokenizerError
+from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
+from batchwright.base.protocols import Tokenizer
 from batchwright.prepare.fast import FastEncoder, any_of, find_proof
 from batchwright.prepare.proof import Proof
 from batchwright.prepare.whole import WholeEncoder
-from batchwright.protocols import Tokenizer
-from batchwright.spec import local_path, suggest
 
 __all__ = [
     "WELL_KNOWN_EOS",
@@ -239,7 +239,7 @@ class CallableTokenizer:
 
 
 class PluginTokenizer:
-    """A user's object that does what `batchwright.protocols.Tokenizer` asks for."""
+    """A user's object that does what `batchwright.base.protocols.Tokenizer` asks for."""
 
     kind = "plugin"
 

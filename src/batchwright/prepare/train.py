@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError
 from batchwright.prepare.tokenizers import JsonTokenizer
-from batchwright.spec import at_least
 
 __all__ = ["PATTERNS", "BpeSettings", "train_bpe"]
 

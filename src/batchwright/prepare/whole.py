@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import TokenizerError
+from batchwright.base.errors import TokenizerError
 
 __all__ = ["Pieces", "WholeEncoder"]
 

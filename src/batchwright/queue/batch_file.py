@@ -31,10 +31,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.errors import QueueError
-from batchwright.files import reserve
-from batchwright.machine import name_of_descriptor
-from batchwright.memory import ALIGNMENT, BlockPool
+from batchwright.base.errors import QueueError
+from batchwright.base.files import reserve
+from batchwright.base.machine import name_of_descriptor
+from batchwright.base.memory import ALIGNMENT, BlockPool
 from batchwright.queue.schema import Field, fields_of
 
 __all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "pooled", "read_batches", "read_facts"]

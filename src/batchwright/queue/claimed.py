@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from batchwright.errors import PlanError, QueueError
+from batchwright.base.errors import PlanError, QueueError
 from batchwright.queue.batch_file import DamagedFile, FileFacts, read_facts
 from batchwright.queue.claim import Claim
 from batchwright.queue.folder import SplitFolder

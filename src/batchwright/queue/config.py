@@ -24,9 +24,9 @@ from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import local_path, suggest
+from batchwright.base.errors import SpecError
 from batchwright.queue.names import base_members, base_parameters, builtins_called, methods_written, names_read
-from batchwright.spec import local_path, suggest
 
 __all__ = ["PROVIDER_FILE", "VALIDATOR_FILE", "SharedConfig", "load_config"]
 

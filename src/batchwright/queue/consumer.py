@@ -15,11 +15,12 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from batchwright.errors import BatchwrightError, MissingQueueError, PlanError, QueueError, SpecError, WorkerError
+from batchwright.base.checks import local_path
+from batchwright.base.errors import BatchwrightError, MissingQueueError, PlanError, QueueError, SpecError, WorkerError
+from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed import ClaimedStream, Counts
 from batchwright.queue.direct import DirectStream
 from batchwright.queue.folder import QueueFolder
@@ -32,7 +33,6 @@ from batchwright.queue.schema import fields_of, is_pair
 from batchwright.queue.seat import Seat
 from batchwright.queue.striped import StripedStream
 from batchwright.queue.waiting import Waiter
-from batchwright.spec import local_path
 from batchwright.typing import Device, Framework
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class DatasetConsumer:
         self._names = [field.name for field in self._fields]
         self._is_pair = is_pair(self._fields)
         _check_sizes(self._fields, block_size, target_size)
-        self._handed: Any = None if self._framework == "numpy" else _adapter(self._framework).handed
+        self._handed: Any = None if self._framework == "numpy" else adapter(self._framework).handed
         self._seats: list[Seat] = []
         self._last_state: dict[str, Any] = {"queue": self._fingerprint}
         self._last_stats: dict[str, Any] = {}
@@ -256,7 +256,7 @@ class DatasetConsumer:
 
     def _memory(self) -> Any:
         """Where files are read to: memory of the device's own kind, if there is one."""
-        return _adapter("torch").memory_for(self._device) if self._framework == "torch" else None
+        return adapter("torch").memory_for(self._device) if self._framework == "torch" else None
 
     def _seat(self) -> Seat:
         if not self._seats:
@@ -447,10 +447,6 @@ def _unlock_all() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock_all)
-
-
-def _adapter(framework: str) -> Any:
-    return import_module(f"batchwright.adapters.{framework}")
 
 
 def _checked_framework(framework: str | None, device: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from batchwright.files import is_part
+from batchwright.base.files import is_part
 
 __all__ = [
     "DIGITS",

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from batchwright.errors import BatchwrightError, SpecError
+from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.queue.names import base_parameters
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchwright.errors import BusyError, QueueError
-from batchwright.files import is_part, one_at_a_time, sync_folder
+from batchwright.base.errors import BusyError, QueueError
+from batchwright.base.files import is_part, one_at_a_time, sync_folder
 from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.claim import Claim, mapped_rows, read_rows, rows_beside
 from batchwright.queue.entries import (

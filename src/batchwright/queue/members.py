@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from batchwright.files import part_name
-from batchwright.machine import boot_id
+from batchwright.base.files import part_name
+from batchwright.base.machine import boot_id
 
 __all__ = ["Census", "Death", "Doing", "Facts", "Member", "place_of", "read_deaths"]
 

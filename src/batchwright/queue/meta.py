@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 
 __all__ = ["check_meta"]
 

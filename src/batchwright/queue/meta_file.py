@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import QueueError
-from batchwright.files import part_name
+from batchwright.base.errors import QueueError
+from batchwright.base.files import part_name
 from batchwright.queue.refused import purge_command
 from batchwright.queue.stale import Stamp
 

@@ -23,10 +23,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import BatchwrightError, OutOfSpaceError, QueueError, SpecError, WorkerError
-from batchwright.files import one_at_a_time
-from batchwright.fingerprint import fingerprint_file
-from batchwright.machine import FolderWatch
+from batchwright.base.checks import local_path
+from batchwright.base.errors import BatchwrightError, OutOfSpaceError, QueueError, SpecError, WorkerError
+from batchwright.base.files import one_at_a_time
+from batchwright.base.fingerprint import fingerprint_file
+from batchwright.base.machine import FolderWatch
+from batchwright.base.seeds import key_of
+from batchwright.batches.frameworks import adapter
 from batchwright.queue.batch_file import BatchFileWriter, DamagedFile, FileFacts, read_facts
 from batchwright.queue.folder import Part, QueueFolder, SplitFolder
 from batchwright.queue.members import Census, Facts, Member, place_of
@@ -35,8 +38,6 @@ from batchwright.queue.meta_file import Meta, read_meta, write_meta
 from batchwright.queue.refused import FULL, deleted, named, purge_command
 from batchwright.queue.schema import Field, checked, fields_of
 from batchwright.queue.stale import differences, stamp_of
-from batchwright.seeds import key_of
-from batchwright.spec import local_path
 
 __all__ = ["DataProviderBase"]
 
@@ -218,9 +219,7 @@ class DataProviderBase:
     def _rng(self, split: str, number: int) -> Any:
         key = key_of(self.seed, "queue", split, number)
         if self.rng_framework == "torch":
-            from batchwright.adapters.torch import generator
-
-            return generator(key)
+            return adapter("torch").generator(key)
         return np.random.Generator(np.random.PCG64(key))
 
     # Files

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchwright.errors import BusyError, QueueError, SpecError
-from batchwright.files import one_at_a_time
+from batchwright.base.errors import BusyError, QueueError, SpecError
+from batchwright.base.files import one_at_a_time
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Census
 from batchwright.queue.status import find_queue, names_of_splits

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.memory import BlockPool
+from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import FileFacts, pooled, read_batches
 
 __all__ = ["Arrays", "FileShape", "LoadedFile", "Position", "Reader", "joined"]

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from batchwright.errors import BatchwrightError, OutOfSpaceError, QueueError
+from batchwright.base.errors import BatchwrightError, OutOfSpaceError, QueueError
 
 __all__ = ["FULL", "deleted", "named", "purge_command"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SampleError, SpecError
+from batchwright.base.errors import SampleError, SpecError
 
 __all__ = ["DTYPES", "Field", "checked", "fields_of", "is_pair"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from batchwright.errors import QueueError
+from batchwright.base.errors import QueueError
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Census, Member
 from batchwright.queue.meta_file import Meta, read_meta

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.canonical import encode
-from batchwright.errors import QueueError
-from batchwright.fingerprint import fingerprint_bytes, fingerprint_value, is_users
+from batchwright.base.canonical import encode
+from batchwright.base.errors import QueueError
+from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_value, is_users
 
 __all__ = ["Stamp", "differences", "normalised", "stamp_of"]
 

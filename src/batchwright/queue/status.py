@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import MissingQueueError, QueueError
-from batchwright.machine import boot_id
+from batchwright.base.checks import local_path
+from batchwright.base.errors import MissingQueueError, QueueError
+from batchwright.base.machine import boot_id
 from batchwright.queue.batch_file import DamagedFile, FileFacts, read_facts
 from batchwright.queue.claim import read_rows
 from batchwright.queue.entries import EXTENSION, file_name
 from batchwright.queue.folder import Listing, QueueFolder, SplitFolder
 from batchwright.queue.members import Census, Doing, Facts, read_deaths
 from batchwright.queue.meta_file import Meta, read_meta
-from batchwright.spec import local_path
 
 __all__ = ["find_queue", "names_of_splits", "production_rate", "queue_status"]
 

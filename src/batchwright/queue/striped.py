@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from batchwright.errors import BusyError
+from batchwright.base.errors import BusyError
 from batchwright.queue.batch_file import DamagedFile, read_facts
 from batchwright.queue.claimed import Counts, be_the_only_one_here, check_facts, check_shape
 from batchwright.queue.entries import write_number

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import QueueError, SpecError
+from batchwright.base.errors import QueueError, SpecError
 from batchwright.queue.batch_file import DamagedFile, FileFacts, read_batches
 from batchwright.queue.entries import number_of
 from batchwright.queue.folder import QueueFolder, SplitFolder

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from batchwright.errors import NotReadyError, SpecError, WorkerError
-from batchwright.machine import FolderWatch
+from batchwright.base.errors import NotReadyError, SpecError, WorkerError
+from batchwright.base.machine import FolderWatch
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.members import Census, read_deaths
 from batchwright.queue.refused import deleted

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.errors import SampleError, SpecError
-from batchwright.kernels import jit, numba_or_none
-from batchwright.spec import one_of
+from batchwright.base.checks import one_of
+from batchwright.base.errors import SampleError, SpecError
+from batchwright.base.kernels import jit, numba_or_none
 
 __all__ = ["discounted", "gae", "group_relative", "leave_one_out", "reinforce", "whiten", "whitening_divisor"]
 

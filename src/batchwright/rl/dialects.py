@@ -45,9 +45,9 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
+from batchwright.base.checks import one_of
 from batchwright.rl import advantage
 from batchwright.rl.advantage import BASELINES, EPS_IN, GAPS, SINGLES, Floats
-from batchwright.spec import one_of
 
 __all__ = ["DIALECTS", "Dialect", "dialect"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from batchwright.errors import TokenizerError
+from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import layout_of
@@ -17,7 +17,7 @@ from batchwright.prepare.chat.messages import MESSAGES_ROLES
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import SPAN_DTYPE, TEMPLATE, Rendered, TextSpan
-from batchwright.rl.columns import offsets
+from batchwright.rollouts.columns import offsets
 from batchwright.rollouts.ragged import BadValue, Ragged, ragged_of
 from batchwright.rollouts.sequences import Sequences
 

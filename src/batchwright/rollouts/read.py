@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SampleError, SpecError
-from batchwright.rl.columns import Rollouts
+from batchwright.base.checks import at_least, suggest
+from batchwright.base.errors import SampleError, SpecError
+from batchwright.rollouts.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
 from batchwright.rollouts.table import Table, table_of
-from batchwright.spec import at_least, suggest
 
 __all__ = ["KEYS", "read_rollouts"]
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import TokenizerError
+from batchwright.base.checks import suggest
+from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.messages import LIKELY_ROLES, MESSAGES_ROLES
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
-from batchwright.rl.columns import offsets
+from batchwright.rollouts.columns import offsets
 from batchwright.rollouts.ragged import (
     BadValue,
     Ragged,
@@ -32,7 +33,6 @@ from batchwright.rollouts.ragged import (
     kind_of_value,
     ragged_of,
 )
-from batchwright.spec import suggest
 
 if TYPE_CHECKING:
     from batchwright.rollouts.conversations import Conversations

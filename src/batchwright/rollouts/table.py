@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from batchwright.documents import read_documents
-from batchwright.errors import SampleTypeError, SourceError, SpecError
+from batchwright.base.errors import SampleTypeError, SourceError, SpecError
+from batchwright.prepare.documents import read_documents
 from batchwright.sources.faults import error_of
 from batchwright.sources.formats import Format, Malformed, format_for, known_extensions
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths

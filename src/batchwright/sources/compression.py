@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from batchwright.errors import SourceError
+from batchwright.base.errors import SourceError
 
 __all__ = [
     "COMPRESSED",

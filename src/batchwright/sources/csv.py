@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BufferedReader
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.sources.formats import BOM, MAX_ROW_BYTES, Malformed, Row, encoding_fault, register_format, too_long
 
 __all__: list[str] = []

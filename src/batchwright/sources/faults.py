@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchwright.errors import SourceError, WorkerError
+from batchwright.base.errors import SourceError, WorkerError
 from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.units import EndOfSpan, Span, Unit, read_unit
 

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from batchwright.errors import SourceError, SpecError
-from batchwright.fingerprint import fingerprint, function_fingerprint
-from batchwright.plugins import Registry
+from batchwright.base.checks import at_least, suggest
+from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.fingerprint import fingerprint, function_fingerprint
+from batchwright.base.plugins import Registry
 from batchwright.sources.compression import COMPRESSED, uncompressed_name
-from batchwright.spec import at_least, suggest
 
 __all__ = [
     "BOM",

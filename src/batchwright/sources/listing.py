@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from batchwright.errors import SourceError
-from batchwright.spec import local_path
+from batchwright.base.checks import local_path
+from batchwright.base.errors import SourceError
 
 __all__ = ["InputFile", "list_files", "looks_like_paths"]
 

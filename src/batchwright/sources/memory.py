@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from batchwright.errors import SourceError, SpecError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.sources.arrow import count_only, needed_names, rows_of
 from batchwright.sources.formats import Malformed, Row
 

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.errors import SourceError
+from batchwright.base.errors import SourceError
 from batchwright.sources.tokens import TokenFile
 
 __all__ = ["Range", "TokenScan"]

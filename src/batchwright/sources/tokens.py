@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SourceError, SpecError
-from batchwright.spec import local_path, one_of
+from batchwright.base.checks import local_path, one_of
+from batchwright.base.errors import SourceError, SpecError
 
 __all__ = ["FORMATS", "Ends", "TokenFile", "list_token_files", "open_token_file", "token_dtype"]
 

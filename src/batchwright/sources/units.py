@@ -15,7 +15,7 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import BatchwrightError, SourceError
+from batchwright.base.errors import BatchwrightError, SourceError
 from batchwright.sources.compression import DecompressionBomb, is_compressed, open_raw
 from batchwright.sources.formats import Format, Malformed, Row, encoding_fault, format_for, too_long
 from batchwright.sources.memory import TableRows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import StoreError
+from batchwright.base.errors import StoreError
 from batchwright.store.layout import REPAIR_ADOPTED
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.errors import StoreError
-from batchwright.files import inside, write_whole
-from batchwright.fingerprint import fingerprint
+from batchwright.base.errors import StoreError
+from batchwright.base.files import inside, write_whole
+from batchwright.base.fingerprint import fingerprint
 
 __all__ = [
     "REBAKE",

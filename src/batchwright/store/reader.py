@@ -10,10 +10,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.errors import SpecError, StoreError
-from batchwright.files import inside, shared
-from batchwright.fingerprint import fingerprint_file
-from batchwright.spec import local_path, suggest
+from batchwright.base.checks import local_path, suggest
+from batchwright.base.errors import SpecError, StoreError
+from batchwright.base.files import inside, shared
+from batchwright.base.fingerprint import fingerprint_file
 from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import StoreError
-from batchwright.machine import expect_random_reads, unmap_pages
+from batchwright.base.errors import StoreError
+from batchwright.base.machine import expect_random_reads, unmap_pages
 from batchwright.store.adopted import AdoptedRange
 from batchwright.store.layout import REBAKE, REPAIR_ADOPTED, StreamInfo, content_digest, stream_fingerprint
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchwright.errors import StoreError
-from batchwright.fingerprint import fingerprint_file
+from batchwright.base.errors import StoreError
+from batchwright.base.fingerprint import fingerprint_file
 from batchwright.store.layout import REBAKE, stream_fingerprint
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchwright.errors import PlanError, StoreError
-from batchwright.files import exclusive, unused
-from batchwright.plan import Plan, kept_plans
-from batchwright.spec import at_least, local_path
+from batchwright.base.checks import at_least, local_path
+from batchwright.base.errors import PlanError, StoreError
+from batchwright.base.files import exclusive, unused
+from batchwright.order.plan import Plan, kept_plans
 from batchwright.store.layout import Manifest, current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "list_versions", "plans_by_version"]
@@ -48,8 +48,8 @@ def collect_garbage(store: str | os.PathLike[str], *, keep: int = 0, dry_run: bo
     """Remove old versions (except the newest `keep`) and the work of unfinished bakes.
 
     A version stays while a process has it open, and while a kept plan needs its content: a run that was stopped can
-    resume. `batchwright.plans.forget_plan` releases a plan. Symbolic links are not followed, and stay. How documents
-    were packed into rows goes: it is made again where it is needed.
+    resume. `forget_plan` releases a plan. Symbolic links are not followed, and stay. Row indexes of packed
+    documents are removed: they are made again when needed.
     """
     root = local_path(store=store)
     at_least(0, keep=keep)

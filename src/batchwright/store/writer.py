@@ -10,8 +10,8 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.files import writing_whole
-from batchwright.fingerprint import fingerprint_file
+from batchwright.base.files import writing_whole
+from batchwright.base.fingerprint import fingerprint_file
 from batchwright.store.arrays import as_arrow, records_to_arrow
 from batchwright.store.layout import Shard, StreamInfo, content_digest, stream_fingerprint
 

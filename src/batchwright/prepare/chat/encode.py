@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import TokenizerError
+from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.added import AddedTokens
 from batchwright.prepare.chat.align import SpanTable, token_stops
 from batchwright.prepare.chat.cut import FastConversations, are_plain

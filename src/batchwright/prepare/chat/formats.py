@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import one_of, suggest
+from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.messages import (
     LIKELY_ROLES,
@@ -42,7 +43,6 @@ from batchwright.prepare.chat.messages import (
     tools_of,
     what_is,
 )
-from batchwright.spec import one_of, suggest
 
 __all__ = ["FORMATS", "Layout", "detect", "layout_of"]
 

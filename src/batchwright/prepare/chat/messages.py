@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from batchwright.base.checks import suggest
 from batchwright.prepare.chat.faults import ChatError
-from batchwright.spec import suggest
 
 __all__ = [
     "LIKELY_ROLES",

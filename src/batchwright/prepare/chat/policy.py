@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.errors import SpecError
+from batchwright.base.checks import suggest
+from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.spans import END, ROLES, TEXT
-from batchwright.spec import suggest
 
 __all__ = ["LossPolicy"]
 

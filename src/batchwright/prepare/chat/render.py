@@ -18,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchwright.errors import SpecError, TokenizerError
-from batchwright.fingerprint import fingerprint_value
+from batchwright.base.checks import local_path, suggest
+from batchwright.base.errors import SpecError, TokenizerError
+from batchwright.base.fingerprint import fingerprint_value
 from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.sandbox import Compiled, compile_template
@@ -29,7 +30,6 @@ from batchwright.prepare.chat.tagging import locate, plain_conversation
 from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.chat.turns import Markers, find_turns
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
-from batchwright.spec import local_path, suggest
 
 __all__ = ["ChatTemplate", "find_template"]
 

@@ -23,7 +23,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
-from batchwright.errors import SpecError
+from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.faults import ChatError
 
 __all__ = ["GENERATION_CLOSE", "GENERATION_OPEN", "MAX_CHARACTERS", "MAX_STEPS", "Compiled", "compile_template"]

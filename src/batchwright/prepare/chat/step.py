@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchwright.errors import SpecError, TokenizerError
-from batchwright.fingerprint import fingerprint
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError, TokenizerError
+from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, layout_of
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
-from batchwright.spec import at_least
 from batchwright.typing import TokenizerLike
 
 if TYPE_CHECKING:

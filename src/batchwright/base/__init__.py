@@ -1,0 +1,3 @@
+"""What every folder may use: errors, files, locks, journals, processes, memory, fingerprints."""
+
+__all__: list[str] = []

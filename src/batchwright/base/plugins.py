@@ -1,0 +1,126 @@
+"""Named plug-ins: what decorators register, and what installed packages offer as entry points.
+
+Entry points are loaded only when something is asked for that nobody has registered, or when a list is asked for; never
+at import. What they register never takes the place of what is known: what a name means does not depend on what else
+was looked up before.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from batchwright.base.checks import suggest
+from batchwright.base.errors import SpecError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """What there is of one kind of plug-in. A later registration of a name replaces the earlier one.
+
+    With a `group`, entry points of that group are plug-ins too. Each is named like the plug-in that loading it
+    registers; it may register others beside it.
+    """
+
+    def __init__(self, kind: str, group: str | None = None) -> None:
+        self.kind: str = kind
+        self.group: str | None = group
+        self.failed: dict[str, Exception] = {}
+        """Entry points that could not be loaded, and why."""
+        self._known: dict[str, T] = {}
+        self._offered: dict[str, T] = {}
+        self._waiting: list[EntryPoint] | None = None
+        self.loading: str | None = None
+        """The package whose entry point is being loaded."""
+        self._lock = threading.RLock()
+
+    def add(self, name: str, plugin: T) -> T:
+        if self.loading is not None:
+            self._offered.setdefault(name, plugin)
+        else:
+            self._known[name] = plugin
+        return plugin
+
+    def get(self, name: str) -> T:
+        if name in self._known:
+            return self._known[name]
+        self._load(name)
+        if name not in self._offered:
+            self._load()
+        if name in self._offered:
+            return self._offered[name]
+        every = [*self._known, *self._offered]
+        near = suggest(name, every)
+        raise SpecError(
+            f"no {self.kind} named {name!r}",
+            parameter=self.kind,
+            known=", ".join(sorted(every)),
+            failed=self.failures(),
+            remedy=f"{near!r}" if near else f"one of the known names, or register a {self.kind} of your own",
+        )
+
+    def known(self) -> list[T]:
+        """What was registered by code that ran."""
+        return list(self._known.values())
+
+    def offered(self) -> list[T]:
+        """What installed packages offer beside that: loads them all. Those that cannot be loaded are in `failed`."""
+        self._load()
+        return [plugin for name, plugin in self._offered.items() if name not in self._known]
+
+    def failures(self) -> str | None:
+        """The entry points that could not be loaded, one in a line; None where there are none."""
+        lines = [f"{what} ({type(error).__name__}: {error})" for what, error in self.failed.items()]
+        return "\n".join(lines) or None
+
+    def _load(self, name: str | None = None) -> None:
+        """Load the entry points of one name, whose failure is an error; or all, whose failures are kept."""
+        with self._lock:
+            if self._waiting is None:
+                self._waiting = _entry_points(self.group) if self.group else []
+            for entry in [entry for entry in self._waiting if name in (None, entry.name)]:
+                self.loading = _package_of(entry)
+                try:
+                    entry.load()
+                except Exception as error:  # whatever an installed package raises when it is imported
+                    self.failed[_about(entry)] = error
+                    if name is not None:
+                        raise SpecError(
+                            f"the {self.kind} {name!r} of an installed package cannot be loaded: "
+                            f"{type(error).__name__}: {error}",
+                            entry_point=_about(entry),
+                            remedy="mend the package, or uninstall it",
+                        ) from error
+                    continue
+                finally:
+                    self.loading = None
+                self._waiting.remove(entry)
+                self.failed.pop(_about(entry), None)
+                if entry.name not in self._offered and entry.name not in self._known:
+                    self.failed[_about(entry)] = LookupError(f"it registers no {self.kind} named {entry.name!r}")
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # takes longer than most programs need it
+
+    return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+
+
+def _about(entry: EntryPoint) -> str:
+    """
+    >>> from importlib.metadata import EntryPoint
+    >>> _about(EntryPoint("shout", "loud.formats", "batchwright.formats"))
+    'shout = loud.formats'
+    """
+    package = _package_of(entry)
+    return f"{entry.name} = {entry.value}" + (f", of {package}" if package else "")
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""

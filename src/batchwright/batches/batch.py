@@ -1,0 +1,208 @@
+"""From gathered rows to the fields of a batch: masks, and on request what document borders mean for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.batches.gather import Allocate, fresh
+from batchwright.batches.samples import Laid
+from batchwright.batches.settings import Fields
+
+__all__ = [
+    "Block",
+    "Padding",
+    "add_border_fields",
+    "add_sample_fields",
+    "constant_mask",
+    "fill_up",
+    "mask_padding",
+    "seqlens_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How wide a batch is whose rows have different lengths. A function of the global batch, never of a rank's part."""
+
+    to: str | int | tuple[int, ...] = "longest"
+    """"longest", "max_length", a number that widths are multiples of, or the widths that there are."""
+    left: bool = False
+
+    @property
+    def as_json(self) -> str | int | list[int]:
+        return list(self.to) if isinstance(self.to, tuple) else self.to
+
+    def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        """Of batches whose longest rows have so many tokens, where no row has more than `most`.
+
+        >>> Padding(64).widths(np.array([1, 64, 65, 500]), 512).tolist()
+        [64, 64, 128, 512]
+        >>> Padding((100, 300)).widths(np.array([1, 101, 400]), 512).tolist()
+        [100, 300, 512]
+        """
+        if self.to == "longest":
+            return longest
+        if self.to == "max_length":
+            return np.full(len(longest), most)
+        if isinstance(self.to, int):
+            return np.minimum(-(-longest // self.to) * self.to, most)
+        buckets = np.array([*(width for width in sorted(self.to) if isinstance(width, int) and width < most), most])
+        return buckets[np.searchsorted(buckets, longest)]
+
+
+@dataclass(slots=True)
+class Block:
+    """Some steps' rows, gathered at once: tokens [rows, row_tokens + 1], and what belongs to each row."""
+
+    tokens: Any
+    source: NDArray[np.int32]
+    position: NDArray[np.int64]
+    weight: NDArray[np.float32] | None
+    """None: every row counts."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields that are not views of `tokens`, [rows, row_tokens] each."""
+    widths: NDArray[np.int64] | None = None
+    """Of rows of samples: tokens of the batch that each one is in."""
+    seams: NDArray[np.bool_] | None = None
+    """Where parts begin that do not attend to each other, [rows, row_tokens], if that is asked for."""
+    shown: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What goes into metadata, [rows, row_tokens + 1] each, aligned with tokens."""
+
+
+@lru_cache(maxsize=64)
+def constant_mask(rows: int, tokens: int, dtype: str) -> NDArray[Any]:
+    """A mask of ones, shared and read-only."""
+    mask = np.ones((rows, tokens), dtype)
+    mask.flags.writeable = False
+    return mask
+
+
+def add_border_fields(block: Block, borders: Sequence[NDArray[np.int64]], fields: Fields) -> None:
+    """Fill in what depends on where documents begin; borders[i] are their offsets inside row i's window."""
+    rows, width = block.tokens.shape
+    begins = np.zeros((rows, width), bool)
+    for row, offsets in enumerate(borders):
+        begins[row, offsets] = True
+    if fields.segment_ids:
+        block.extra["segment_ids"] = np.cumsum(begins[:, :-1], axis=1, dtype=np.int64) + 1
+    if fields.position_ids:
+        places = np.broadcast_to(np.arange(width - 1, dtype=np.int64), (rows, width - 1))
+        latest = np.maximum.accumulate(np.where(begins[:, :-1], places, 0), axis=1)
+        block.extra["position_ids"] = places - latest
+    if not fields.border_loss:
+        block.extra["loss_mask"] = (~begins[:, 1:]).astype(np.float32)
+        block.extra["targets"] = np.where(begins[:, 1:], -100, block.tokens[:, 1:])
+
+
+def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
+    """Give rows that have fewer tokens the token `pad` after them: not attended to, and nothing is learned there."""
+    rows, width = block.tokens.shape
+    place = np.arange(width)
+    is_real = place[:-1] < widths[:, None]
+    loss = block.extra.get("loss_mask", constant_mask(rows, width - 1, "float32"))
+    targets = block.extra.get("targets", block.tokens[:, 1:])
+    block.extra["attention_mask"] = is_real.astype(np.int64)
+    block.extra["loss_mask"] = np.where(is_real, loss, np.float32(0))
+    block.extra["targets"] = np.where(is_real, targets, -100)
+    if "segment_ids" in block.extra:
+        block.extra["segment_ids"] = np.where(is_real, block.extra["segment_ids"], 0)
+    block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, where input begins to pad
+
+
+def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Allocate = fresh) -> None:
+    """Masks and targets of rows of samples, and what says which sample a token is of.
+
+    Everything large goes to memory of `allocate`: fresh memory costs more than all that is computed here.
+    """
+    rows, width = laid.tokens.shape[0], laid.tokens.shape[1] - 1
+    place, end = np.arange(width), laid.offset + laid.length
+    loss = laid.weight[:, 1:]
+    targets, attention = allocate(rows, width), allocate(rows, width)
+    targets[:] = laid.tokens[:, 1:]
+    targets[loss == 0] = -100
+    is_real = place < end[:, None]
+    if laid.offset.any():
+        is_real &= place >= laid.offset[:, None]
+    attention[:] = is_real
+    block.extra |= {"loss_mask": loss, "targets": targets, "attention_mask": attention}
+    block.widths = laid.widths
+    if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
+        return
+
+    # Samples and padding tile the rows in runs.
+    begins = laid.begins[:, :-1]
+    seams = begins.copy()
+    seams[:, 0] = True
+    padded = np.flatnonzero(end < width)
+    seams[padded, end[padded]] = True
+    if fields.cu_seqlens:
+        block.seams = seams
+    start = np.flatnonzero(seams)
+    is_sample = begins.reshape(rows * width)[start]
+    samples = np.cumsum(is_sample)
+    above: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]
+    segment = (samples - above) * is_sample  # counted in its row; 0 for padding
+    count = np.diff(start, append=rows * width)
+    if fields.segment_ids:
+        block.extra["segment_ids"] = _fill_runs(segment, count, allocate(rows, width))
+    if fields.position_ids:
+        block.extra["position_ids"] = _count_runs(is_sample, count, allocate(rows, width))
+
+
+_AT_ONCE = 1 << 14
+"""Tokens for which something is made on the way: what is larger than this is fresh memory each time."""
+
+
+def _fill_runs(values: NDArray[np.int64], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """values[0], count[0] times; then values[1]; and so on."""
+    flat, values = out.reshape(-1), values.astype(np.int32)
+    for first, last, start, stop in _some_runs(count):
+        flat[start:stop] = np.repeat(values[first:last], count[first:last])
+    return out
+
+
+def _count_runs(is_counted: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... in each run that is counted, and zeros in the others."""
+    flat, begin = out.reshape(-1), (np.cumsum(count) - count).astype(np.int32)
+    for first, last, start, stop in _some_runs(count):
+        number = np.arange(start, stop, dtype=np.int32)
+        number -= np.repeat(begin[first:last], count[first:last])
+        flat[start:stop] = number
+    for run in np.flatnonzero(~is_counted).tolist():
+        flat[begin[run] : begin[run] + count[run]] = 0
+    return out
+
+
+def _some_runs(count: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """(first run, last run, first token, last token) of a few runs at a time."""
+    ends = np.cumsum(count)
+    first = start = 0
+    while first < len(count):
+        last = max(int(np.searchsorted(ends, start + _AT_ONCE, side="right")), first + 1)
+        stop = int(ends[last - 1])
+        yield first, last, start, stop
+        first, start = last, stop
+
+
+def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+    """(where each part begins in the rows of a batch, end to end, and where the last one ends; the longest part)."""
+    borders = np.append(np.flatnonzero(seams), seams.size).astype(np.int32)
+    return borders, int(np.diff(borders).max(initial=0))
+
+
+def mask_padding(block: Block) -> None:
+    """Rows of weight 0 only fill the batch up: nothing is learned from them."""
+    if block.weight is None:
+        return
+    rows, width = len(block.tokens), block.tokens.shape[1] - 1
+    real = np.repeat(block.weight, rows // len(block.weight))[:, None]
+    loss = block.extra.get("loss_mask", constant_mask(rows, width, "float32"))
+    targets = block.extra.get("targets", block.tokens[:, 1:])
+    block.extra["loss_mask"] = (loss * real).astype(np.float32)
+    block.extra["targets"] = np.where(real > 0, targets, -100)

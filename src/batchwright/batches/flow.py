@@ -1,0 +1,341 @@
+"""Online: the whole path on one page. Rows in, an order over them, blocks of gathered rows out.
+
+rows     = windows of each source            batches/window.py: planned once, never changed by the order
+           or whole documents                batches/row_index.py, samples.py: packed, or one in a row
+draw     = order.at(positions)               order/: position -> (source, row, epoch), no data yet
+located  = where those rows lie              for thousands of positions at once
+block    = one gather                        batches/gather.py: tokens, widened, in reused memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.base.protocols import Rows
+from batchwright.batches.batch import (
+    Block,
+    Padding,
+    add_border_fields,
+    add_sample_fields,
+    fill_up,
+    mask_padding,
+)
+from batchwright.batches.gather import Allocate, windows_at
+from batchwright.batches.samples import Laid, SampleRows, join_laid
+from batchwright.batches.settings import Fields
+from batchwright.batches.window import JointWindows, WindowRows
+from batchwright.order.schedule import Draw, Order
+from batchwright.order.sharding import Share, last_row, row_numbers
+from batchwright.store.stream import StoredDocument, TokenStream
+
+__all__ = ["Flow", "Located", "Picked", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Consecutive steps of one rank: small, plain numbers, so that any thread or process can be given it."""
+
+    live: int
+    """The first row of the first step's global batch; as all rows here, counted without those that are skipped."""
+    num_steps: int
+    stride: int
+    """Rows from one step's first row to the next one's: the global batch, or several where workers take turns."""
+    rows: Share
+    """This rank's rows of each step, counted in the global batch: at least one."""
+    real_rows: int
+    """Rows of each step that are data; those after them repeat the last one, with weight 0."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_steps * len(self.rows)
+
+    def live_rows(self) -> NDArray[np.int64]:
+        rows = np.minimum(row_numbers(self.rows), self.real_rows - 1)
+        steps = self.live + self.stride * np.arange(self.num_steps)
+        return (steps[:, None] + rows).ravel()
+
+    def weights(self) -> NDArray[np.float32] | None:
+        if last_row(self.rows) < self.real_rows:
+            return None
+        return np.tile((row_numbers(self.rows) < self.real_rows).astype(np.float32), self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """One rank's rows of one step, where they do not follow each other."""
+
+    num_steps: ClassVar[int] = 1
+
+    positions: NDArray[np.int64]
+    weight: NDArray[np.float32] | None
+    width: int
+    """Tokens of the global batch's rows."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions)
+
+
+class Flow:
+    """Rows of some sources in one order. Pure: the same positions give the same blocks, on any thread or process."""
+
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        order: Order,
+        fields: Fields | None = None,
+        *,
+        row_tokens: int | None = None,
+        pad: int | None = None,
+        padding: Padding | None = None,
+    ) -> None:
+        """`row_tokens` and `pad`: shorter rows are filled up to so many tokens with this one.
+
+        `padding` says how wide a batch is that has rows of samples.
+        """
+        self.rows: list[Rows] = list(rows)
+        self.order: Order = order
+        self.fields: Fields = fields or Fields().with_defaults(is_packed=False)
+        self.row_tokens: int = row_tokens or rows[0].row_tokens
+        self.pad: int | None = pad
+        is_padded = any(r.row_tokens != self.row_tokens for r in rows)
+        self.windows: list[WindowRows] = [r for r in rows if isinstance(r, WindowRows)]
+        self.stored: list[WindowRows | SampleRows] = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
+        """The rows that lie in stores."""
+        self.has_samples: bool = any(isinstance(r, SampleRows) for r in rows)
+        self.padding: Padding = padding or Padding("max_length")
+        self.asks_all_ranks: bool = self.has_samples and self.padding.to != "max_length"
+        """Whether the rows of all ranks are looked up, because the longest one says how wide a batch is."""
+        self.sequences: Any | int = max(getattr(r, "sequences", 1) for r in rows)
+        """Rows of a batch that one row of the order is: two for preference pairs."""
+        self.in_memory: bool = (
+            len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1 and not is_padded
+        )
+        is_joint = self.in_memory and len(rows) > 1 and JointWindows.can(self.windows)
+        self.joint: JointWindows | None = JointWindows(self.windows) if is_joint else None
+
+    @property
+    def width_in_words(self) -> str:
+        """Tokens of a row of a batch."""
+        return f"{'up to ' * (self.padding.to != 'max_length')}{self.row_tokens}"
+
+    def locate(self, task: Task | Picked) -> Located:
+        """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
+        if isinstance(task, Picked):
+            draw = self.order.at(task.positions)
+            return Located(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
+        positions = self.order.skips.positions(task.live_rows())
+        widths = self._widths(task) if self.has_samples else None
+        return Located(self, positions, task.weights(), self.order.at(positions), widths)
+
+    def _widths(self, task: Task) -> NDArray[np.int64]:
+        """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
+        if not self.asks_all_ranks:
+            return np.full(task.num_rows, self.row_tokens)
+        steps = task.live + task.stride * np.arange(task.num_steps)
+        everything = self.order.skips.positions((steps[:, None] + np.arange(task.real_rows)).ravel())
+        lengths = self.lengths(everything)
+        longest = lengths.reshape(task.num_steps, task.real_rows).max(axis=1)
+        return np.repeat(self.padding.widths(longest, self.row_tokens), len(task.rows))
+
+    def lengths(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the rows at some positions, without what fills them up."""
+        draw = self.order.at(positions)
+        lengths = np.empty(len(draw.index), np.int64)
+        for number, rows in enumerate(self.rows):
+            mine = np.flatnonzero(draw.source == number)
+            lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
+        return lengths
+
+    def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:
+        """(sum of the loss masks, samples) of the rows at some positions; None where some are windows."""
+        if not all(isinstance(rows, SampleRows) for rows in self.rows):
+            return None
+        draw, tokens, samples = self.order.at(positions), 0.0, 0
+        for number, rows in enumerate(self.rows):
+            assert isinstance(rows, SampleRows)
+            learned, count = rows.totals(draw.index[draw.source == number])
+            tokens, samples = tokens + learned, samples + count
+        return tokens, samples
+
+    def documents(self, positions: NDArray[np.int64]) -> list[list[StoredDocument]]:
+        """The documents that the rows at some positions are made of, in reading order."""
+        draw, found = self.order.at(positions), []
+        for source, index, epoch in zip(draw.source.tolist(), draw.index.tolist(), draw.epoch.tolist(), strict=True):
+            rows = self.stored[source]
+            stream = rows.stream
+            assert isinstance(stream, TokenStream)
+            pieces = rows.pieces_of(index, epoch)
+            numbers = [number for _, begin, stop in pieces for number, _, _ in stream.documents_in(begin, stop)]
+            found.append([stream.document(number) for number in numbers])
+        return found
+
+    def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
+        """The rows at some positions, also at such as are skipped."""
+        return Located(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
+
+    def make(self, task: Task | Picked, allocate: Allocate) -> Block:
+        return self.locate(task).make(0, task.num_rows, allocate)
+
+
+class Located:
+    """Where the rows at some positions lie. `make` gathers any run of them."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        positions: NDArray[np.int64],
+        weight: NDArray[np.float32] | None,
+        draw: Draw,
+        widths: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.flow: Flow = flow
+        self.positions: NDArray[np.int64] = positions
+        self.weight: NDArray[np.float32] | None = weight
+        self.draw: Draw = draw
+        self.widths: NDArray[np.int64] = np.full(len(positions), flow.row_tokens) if widths is None else widths
+        self.windows: NDArray[Any] | None = None
+        self.start: NDArray[np.int64]
+        self.rows: NDArray[np.int64]
+        self.apart: NDArray[np.int64] | None = None
+        """Rows that lie over the border of a shard, and are read one by one."""
+        if flow.in_memory:
+            self._find_windows()
+        elif flow.fields.need_borders and not flow.has_samples:
+            self._find_starts()
+
+    def _find_starts(self) -> None:
+        """Where rows begin in their streams: for sources whose tokens are not of one type, and are gathered apart."""
+        source, index, epoch = self.draw
+        self.start = np.empty(len(index), np.int64)
+        for number in np.unique(source).tolist():
+            mine = np.flatnonzero(source == number)
+            self.start[mine] = self.flow.windows[number].starts(index[mine], epoch[mine])
+
+    def _find_windows(self) -> None:
+        source, index, epoch = self.draw
+        sources = self.flow.windows
+        # What `addresses` says holds only while the shards are mapped: `_held` keeps them so.
+        if len(sources) == 1:
+            address, whole, held, self.start = sources[0].addresses(index, epoch)
+            self._held = [held]
+        elif self.flow.joint is not None:
+            address, whole, self.start = self.flow.joint.find(source, index, epoch)
+        else:
+            address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
+            whole, self._held = np.empty(len(index), bool), []
+            for number in np.unique(source).tolist():
+                mine = np.flatnonzero(source == number)
+                address[mine], whole[mine], held, self.start[mine] = sources[number].addresses(index[mine], epoch[mine])
+                self._held.append(held)
+        if not whole.all():
+            self.apart = np.flatnonzero(~whole)
+            if len(self.apart) == len(address):
+                return
+            address[self.apart] = address[whole][0]  # some row that is safe to gather, to be overwritten
+        self.windows, self.rows = windows_at(address, self.flow.row_tokens + 1, sources[0].stream.dtype)
+
+    def make(self, first: int, last: int, allocate: Allocate) -> Block:
+        """Gather rows [first, last) of the located ones."""
+        flow = self.flow
+        if flow.has_samples:
+            return self._make_samples(first, last, allocate)
+        out = allocate(last - first, flow.row_tokens + 1)
+        source = self.draw.source[first:last]
+        if self.windows is not None:
+            np.copyto(out, self.windows[self.rows[first:last]])
+        if self.apart is not None:
+            for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
+                flow.windows[int(self.draw.source[row])].read_row(
+                    int(self.start[row]), out[row - first], int(self.draw.epoch[row])
+                )
+        if not flow.in_memory:
+            self._gather_by_source(first, last, out)
+        weight = None if self.weight is None else self.weight[first:last]
+        block = Block(out, source, self.positions[first:last], weight)
+        if flow.fields.need_borders:
+            starts, epochs = self.start[first:last].tolist(), self.draw.epoch[first:last].tolist()
+            borders = [
+                flow.windows[s].borders(start, e) for s, start, e in zip(source.tolist(), starts, epochs, strict=True)
+            ]
+            add_border_fields(block, borders, flow.fields)
+        if flow.pad is not None:
+            widths = np.array([r.row_tokens for r in flow.rows])[source]
+            fill_up(block, widths, flow.pad)
+        mask_padding(block)
+        return block
+
+    def _make_samples(self, first: int, last: int, allocate: Allocate) -> Block:
+        """Rows of which some are samples, each source's laid out by itself."""
+        flow, per = self.flow, self.flow.sequences
+        source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
+        widths = self.widths[first:last]
+        width = int(widths.max(initial=1)) + 1
+        out = allocate((last - first) * per, width)
+        parts: list[tuple[NDArray[np.int64], Laid]] = []
+        for number, rows in enumerate(flow.rows):
+            mine = np.flatnonzero(source == number)
+            if not len(mine):
+                continue
+            whole = len(mine) == len(source)
+            target = out if whole else np.empty((len(mine) * per, width), np.int64)
+            if isinstance(rows, SampleRows):
+                show, left = bool(flow.fields.roles), flow.padding.left
+                laid = rows.lay(
+                    index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show, allocate=allocate
+                )
+            else:
+                laid = self._lay_windows(rows, index[mine], epoch[mine], widths[mine], target)
+            parts.append(((mine[:, None] * per + np.arange(per)).ravel(), laid))
+        laid = parts[0][1] if len(parts) == 1 and parts[0][1].tokens is out else join_laid(parts, out)
+        weight = None if self.weight is None else self.weight[first:last]
+        block = Block(out, source, self.positions[first:last], weight)
+        add_sample_fields(block, laid, flow.fields, allocate)
+        block.shown = laid.shown
+        mask_padding(block)
+        return block
+
+    def _lay_windows(
+        self,
+        rows: Rows,
+        index: NDArray[np.int64],
+        epoch: NDArray[np.int64],
+        widths: NDArray[np.int64],
+        out: NDArray[np.int64],
+    ) -> Laid:
+        """Windows beside samples: one long sample each, unless the borders of its documents are asked for."""
+        fields, length = self.flow.fields, rows.row_tokens + 1
+        part = np.empty((len(index), length), np.int64)
+        rows.gather(index, epoch, part)
+        out[:] = self.flow.pad or 0
+        out[:, :length] = part
+        weight = np.zeros(out.shape, np.float32)
+        weight[:, 1:length] = 1
+        begins = np.zeros(out.shape, bool)
+        begins[:, 0] = True
+        if fields.need_borders and isinstance(rows, WindowRows):
+            starts = rows.starts(index, epoch)
+            for row, (start, e) in enumerate(zip(starts.tolist(), epoch.tolist(), strict=True)):
+                begins[row, rows.borders(start, e)] = True
+        if not fields.border_loss:
+            weight[begins] = 0
+        begins[:, length - 1 :] = False  # a window's last token is only a target: a document that begins there has none
+        count = len(index)
+        return Laid(out, weight, begins, np.full(count, length - 1), np.zeros(count, np.int64), widths)
+
+    def _gather_by_source(self, first: int, last: int, out: NDArray[np.int64]) -> None:
+        source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
+        for number, rows in enumerate(self.flow.rows):
+            mine = np.flatnonzero(source == number)
+            width = rows.row_tokens + 1
+            if len(mine) == len(source) and width == out.shape[1]:
+                rows.gather(index, epoch, out)
+            elif len(mine):
+                part: NDArray[Any] = np.empty((len(mine), width), np.int64)
+                rows.gather(index[mine], epoch[mine], part)
+                out[mine, :width] = part

@@ -1,0 +1,19 @@
+"""The adapter of a framework, imported when it is needed: the one place outside `adapters/` that reaches them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["adapter", "adapter_of"]
+
+
+def adapter(framework: str) -> Any:
+    """The module `batchwright.adapters.<framework>`. A framework that is not installed raises MissingExtraError."""
+    return import_module(f"batchwright.adapters.{framework}")
+
+
+def adapter_of(array: Any) -> Any:
+    """The adapter of the framework that `array` belongs to. ModuleNotFoundError for other objects."""
+    top = type(array).__module__.partition(".")[0]
+    return adapter("jax" if top == "jaxlib" else top)

@@ -1,0 +1,238 @@
+"""Which pieces of which documents a row is made of: planned over all documents at once, before the order.
+
+Rows of whole documents are numbers like any others then: shuffled, mixed, resumed and traced in the same way. What
+is left out (too long, nothing to learn) is decided and counted here, and by nothing after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.base.checks import at_least, one_of
+from batchwright.base.errors import SpecError
+from batchwright.batches.pack import PACK_VERSION, PACKINGS, pack
+
+__all__ = ["PACKINGS", "TRUNCATIONS", "RowIndex", "RowSpec", "SpanWeights", "plan_rows", "ragged"]
+
+TRUNCATIONS = ("split", "drop", "keep_start", "keep_end", "raise")
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """How rows are made of documents. With the documents' content it decides every row."""
+
+    row_tokens: int
+    packing: str | None
+    """None: one sample in each row."""
+    truncation: str
+    """What becomes of a sample that is longer than a row: "split" cuts it into several."""
+    loss: str | None = None
+    """Which tokens are trained, as `LossPolicy` writes it; None: all."""
+    pairs: bool = False
+    """Whether a document is two samples, chosen and rejected, that come together."""
+
+    def spec(self) -> dict[str, Any]:
+        """What names the rows, as JSON: what has its default is left out."""
+        spec: dict[str, Any] = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
+        spec |= {"packing": self.packing} if self.packing else {}
+        spec |= {"loss": self.loss} if self.loss else {}
+        return spec | ({"pairs": True} if self.pairs else {})
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """Which pieces of documents each row is made of: row r has the pieces [row_starts[r], row_starts[r + 1])."""
+
+    row_starts: Numbers
+    start: Numbers
+    """Token of the stream at which a piece begins."""
+    length: NDArray[np.int32]
+    document: Numbers
+    goes_on: NDArray[np.uint8]
+    """1 for a piece that fills a row and is not the last of its document: the next token is its last target."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What became of documents: how many there are, and of those that are in no row, how many and why."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_starts) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.length.sum(dtype=np.int64))
+
+
+class _Pieces(NamedTuple):
+    """Parts of documents that rows will be made of; `begin` counts from the document's first token."""
+
+    document: Numbers
+    begin: Numbers
+    length: Numbers
+    goes_on: NDArray[np.uint8]
+
+    def kept(self, which: NDArray[np.bool_]) -> _Pieces:
+        return _Pieces(self.document[which], self.begin[which], self.length[which], self.goes_on[which])
+
+
+def plan_rows(
+    borders: Numbers,
+    spec: RowSpec,
+    *,
+    trained: SpanWeights | None = None,
+    sides: Numbers | None = None,
+    source: str = "",
+) -> RowIndex:
+    """The rows of documents that begin and end at these borders of a stream.
+
+    `trained` counts trained tokens: samples without any are in no row. `sides` is how many of a document's tokens are
+    its first sample, for pairs; one that cannot be used takes the other with it.
+
+    >>> plan_rows(np.array([0, 3, 4, 12]), RowSpec(4, "best_fit", "split")).start.tolist()
+    [4, 8, 0, 3]
+    """
+    one_of(TRUNCATIONS, truncation=spec.truncation)
+    at_least(1, max_length=spec.row_tokens)
+    counts = {"documents": len(borders) - 1}
+    pieces, per_row = _whole(borders, sides), 1 if sides is None else 2
+    if per_row == 2 and spec.packing is not None:
+        raise SpecError(
+            "preference pairs cannot be packed: each is two rows of a batch, chosen and rejected",
+            parameter="packing",
+            remedy="leave out packing=",
+        )
+    pieces = _left_out(pieces, pieces.length == 0, "no tokens", counts, per_row)
+    if spec.truncation == "split":
+        pieces = _split(pieces, spec.row_tokens)
+    else:
+        pieces = _truncated(pieces, spec, counts, per_row, source)
+    if trained is not None:
+        # The first token of a sample is never predicted.
+        learned = trained.count(pieces.document, pieces.begin + 1, pieces.begin + pieces.length)
+        pieces = _left_out(pieces, learned == 0, "empty mask", counts, per_row)
+    if spec.packing is None:
+        items, row_starts = np.arange(len(pieces.length)), np.arange(0, len(pieces.length) + 1, per_row)
+    else:
+        items, row_starts = pack(pieces.length, spec.row_tokens, one_of(PACKINGS, packing=spec.packing))
+    document = pieces.document[items]
+    return RowIndex(
+        row_starts.astype(np.int64),
+        borders[document] + pieces.begin[items],
+        pieces.length[items].astype(np.int32),
+        document,
+        pieces.goes_on[items],
+        counts,
+    )
+
+
+def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
+    """Documents as they are; of pairs, both sides of each."""
+    length = np.diff(borders)
+    document, begin = np.arange(len(length)), np.zeros(len(length), np.int64)
+    if sides is not None:
+        document = np.repeat(document, 2)
+        begin = np.stack([begin, sides], axis=1).ravel()
+        length = np.stack([sides, length - sides], axis=1).ravel()
+    return _Pieces(document, begin, length, np.zeros(len(length), np.uint8))
+
+
+def _left_out(pieces: _Pieces, which: NDArray[np.bool_], why: str, counts: dict[str, int], per_row: int) -> _Pieces:
+    """The pieces that are not these, which are counted; of a pair, both or none."""
+    whole = which.reshape(-1, per_row).any(axis=1)
+    if whole.any():
+        counts[why] = int(whole.sum())
+    return pieces.kept(~np.repeat(whole, per_row))
+
+
+def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: int, source: str) -> _Pieces:
+    is_over = pieces.length > spec.row_tokens
+    if spec.truncation == "drop" or not is_over.any():
+        return _left_out(pieces, is_over, "over length", counts, per_row)
+    if spec.truncation == "raise":
+        first = int(np.flatnonzero(is_over)[0])
+        raise SpecError(
+            f"{int(is_over.sum()):,} of {len(is_over):,} samples of {source!r} have more than "
+            f"max_length={spec.row_tokens:,} tokens, the first is document {int(pieces.document[first]):,} with "
+            f"{int(pieces.length[first]):,}",
+            parameter="max_length",
+            source=source,
+            document=int(pieces.document[first]),
+            remedy=f"max_length={int(pieces.length.max())}, or truncation='drop', 'keep_start' or 'keep_end'",
+        )
+    counts["cut"] = int(is_over.sum())
+    over = np.maximum(pieces.length - spec.row_tokens, 0)
+    begin = pieces.begin + over if spec.truncation == "keep_end" else pieces.begin
+    return pieces._replace(begin=begin, length=pieces.length - over)
+
+
+def _split(pieces: _Pieces, capacity: int) -> _Pieces:
+    """Pieces of at most `capacity` tokens: all of a document but its last fill a row."""
+    parts = -(-pieces.length // capacity)
+    which = np.repeat(np.arange(len(parts)), parts)
+    number = ragged(np.zeros(len(parts), np.int64), parts)
+    left = pieces.length[which] - number * capacity
+    return _Pieces(
+        pieces.document[which],
+        pieces.begin[which] + number * capacity,
+        np.minimum(left, capacity),
+        (left > capacity).astype(np.uint8),
+    )
+
+
+def ragged(starts: Numbers, counts: Numbers) -> Numbers:
+    """starts[0], starts[0] + 1, ... counts[0] numbers; then those from starts[1] on; and so on.
+
+    >>> ragged(np.array([10, 50]), np.array([3, 2])).tolist()
+    [10, 11, 12, 50, 51]
+    """
+    before = np.cumsum(counts) - counts
+    numbers: Numbers = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+    return numbers
+
+
+class SpanWeights:
+    """What spans say of every token: a span has a weight, and a token that of its span."""
+
+    def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:
+        """Document d has the spans [starts[d], starts[d + 1]); a span ends at token `stop` of its document."""
+        self.starts: NDArray[Any] = starts
+        self.stop: NDArray[Any] = stop
+        self.weight: NDArray[np.float32] = weight
+
+    def count(self, document: Numbers, begin: Numbers, end: Numbers) -> Numbers:
+        """How many of the tokens [begin, end) of each document have a weight above 0."""
+        span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
+        sums = np.concatenate([[0], np.cumsum(np.where(self.weight[span] > 0, tokens, 0))])
+        ends = np.cumsum(counts)
+        found: Numbers = sums[ends] - sums[ends - counts]
+        return found
+
+    def total(self, document: Numbers, begin: Numbers, end: Numbers) -> NDArray[np.float64]:
+        """The sum of the weights of the tokens [begin, end) of each document."""
+        span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
+        sums = np.concatenate([[0.0], np.cumsum(self.weight[span].astype(np.float64) * tokens)])
+        ends = np.cumsum(counts)
+        found: NDArray[np.float64] = sums[ends] - sums[ends - counts]
+        return found
+
+    def expand(self, values: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
+        """What `values` says of the span of each token [begin, end) of documents, end to end."""
+        span, tokens, _ = self._cut(document, begin, end)
+        return np.repeat(values[span], tokens)
+
+    def _cut(self, document: Numbers, begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """(spans of all documents, how many of the tokens [begin, end) each has, how many spans a document has)."""
+        first = self.starts[document].astype(np.int64)
+        counts = self.starts[document + 1].astype(np.int64) - first
+        span = ragged(first, counts)
+        low = np.repeat(begin, counts)
+        stop = np.clip(self.stop[span].astype(np.int64), low, np.repeat(end, counts))
+        before = np.roll(stop, 1)
+        first_spans = (np.cumsum(counts) - counts)[counts > 0]
+        before[first_spans] = low[first_spans]
+        return span, stop - before, counts

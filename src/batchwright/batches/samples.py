@@ -1,0 +1,226 @@
+"""Rows of whole samples: documents packed side by side, or one in a row, and what that means for every token.
+
+tokens         a a a a b b b c c .        three samples in a row of ten places, one of them empty
+segment_ids    1 1 1 1 2 2 2 3 3 0        no token attends to another sample
+position_ids   0 1 2 3 0 1 2 0 1 0        and each sample begins at 0
+cu_seqlens     0 4 7 9 10                 the same, as variable-length attention takes it; padding is a part of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.base.errors import SpecError
+from batchwright.batches.gather import Allocate, copy_runs, floats, fresh
+from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, ragged
+
+__all__ = ["Laid", "SampleRows", "join_laid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Rows of samples, laid out: [sequences, width + 1] each, aligned with tokens (not with targets)."""
+
+    tokens: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    """Of each token as something to predict: 0 where it is nothing's target."""
+    begins: NDArray[np.bool_]
+    """Where a sample begins."""
+    length: NDArray[np.int64]
+    """Tokens of each sequence that are inputs."""
+    offset: NDArray[np.int64]
+    """Where they begin: not at 0 where the left is padded."""
+    widths: NDArray[np.int64]
+    """Tokens of the batch that each sequence is in; what is beyond is cut off."""
+    shown: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Fields of spans for each token, -1 where there is none."""
+
+
+def join_laid(parts: list[tuple[NDArray[np.int64], Laid]], out: NDArray[np.int64]) -> Laid:
+    """Rows that were laid out apart, each part with the numbers that its rows have in `out`."""
+    shape, count = out.shape, len(out)
+    joined = Laid(
+        out,
+        np.zeros(shape, np.float32),
+        np.zeros(shape, bool),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        {name: np.full(shape, -1, np.int16) for _, laid in parts for name in laid.shown},
+    )
+    for rows, laid in parts:
+        for name in ("tokens", "weight", "begins", "length", "offset", "widths"):
+            getattr(joined, name)[rows] = getattr(laid, name)
+        for name, values in laid.shown.items():
+            joined.shown[name][rows] = values
+    return joined
+
+
+class Stream(Protocol):
+    """What rows of samples need of a stream of documents."""
+
+    name: str
+    split: str
+    fingerprint: str
+    dtype: np.dtype[Any]
+
+    def addresses(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any]]: ...
+
+
+class SampleRows:
+    """Rows that a row index makes of the documents of a stream. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        index: RowIndex,
+        spec: RowSpec,
+        borders: NDArray[np.int64],
+        trained: SpanWeights | None = None,
+        columns: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        name: str | None = None,
+        reopen: tuple[Any, ...] | None = None,
+    ) -> None:
+        """`columns` are fields of spans that batches can show, such as role and turn.
+
+        `reopen` is (function, arguments): how another process opens the same rows, if not by value.
+        """
+        self._reopen = reopen
+        self.stream: Stream = stream
+        self.index: RowIndex = index
+        self.spec: RowSpec = spec
+        self.trained: SpanWeights | None = trained
+        self.columns: Mapping[str, NDArray[Any]] | dict[str, NDArray[Any]] = columns or {}
+        self.borders = borders
+        self.name: str = name or stream.name
+        self.split: str = stream.split
+        self.fingerprint: str = stream.fingerprint
+        self.row_tokens: int = spec.row_tokens
+        self.num_rows: int = index.num_rows
+        self.num_tokens: int = index.num_tokens
+        self.sequences = 2 if spec.pairs else 1
+        """Rows of a batch that one row is: two for a pair."""
+        if not self.num_rows:
+            raise SpecError(
+                f"source {self.name!r} ({self.split}) has no rows: "
+                + (", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"),
+                parameter="max_length",
+                source=self.name,
+                remedy="a longer max_length, another loss=, or other data",
+            )
+        piece_sums = np.concatenate([[0], np.cumsum(index.length, dtype=np.int64)])
+        self._row_length = (
+            np.maximum.reduceat(index.length, index.row_starts[:-1]).astype(np.int64)
+            if spec.pairs
+            else piece_sums[index.row_starts[1:]] - piece_sums[index.row_starts[:-1]]
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reopen or super().__reduce__()  # type: ignore[return-value]
+
+    def lengths(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of each row: of the longer one of a pair."""
+        return self._row_length[index]
+
+    def longest(self) -> tuple[int, int]:
+        """(number, tokens) of the longest row."""
+        row = int(np.argmax(self._row_length))
+        return row, int(self._row_length[row])
+
+    def totals(self, index: NDArray[np.int64]) -> tuple[float, int]:
+        """(sum of the loss masks, samples) of some rows together, from the index alone."""
+        table = self.index
+        first = table.row_starts[index]
+        piece = ragged(first, table.row_starts[index + 1] - first)
+        length = table.length[piece].astype(np.int64) + table.goes_on[piece]
+        if self.trained is None:
+            return float((length - 1).sum()), len(piece)
+        document = table.document[piece]
+        begin = table.start[piece] - self.borders[document]
+        return float(self.trained.total(document, begin + 1, begin + length).sum()), len(piece)
+
+    def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
+        """(offset in the row, start in the stream, stop) of a row's pieces; of a pair, one after the other."""
+        found, at = [], 0
+        for piece in range(int(self.index.row_starts[index]), int(self.index.row_starts[index + 1])):
+            start, length = int(self.index.start[piece]), int(self.index.length[piece] + self.index.goes_on[piece])
+            found.append((at, start, start + length))
+            at += length
+        return found
+
+    def rows_touching(self, start: int, stop: int, epoch: int = 0) -> list[int]:
+        """Rows that have tokens of [start, stop) of the stream."""
+        index = self.index
+        ends = index.start + index.length + index.goes_on
+        pieces = np.flatnonzero((index.start < stop) & (ends > start))
+        rows: list[int] = np.unique(np.searchsorted(index.row_starts, pieces, side="right") - 1).tolist()
+        return rows
+
+    def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        self.lay(index, np.full(len(index), self.row_tokens), out, pad=0)
+
+    def lay(
+        self,
+        index: NDArray[np.int64],
+        widths: NDArray[np.int64],
+        out: NDArray[np.int64],
+        *,
+        pad: int,
+        left: bool = False,
+        show: bool = False,
+        allocate: Allocate = fresh,
+    ) -> Laid:
+        """Rows one below the other in `out`, [sequences, width + 1]; `widths` of the batch that each row is in.
+
+        With `show`, fields of spans too, for each token. `allocate` gives memory for the weights.
+        """
+        table = self.index
+        first = table.row_starts[index]
+        num_pieces = table.row_starts[index + 1] - first
+        piece = ragged(first, num_pieces)
+        start, inputs = table.start[piece], table.length[piece].astype(np.int64)
+        length = inputs + table.goes_on[piece]
+        if self.sequences == 2:
+            row, column = np.arange(len(piece)), np.zeros(len(piece), np.int64)
+            row_length, widths = inputs, np.repeat(widths, 2)
+        else:
+            row = np.repeat(np.arange(len(index)), num_pieces)
+            before = np.cumsum(inputs) - inputs
+            column = before - before[np.cumsum(num_pieces) - num_pieces][row]
+            row_length = self._row_length[index]
+        offset = widths - row_length if left else np.zeros(len(row_length), np.int64)
+        width = out.shape[1]
+        at = row * width + column + offset[row]
+        address, _, _held = self.stream.addresses(start, 1)
+        out[:] = pad
+        copy_runs(address, length, self.stream.dtype, out.reshape(-1), at)
+        place = np.arange(width)
+        end = offset + row_length
+        end[row[length > inputs]] += 1  # a piece that goes on fills its row, and has a target more
+        is_token = place < end[:, None]
+        if left:
+            is_token &= place >= offset[:, None]
+        shown: dict[str, NDArray[Any]] = {}
+        weight = floats(allocate, *out.shape)
+        if self.trained is None:
+            weight[:] = is_token
+        else:
+            weight[:] = 0
+            document = table.document[piece]
+            begin = start - self.borders[document]
+            weight[is_token] = self.trained.expand(self.trained.weight, document, begin, begin + length)
+            for name, values in self.columns.items() if show else ():
+                shown[name] = np.full(out.shape, -1, np.int16)
+                shown[name][is_token] = self.trained.expand(values, document, begin, begin + length)
+        begins = np.zeros(out.shape, bool)
+        begins.reshape(-1)[at] = True
+        weight[row, column + offset[row]] = 0  # nothing comes before it that could predict it
+        return Laid(out, weight, begins, row_length, offset, widths, shown)

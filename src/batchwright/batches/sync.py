@@ -1,0 +1,252 @@
+"""Prove that the ranks of a run belong together: same plan, same place, every share there, equal replicas.
+
+Each process says where it stands, all gather what all said, and each compares the same answers: so all of them raise,
+or none, and nobody waits for one that has left. What a process could not do itself is part of what it says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from batchwright.base.errors import EndOfRun, SpecError, SyncError
+from batchwright.base.fingerprint import fingerprint, fingerprint_value
+from batchwright.batches.ranks import torch_distributed
+from batchwright.batches.types import TrainingBatch
+from batchwright.order.plan import Plan
+
+__all__ = ["Standing", "SyncReport", "check_standing", "compare", "digests_of", "digests_of_next"]
+
+_MOST_NAMED = 8
+
+_REMEDIES = {
+    "plan": "open the loader of every rank with the same settings, over the same store; or with one plan=",
+    "position": "load the state of one checkpoint on every rank, and take batches on every rank equally often",
+    "world_size": "rank= and world_size=, or mesh=, of one and the same division into ranks",
+}
+_REMEDIES["steps"] = _REMEDIES["position"]
+_OTHERWISE = "the same settings on every rank"
+_WORDS = {"steps": "record of steps", "epochs": "number of epochs"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What one process says of its loader. Small: the plan itself is sent only where plans differ."""
+
+    rank: int
+    """Among those that share out a batch. Processes with the same one are replicas: they must get the same rows."""
+    step: int
+    settings: Mapping[str, Any]
+    """What must be the same everywhere, JSON: plan (its fingerprint), position, world_size and others."""
+    batch: Mapping[str, str]
+    """A digest of each field of the next batch; empty where the run is over."""
+    failure: str | None = None
+    """Why there is no next batch, where reading it failed."""
+    process: int = 0
+    """Of torch.distributed, in the whole world: what messages call a rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncReport:
+    """What was found to be equal, and among how many."""
+
+    num_processes: int
+    world_size: int
+    """Ranks that share out each batch."""
+    num_replicas: int
+    """Processes that get the same rows (tensor, pipeline and context parallel)."""
+    plan: str
+    step: int
+    position: int
+    is_compared: bool
+    """False where there is no process group: one loader alone, and nobody to compare it with."""
+
+    def __str__(self) -> str:
+        where = f"plan {self.plan}, step {self.step:,} (position {self.position:,})"
+        if not self.is_compared:
+            return f"one process, without torch.distributed: nothing to compare. {where}"
+        shares = f"{self.world_size} data rank{'s' if self.world_size != 1 else ''}"
+        each = f", {self.num_replicas} replicas of each with equal next batches" if self.num_replicas > 1 else ""
+        processes = f"{self.num_processes} process{'es' if self.num_processes != 1 else ''}"
+        return f"{processes} in step: {where}; {shares}{each}"
+
+    __repr__ = __str__
+
+
+def digests_of(batch: Any) -> dict[str, str]:
+    """A digest for each field of a batch: values, type and shape.
+
+    >>> digests_of({"input_ids": np.arange(4)}) == digests_of({"input_ids": np.arange(4, dtype=np.int32)})
+    False
+    """
+    fields = batch._arrays() if isinstance(batch, TrainingBatch) else batch
+    return {name: fingerprint_value(np.asarray(fields[name])) for name in fields}
+
+
+def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None]:
+    """(digests of a batch, why there is none): nothing is raised here, as the others wait to hear from this process."""
+    try:
+        return digests_of(read()), None
+    except EndOfRun:
+        return {}, None
+    except Exception as error:
+        return {}, f"{type(error).__name__}: {error}"
+
+
+def check_standing(mine: Standing, plan: Plan, group: Any = None) -> SyncReport:
+    """Gather what every process of the group says, and compare."""
+    distributed = torch_distributed()
+    if distributed is not None:
+        return compare(*_gathered(mine, plan, distributed, group))
+    world = mine.settings["world_size"]
+    if world == 1 and group is None:
+        return _report([mine], is_compared=False)
+    raise SpecError(
+        f"rank {mine.rank} of {world} cannot be compared with the others: torch.distributed is not set up",
+        parameter="group",
+        remedy="torch.distributed.init_process_group(...) before check_sync()",
+    )
+
+
+def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple[list[Standing], list[Plan]]:
+    """What every process says; and their plans, if those differ."""
+    size = distributed.get_world_size(group)
+    if size < 1:
+        raise SpecError(
+            "this process is not in the group", parameter="group", remedy="a group of which every caller is a member"
+        )
+
+    def all_gathered(value: Any) -> list[Any]:
+        everyone: list[Any] = [None] * size
+        distributed.all_gather_object(everyone, value, group=group)
+        return everyone
+
+    standings = all_gathered(replace(mine, process=distributed.get_rank()))
+    differ = len({standing.settings["plan"] for standing in standings}) > 1
+    return standings, all_gathered(plan) if differ else []  # all see the same, so all take part or none
+
+
+def compare(standings: Sequence[Standing], plans: Sequence[Plan] = ()) -> SyncReport:
+    """A report, or a SyncError that names who differs and in what. The same for the same standings, on every process.
+
+    `plans`: of each process, where they differ.
+    """
+    for name in standings[0].settings:
+        _refuse_differences(name, standings, plans)
+    replicas: dict[int, list[Standing]] = {rank: [] for rank in range(standings[0].settings["world_size"])}
+    for standing in standings:
+        replicas[standing.rank].append(standing)
+    _refuse_missing(replicas)
+    for standing in standings:
+        if standing.failure is not None:
+            raise SyncError(
+                f"{_named([standing])} could not read its next batch",
+                position=standing.settings["position"],
+                reason=standing.failure,
+                remedy="what the reason says, on that rank",
+            )
+    for rank, equals in replicas.items():
+        _refuse_unequal(rank, equals)
+    return _report(standings, is_compared=True)
+
+
+def _report(standings: Sequence[Standing], is_compared: bool) -> SyncReport:
+    first = standings[0]
+    return SyncReport(
+        num_processes=len(standings),
+        world_size=first.settings["world_size"],
+        num_replicas=len(standings) // first.settings["world_size"],
+        plan=first.settings["plan"],
+        step=first.step,
+        position=first.settings["position"],
+        is_compared=is_compared,
+    )
+
+
+def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequence[Plan]) -> None:
+    most, others = _parted(standings, lambda standing: fingerprint(standing.settings[name]))
+    if not others:
+        return
+    one, other = most[0], others[0]
+    differs = f"{name}: {one.settings[name]} here, {other.settings[name]} there"
+    if name == "plan":
+        numbers = {standing.process: number for number, standing in enumerate(standings)}
+        differs = plans[numbers[one.process]].difference(plans[numbers[other.process]]) or differs
+    raise SyncError(
+        f"{_named(others)} {_verb(others, 'hold')} another {_WORDS.get(name, name)} than rank {one.process}",
+        plan=one.settings["plan"],
+        here=f"rank {one.process}",
+        there=f"rank {other.process}",
+        differs=differs,
+        remedy=_REMEDIES.get(name, _OTHERWISE),
+    )
+
+
+def _refuse_missing(replicas: Mapping[int, Sequence[Standing]]) -> None:
+    """Every share of a batch must have somebody, and equally many."""
+    counts = {rank: len(who) for rank, who in replicas.items()}
+    usual = max(counts.values())
+    short = [rank for rank, count in counts.items() if count < usual]
+    if not short:
+        return
+    many = [standing for rank, count in counts.items() if count == usual for standing in replicas[rank]]
+    crowded = many[0].rank
+    who = [standing for standing in many if standing.rank == crowded]
+    missing = [rank for rank in short if not counts[rank]]
+    what = (
+        f"no process reads the rows of data rank {_listed(missing)} of {len(replicas)}"
+        if missing
+        else f"data rank {_listed(short)} of {len(replicas)} has fewer processes than data rank {crowded}"
+    )
+    raise SyncError(
+        what,
+        differs=f"{_named(who)} {'are' if len(who) > 1 else 'is'} data rank {crowded}",
+        remedy="rank= and world_size= of each process; with tensor, pipeline or context parallel ranks: mesh=",
+    )
+
+
+def _refuse_unequal(rank: int, replicas: Sequence[Standing]) -> None:
+    most, others = _parted(replicas, lambda standing: tuple(sorted(standing.batch.items())))
+    if not others:
+        return
+    one, other = most[0], others[0]
+    fields = {**one.batch, **other.batch}
+    raise SyncError(
+        f"{_named(others)} would get another next batch than rank {one.process}: replicas, all data rank {rank}",
+        position=one.settings["position"],
+        differs=", ".join(name for name in fields if one.batch.get(name) != other.batch.get(name)),
+        remedy="the same fields and masks on every rank, and stores with the same content",
+    )
+
+
+def _parted(
+    standings: Iterable[Standing], key: Callable[[Standing], Hashable]
+) -> tuple[list[Standing], list[Standing]]:
+    """(those who agree with most, the others). Of equally many, those with the lowest rank are the most."""
+    ordered = sorted(standings, key=lambda standing: standing.process)
+    keys = [key(standing) for standing in ordered]
+    ((usual, _),) = Counter(keys).most_common(1)  # ties: the one that was met first
+    most = [standing for standing, its in zip(ordered, keys, strict=True) if its == usual]
+    return most, [standing for standing, its in zip(ordered, keys, strict=True) if its != usual]
+
+
+def _named(standings: Sequence[Standing]) -> str:
+    processes = [standing.process for standing in standings]
+    return f"rank{'s' if len(processes) > 1 else ''} {_listed(processes)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """
+    >>> _listed([1, 3]), _listed(range(100))
+    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
+    """
+    more = len(numbers) - _MOST_NAMED
+    return ", ".join(map(str, numbers[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _verb(standings: Sequence[Standing], verb: str) -> str:
+    return verb if len(standings) > 1 else f"{verb}s"

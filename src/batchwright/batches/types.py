@@ -1,0 +1,426 @@
+"""The nouns that stages share: the batch a model gets, and the record that says where a row came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, KeysView, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from batchwright.base.errors import SpecError
+from batchwright.batches.frameworks import adapter_of
+from batchwright.typing import AnyArray, Device, Tensor
+
+__all__ = ["TraceRecord", "TrainingBatch", "rebuild"]
+
+_MASKS = ("attention_mask", "loss_mask")
+_OTHERS = ("position_ids", "segment_ids", "cu_seqlens", "max_seqlen")
+_BORDERS = {
+    "cu_seq_lens_q": "cu_seqlens",
+    "cu_seq_lens_k": "cu_seqlens",
+    "max_length_q": "max_seqlen",
+    "max_length_k": "max_seqlen",
+}
+"""What Hugging Face calls the borders of packed samples, and the field that has them."""
+_PLAIN = ("input_ids", "attention_mask", "labels")
+_PACKED = ("input_ids", "labels", "position_ids", "use_cache")
+_IGNORED = -100
+
+
+@dataclass(init=False, repr=False, eq=False)
+class TrainingBatch(MutableMapping[str, Any]):
+    """One batch: `model(**batch)` for models of Hugging Face, `batch.targets` for a loop of your own.
+
+    The name of an array says what it is aligned with:
+
+    labels[t]      belongs to input_ids[t], and the model shifts it. It is -100 where nothing is learned, and at the
+                   first token of a row or packed sample.
+    targets[t]     is the token that position t must predict; -100 where nothing is learned.
+    loss_mask[t]   is the weight of targets[t]. Arrays per token in metadata (roles, advantages) belong to targets too.
+
+    As a mapping, a batch is what a model of Hugging Face accepts. Packed rows pass position_ids and use_cache=False,
+    and no attention mask: that is how transformers keeps samples apart. Preference pairs are not the input of one
+    model, and `**batch` raises.
+
+    input_ids, attention_mask, labels and targets are int64 [rows, tokens] (int32 in JAX, unless x64 is on); loss_mask
+    is float32. Labels and targets are computed on first access. Assigning one updates the other, and the loss mask. Do
+    not write into the arrays of a batch, which share memory. Assign a changed copy: `batch.labels = mine`.
+
+    `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
+    `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it. What a loss needs besides, such as the
+    advantages of rollouts, is there too, as arrays of the batch's framework that move with it.
+
+    >>> import numpy as np
+    >>> batch = TrainingBatch(np.array([[5, 6, 7]]), targets=np.array([[6, 7, 8]]))
+    >>> batch.labels.tolist()
+    [[-100, 6, 7]]
+    >>> batch.labels = np.array([[-100, -100, 7]])
+    >>> batch.targets.tolist(), list(batch)
+    ([[-100, 7, 8]], ['input_ids', 'attention_mask', 'labels'])
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    loss_mask: Tensor
+    metadata: dict[str, Any]
+    last_targets: Tensor
+    """The target of each row's last position, [rows], for which labels have no place."""
+    if TYPE_CHECKING:
+        targets: Tensor  # not a field: labels and last_targets say the same
+    position_ids: Tensor | None = None
+    """Positions that start at 0 with every sample."""
+    segment_ids: Tensor | None = None
+    """Number of the sample inside its row, from 1; 0 for padding."""
+    cu_seqlens: Tensor | None = None
+    """Where samples begin in the rows of the batch, end to end, and where the last one ends."""
+    max_seqlen: int | None = None
+    """Tokens of the longest sample."""
+
+    def __init__(
+        self,
+        input_ids: AnyArray,
+        attention_mask: AnyArray | None = None,
+        labels: AnyArray | None = None,
+        loss_mask: AnyArray | None = None,
+        metadata: dict[str, Any] | tuple[Any, ...] | None = None,
+        *,
+        targets: AnyArray | None = None,
+        last_targets: AnyArray | None = None,
+        position_ids: AnyArray | None = None,
+        segment_ids: AnyArray | None = None,
+        cu_seqlens: AnyArray | None = None,
+        max_seqlen: int | None = None,
+    ) -> None:
+        """`input_ids`, `attention_mask`, `labels`, `loss_mask` and `metadata` are the fields of every batch.
+
+        Give `labels` or `targets`; `targets` wins. `last_targets` adds the last target of each row to `labels`.
+        `position_ids`, `segment_ids`, `cu_seqlens` and `max_seqlen` say where the samples of packed rows are.
+        `metadata` may be (function, *its arguments), to be called on first access.
+        """
+        if type(input_ids) is dict:
+            raise TypeError(
+                "a TrainingBatch is made of arrays, and a library has rebuilt it as a mapping: give that dict(batch), "
+                "for example by collate_fn=dict"
+            )
+        own = self.__dict__
+        own["input_ids"] = input_ids
+        own["_metadata"] = metadata
+        if attention_mask is not None:
+            own["attention_mask"] = attention_mask
+        if loss_mask is not None:
+            own["loss_mask"] = loss_mask
+        if targets is not None:
+            own["targets"] = _contiguous(targets)
+        elif labels is not None:
+            last = _ignored_column(labels) if last_targets is None else last_targets[:, None]
+            own["labels"], own["targets"] = labels, _joined(labels[:, 1:], last)
+        if position_ids is not None:
+            own["position_ids"] = position_ids
+        if segment_ids is not None:
+            own["segment_ids"] = segment_ids
+        if cu_seqlens is not None:
+            own["cu_seqlens"] = cu_seqlens
+        if max_seqlen is not None:
+            own["max_seqlen"] = max_seqlen
+
+    # Not fields of the dataclass:
+    _loss_mask: ClassVar[Any] = None
+    """The loss mask before targets were replaced: it counts where they are learned."""
+    _block: ClassVar[Any] = None
+    """[rows, tokens + 1], of which input_ids is a view and targets are made: a device copy moves it once."""
+    _ones: ClassVar[tuple[str, ...]] = ()
+    """Masks of ones that are looked up on first access, so that a batch that waits in a queue does not hold a mask
+    into which somebody writes meanwhile."""
+
+    # What is computed on first access
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only called for what is not there yet."""
+            made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
+            if name != "loss_mask" or name in self._ones:  # made of targets, it follows them
+                self.__dict__[name] = made
+            return made
+
+    def _make(self, name: str) -> Any:
+        match name:
+            case "labels":
+                targets = self._raw_targets()
+                return _joined(_ignored_column(targets), targets[:, :-1])
+            case "last_targets":
+                return self._raw_targets()[:, -1]
+            case "metadata":
+                metadata = self.__dict__["_metadata"] or {}
+                if isinstance(metadata, tuple):
+                    function, *arguments = metadata
+                    metadata = function(*arguments)
+                self.__dict__["_metadata"] = None  # it may hold the memory that a copy was made from
+                return metadata
+            case "attention_mask" | "loss_mask" if name in self._ones:
+                return self._adapter().shared_ones(name, self.input_ids)
+            case "attention_mask":
+                return self.input_ids * 0 + 1
+            case "loss_mask":
+                is_learned, weight = self._raw_targets() != _IGNORED, self._loss_mask
+                return _as_floats(is_learned) if weight is None else weight * is_learned
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _raw_targets(self) -> Any:
+        """Targets, perhaps as a view with gaps."""
+        if self._block is not None:
+            return self._block[:, 1:]
+        targets = self.__dict__.get("targets")
+        return self.input_ids * 0 + _IGNORED if targets is None else targets
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        match name:
+            case "labels":
+                targets = _joined(value[:, 1:], self.last_targets[:, None])
+            case "last_targets":
+                targets = _joined(self._raw_targets()[:, :-1], value[:, None])
+            case "targets":
+                targets = value
+            case "input_ids":
+                targets = self.targets
+            case _ if name not in self.__dataclass_fields__:
+                raise AttributeError(f"a TrainingBatch has no {name!r}; metadata[{name!r}] is yours, and moves with it")
+            case _:
+                own[name] = value
+                return
+        own["targets"], own["_block"] = targets, None
+        if name != "input_ids":
+            own.pop("labels", None)
+            own.pop("last_targets", None)
+            own["_ones"] = tuple(mask for mask in self._ones if mask != "loss_mask")
+            own["_loss_mask"] = own.pop("loss_mask", self._loss_mask)
+        own[name] = value
+
+    # As a mapping: what a model of Hugging Face accepts
+
+    def _names(self) -> tuple[str, ...]:
+        """The names that a model of Hugging Face accepts."""
+        if self.position_ids is None:
+            return _PLAIN
+        if self.segment_ids is None and self.cu_seqlens is None:
+            return (*_PLAIN, "position_ids")
+        return _PACKED if self.cu_seqlens is None else (*_PACKED, *_BORDERS)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def keys(self) -> KeysView[str]:
+        """Called by `**batch` and `dict(batch)`."""
+        if "side" in self.metadata:
+            raise SpecError(
+                "a batch of preference pairs is not the input of one model: it would learn the rejected answers too",
+                parameter="batch",
+                remedy="use batch.input_ids, batch.targets and batch.loss_mask: chosen and rejected rows alternate",
+            )
+        if self.position_ids is None and (self.segment_ids is not None or self.cu_seqlens is not None):
+            raise SpecError(
+                "a model of Hugging Face would let the samples of a row attend to each other: position_ids are missing",
+                parameter="position_ids",
+                remedy="open the loader with position_ids=True",
+            )
+        return dict.fromkeys(self).keys()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names():
+            raise KeyError(name)
+        return False if name == "use_cache" else getattr(self, _BORDERS.get(name, name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self._names():
+            raise KeyError(name)
+        if value is not self[name]:
+            setattr(self, _BORDERS.get(name, name), value)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("cannot delete a field of a batch: make a dict(batch), and delete there")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __len__(self) -> int:
+        """Rows."""
+        return int(self.input_ids.shape[0])
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # arrays have no answer that is one bool
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # Elsewhere
+
+    def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
+        """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
+
+        In torch the tokens are copied once. With non_blocking, the memory that is copied from is not used again before
+        the copy is done, even if this batch is dropped at once.
+        """
+        adapter = self._adapter()
+        return self._moved(lambda array: adapter.copied(array, device, non_blocking))
+
+    def pin_memory(self) -> TrainingBatch:
+        """This batch in page-locked memory (torch), from which copies to a GPU can overlap with its work."""
+        return self._moved(self._adapter().pinned)
+
+    def parts(self, max_tokens: int) -> list[TrainingBatch]:
+        """Split this batch into smaller ones of at most `max_tokens` tokens, padding included: gradient accumulation.
+
+        Each row is in exactly one part, beside rows of similar length, and each part is as wide as its longest row.
+        Metadata of the global batch is kept, so losses that divide by `global_tokens` add up to that of the whole
+        batch. Call it before `to(device)`: it reads lengths on the host.
+        """
+        from batchwright.batches.parts import parts_of
+
+        adapter = _adapter_of(self.input_ids)
+        return parts_of(self, max_tokens, (lambda array, rows: array[rows]) if adapter is None else adapter.picked)
+
+    def _adapter(self) -> Any:
+        adapter = _adapter_of(self.input_ids)
+        if adapter is None:
+            raise TypeError(
+                f"a batch of {type(self.input_ids).__name__} cannot move: open the loader with framework='torch'"
+            )
+        return adapter
+
+    def _arrays(self) -> dict[str, Any]:
+        """What this batch is made of, by name: labels too, if somebody may have written into them."""
+        own, names = self.__dict__, ("input_ids", "labels", *_MASKS, *_OTHERS)
+        arrays = {name: own[name] for name in names if name in own} | {"targets": self._raw_targets()}
+        return arrays if self._loss_mask is None else {"loss_mask": self.loss_mask} | arrays
+
+    def _constant_masks(self) -> tuple[str, ...]:
+        """The masks that are ones for every batch: made again where they are needed, not moved."""
+        adapter = _adapter_of(self.input_ids)
+        if adapter is None:
+            return ()
+        own = self.__dict__
+        return tuple(n for n in _MASKS if (adapter.is_shared(own[n]) if n in own else n in self._ones))
+
+    def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
+        def moved(value: Any) -> Any:
+            return move(value) if _can_move(value) else value
+
+        arrays, tokens, ones, metadata = self._parts()
+        arrays = {name: moved(value) for name, value in arrays.items()}
+        metadata = {name: moved(value) for name, value in metadata.items()}
+        return rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
+
+    def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
+        """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
+        tokens, ones = None, self._constant_masks()  # whoever writes into a mask must not reach other processes
+        arrays = {name: value for name, value in self._arrays().items() if name not in ones}
+        if self._block is not None:
+            tokens = self._block
+            del arrays["input_ids"], arrays["targets"]
+            if "targets" in self.__dict__:
+                arrays["targets"] = self.targets
+        return arrays, tokens, ones, self.metadata
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, self._parts()
+
+    def __copy__(self) -> TrainingBatch:
+        dict(self.items())  # made now, so that both have the same arrays
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first rows, token by token."""
+        from batchwright.batches.looking import look
+
+        return look(self)._repr_html_()
+
+    def __repr__(self) -> str:
+        rows, tokens = self.input_ids.shape
+        others = [name for name in _OTHERS if getattr(self, name) is not None]
+        names = ["input_ids", "attention_mask", "labels", "targets", "loss_mask", *others]
+        return f"TrainingBatch({rows} rows x {tokens} tokens: {', '.join(names)})"
+
+
+def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
+    """A batch of what `_parts` gave."""
+    batch = TrainingBatch(arrays["input_ids"] if tokens is None else tokens[:, :-1], metadata=metadata)
+    batch.__dict__.update(arrays, _block=tokens, _ones=ones)
+    return batch
+
+
+def _contiguous(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    return array.contiguous() if hasattr(array, "contiguous") else array
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """[rows, a] and [rows, b] as [rows, a + b]."""
+    adapter = _adapter_of(left)
+    return np.concatenate([left, right], axis=1) if adapter is None else adapter.joined(left, right)
+
+
+def _ignored_column(like: Any) -> Any:
+    return like[:, :1] * 0 + _IGNORED
+
+
+def _as_floats(mask: Any) -> Any:
+    """A mask of bools as float32."""
+    if isinstance(mask, np.ndarray):
+        return mask.astype(np.float32)
+    return mask.float() if hasattr(mask, "float") else mask * 1.0
+
+
+def _adapter_of(array: Any) -> Any:
+    """The adapter of the framework that an array belongs to; None for NumPy's and for other objects."""
+    if isinstance(array, np.ndarray):
+        return None
+    try:
+        return adapter_of(array)
+    except ModuleNotFoundError:
+        return None
+
+
+def _can_move(value: Any) -> bool:
+    """Whether a field is a framework's array: one of torch's (or of a subclass, defined wherever), or another's."""
+    return hasattr(value, "pin_memory") or (hasattr(value, "shape") and _adapter_of(value) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One piece of one document inside one row of the stream. The pieces of a row tile its window, in reading order.
+
+    The row is at `position`, used by `step`, as `row_in_batch` of a `rank`, in an `epoch` of its `source`. The piece is
+    tokens `window_span` of the window and `document_span` of the document: `row` and `lines` of a `file`, with this
+    `text`. `is_skipped`: an amendment passes over the row.
+    """
+
+    step: int | None
+    """The step that uses the row; None where the plan does not say how batches were cut."""
+    position: int
+    epoch: int
+    """Epoch of the row's source."""
+    rank: int
+    row_in_batch: int
+    source: str
+    file: str
+    """The raw file, as the recipe named it; `<memory>` for rows given from Python."""
+    row: int
+    """Row inside the file, from 0: a line of JSONL is a row, a text file is row 0."""
+    window_span: tuple[int, int]
+    """Tokens [start, stop) of the row's window that this piece fills."""
+    document_span: tuple[int, int]
+    """Tokens [start, stop) of the document that this piece is."""
+    text: str | None
+    """The piece, decoded; None where the tokenizer cannot decode."""
+    lines: tuple[int, int] | None
+    """First and last line of the document's text that this piece touches, from 1. None of a conversation, whose lines
+    are the template's and in no file, and where the tokenizer cannot decode."""
+    is_skipped: bool = False
+    """Whether an amendment lets the run pass over the row: then no step uses it."""

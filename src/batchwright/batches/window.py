@@ -1,0 +1,296 @@
+"""Windows over a token stream: concatenate the documents, cut every row_tokens, add one token for the last target.
+
+Epoch 0 cuts at 0. Later epochs cut at another offset that (seed, source, epoch) fixes, so that documents are not split
+at the same places again; the stream is a ring then, and one row of the epoch runs over its end into its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.base.checks import at_least
+from batchwright.base.errors import SpecError
+from batchwright.base.seeds import key_of
+from batchwright.batches.gather import gather_windows
+
+__all__ = ["JointWindows", "ShardedStream", "Stream", "WindowRows"]
+
+
+class Stream(Protocol):
+    """Documents end to end, somewhere in mapped memory."""
+
+    name: str
+    split: str
+    num_tokens: int
+    num_documents: int
+    fingerprint: str
+    dtype: np.dtype[Any]
+
+    def addresses(
+        self, starts: NDArray[np.int64], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any]]: ...
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
+    def borders(self, start: int, stop: int) -> NDArray[np.int64]: ...
+    def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
+
+
+class Shard(Protocol):
+    """Tokens end to end in memory, for as long as this object is kept."""
+
+    @property
+    def address(self) -> int: ...
+
+
+@runtime_checkable
+class ShardedStream(Protocol):
+    """A stream whose tokens lie in shards, each mapped when it is first asked for."""
+
+    token_starts: NDArray[np.int64]
+    """Where each shard begins in the stream, and where the last one ends."""
+
+    def shard(self, shard: int) -> Shard: ...
+
+
+class WindowRows:
+    """The rows of one token stream: row i of an epoch is row_tokens + 1 consecutive tokens.
+
+    `name` keys what is drawn, and is the stream's own if not given. `num_tokens` is for a stream that grew: (first
+    epoch, tokens that it had then), one entry for each length; rows of an epoch lie in the tokens that it had.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        row_tokens: int,
+        *,
+        seed: int,
+        recut: bool = True,
+        name: str | None = None,
+        num_tokens: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.stream = stream
+        is_whole = len(num_tokens) < 2 and all(tokens == stream.num_tokens for _, tokens in num_tokens)
+        self._grown = () if is_whole else num_tokens
+        self.row_tokens: int = at_least(1, chunk_size=row_tokens)
+        self.seed: int = seed
+        self.recut: bool = recut
+        self.name: str = name or stream.name
+        self.split: str = stream.split
+        self.fingerprint: str = stream.fingerprint
+        self.num_tokens: int = stream.num_tokens
+        self.num_rows: int = max(stream.num_tokens - 1, 0) // row_tokens
+        if not self.num_rows:
+            raise SpecError(
+                f"chunk_size={row_tokens} needs {row_tokens + 1:,} tokens; "
+                f"source {stream.name!r} ({stream.split}) has {stream.num_tokens:,}",
+                parameter="chunk_size",
+                source=stream.name,
+                remedy=f"chunk_size={max(stream.num_tokens - 1, 1)} or less, or more text"
+                if stream.num_tokens > 1
+                else "more text",
+            )
+
+    def offset(self, epoch: int) -> int:
+        """Where the first row of an epoch begins."""
+        return _offset(self.seed, self.name, epoch, self.row_tokens) if self.recut and epoch else 0
+
+    def ring(self, epoch: int) -> tuple[int, int]:
+        """(where the first row of an epoch begins, tokens after which the stream begins anew)."""
+        return self.offset(epoch), self._tokens(epoch)
+
+    def _tokens(self, epoch: int) -> int:
+        """Tokens that the stream had in an epoch."""
+        if not self._grown:
+            return self.num_tokens
+        return next(tokens for first, tokens in reversed(self._grown) if first <= epoch)
+
+    def starts(self, index: NDArray[np.int64], epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where each row begins in the stream."""
+        starts = index * self.row_tokens
+        if self.recut and epoch.any():
+            for e in np.unique(epoch).tolist():
+                starts[epoch == e] += self.offset(e)
+        return starts  # inside the stream also with an offset: only the end of a row can lie beyond the stream's end
+
+    def addresses(
+        self, index: NDArray[np.int64], epoch: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any], NDArray[np.int64]]:
+        """(address, whether the row lies whole there, what keeps it mapped, start in the stream) of each row."""
+        starts = self.starts(index, epoch)
+        address, whole, held = self.stream.addresses(starts, self.row_tokens + 1)
+        if self._grown:
+            for e in np.unique(epoch).tolist():
+                whole &= (epoch != e) | (starts + self.row_tokens + 1 <= self._tokens(e))
+        return address, whole, held, starts
+
+    def read_row(self, start: int, out: NDArray[np.int64], epoch: int = 0) -> None:
+        """One row, from wherever its tokens lie: over the border of a shard, or the end of the stream."""
+        here = min(len(out), self._tokens(epoch) - start)
+        self.stream.read(start, start + here, out[:here])
+        if here < len(out):
+            self.stream.read(0, len(out) - here, out[here:])
+
+    def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        address, whole, _held, starts = self.addresses(index, epoch)
+        if whole.all():
+            gather_windows(address, self.stream.dtype, out)
+            return
+        if whole.any():
+            rows = np.flatnonzero(whole)
+            part = np.empty((len(rows), out.shape[1]), np.int64)
+            gather_windows(address[rows], self.stream.dtype, part)
+            out[rows] = part
+        for row in np.flatnonzero(~whole).tolist():
+            self.read_row(int(starts[row]), out[row], int(epoch[row]))
+
+    def pieces(self, start: int, epoch: int = 0) -> list[tuple[int, int, int]]:
+        """(window offset, stream start, stream stop): one piece, or two where the row runs over the stream's end."""
+        length = self.row_tokens + 1
+        here = min(length, self._tokens(epoch) - start)
+        return [(0, start, start + here)] + ([(here, 0, length - here)] if here < length else [])
+
+    def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
+        """The same, of a row by its number."""
+        return self.pieces(self.offset(epoch) + index * self.row_tokens, epoch)
+
+    def stretch(self, first: int, last: int, epoch: int) -> list[tuple[int, int]]:
+        """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
+        start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))
+        over = max(stop + 1 - self._tokens(epoch), 0)
+        return [(start, stop + 1 - over)] + ([(0, over)] if over else [])
+
+    def borders(self, start: int, epoch: int = 0) -> NDArray[np.int64]:
+        """Offsets inside the window of the row at `start` at which a document begins (0 left out)."""
+        found = [self.stream.borders(begin, stop) - begin + at for at, begin, stop in self.pieces(start, epoch)]
+        offsets = np.concatenate(found)
+        return offsets[offsets > 0]
+
+    def rows_touching(self, start: int, stop: int, epoch: int) -> list[int]:
+        """Rows of an epoch whose window has tokens of [start, stop) of the stream."""
+        (offset, tokens), length = self.ring(epoch), self.row_tokens
+        found: set[int] = set()
+        # On the ring the epoch's windows cover [offset, offset + num_rows * length], the last token as a target only.
+        stop = min(stop, tokens)
+        for begin, end in (
+            (start - offset, stop - offset),
+            (start - offset + tokens, stop - offset + tokens),
+        ):
+            first = max(-(-(begin - length) // length), 0)
+            last = min((end - 1) // length, (tokens - 1) // length - 1)
+            found.update(range(first, last + 1))
+        return sorted(found)
+
+
+class JointWindows:
+    """The rows of several sources, found together: one lookup, however many sources and epochs they are of.
+
+    Token t of source s has the number base[s] + t; shards of all sources lie end to end in these numbers. Needs of the
+    rows only `ring`, `row_tokens` and `stream`. Safe to use from several threads. What it found stays mapped.
+    """
+
+    MOST_SHARDS = 16_384
+    """Shards that it may hold mapped; sources with more are found one by one."""
+
+    def __init__(self, rows: Sequence[WindowRows]) -> None:
+        self.rows: list[WindowRows] = list(rows)
+        streams: list[Any] = [each.stream for each in rows]
+        self.length: int = rows[0].row_tokens + 1
+        self.itemsize: Any = streams[0].dtype.itemsize
+        sizes = np.array([int(stream.token_starts[-1]) for stream in streams], np.int64)
+        self._base = np.cumsum(sizes) - sizes
+        num_shards = [len(stream.token_starts) - 1 for stream in streams]
+        self._shards = [
+            (stream, shard) for stream, num in zip(streams, num_shards, strict=True) for shard in range(num)
+        ]
+        self._shard_start = np.concatenate(
+            [base + stream.token_starts[:-1] for base, stream in zip(self._base, streams, strict=True)]
+        )
+        self._shard_stop = np.concatenate(
+            [base + stream.token_starts[1:] for base, stream in zip(self._base, streams, strict=True)]
+        )
+        self._one_each = max(num_shards) == 1
+        self._token_0 = np.zeros(len(self._shards), np.int64)
+        """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
+        self._held: list[Shard | None] = [None] * len(self._shards)
+        self._rings = _Rings(rows)
+
+    @classmethod
+    def can(cls, rows: Sequence[WindowRows]) -> bool:
+        """Whether these rows can be found together."""
+        streams = [each.stream for each in rows]
+        return (
+            len({(stream.dtype, each.row_tokens) for stream, each in zip(streams, rows, strict=True)}) == 1
+            and all(isinstance(stream, ShardedStream) for stream in streams)
+            and sum(len(s.token_starts) - 1 for s in streams if isinstance(s, ShardedStream)) <= cls.MOST_SHARDS
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JointWindows, (self.rows,)  # maps stay with their process
+
+    def find(
+        self, source: NDArray[np.int32], index: NDArray[np.int64], epoch: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """(address, whether the row lies whole there, start in its stream) of each row."""
+        offset, end = self._rings.of(source, epoch)
+        start = index * (self.length - 1)
+        start += offset
+        number = self._base[source]
+        whole = start + self.length <= end
+        number += start
+        shard = source if self._one_each else np.searchsorted(self._shard_start, number, side="right") - 1
+        whole &= number + self.length <= self._shard_stop[shard]
+        token_0 = self._token_0[shard]
+        if not token_0.all():
+            for each in np.unique(shard[token_0 == 0]).tolist():
+                self._map(each)
+            token_0 = self._token_0[shard]
+        number *= self.itemsize
+        number += token_0
+        return number, whole, start
+
+    def _map(self, shard: int) -> None:
+        stream, number = self._shards[shard]
+        self._held[shard] = mapped = stream.shard(number)
+        # Last: whoever sees an address may rely on the map.
+        self._token_0[shard] = mapped.address - int(self._shard_start[shard]) * self.itemsize
+
+
+class _Rings:
+    """What `ring` says for each (source, epoch), as arrays: the last few epochs of every source are remembered."""
+
+    EPOCHS = 4
+
+    def __init__(self, rows: Sequence[WindowRows]) -> None:
+        self.rows = rows
+        shape = len(rows) * self.EPOCHS
+        # (epoch, offset, end): never written into, so that a thread which reads them sees three that belong together.
+        self._known = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+    def of(self, source: NDArray[np.int32], epoch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(offset, end) of each row."""
+        place = source * np.int64(self.EPOCHS)
+        place += epoch % self.EPOCHS
+        epochs, offsets, ends = self._known
+        offset, end = offsets[place], ends[place]
+        known = epochs[place] == epoch
+        if not known.all():
+            rest = np.flatnonzero(~known)
+            pairs = list(zip(source[rest].tolist(), epoch[rest].tolist(), strict=True))
+            found = {(s, e): self.rows[s].ring(e) for s, e in set(pairs)}
+            offset[rest], end[rest] = np.array([found[pair] for pair in pairs], np.int64).T
+            epochs, offsets, ends = epochs.copy(), offsets.copy(), ends.copy()
+            for (s, e), ring in found.items():
+                slot = s * self.EPOCHS + e % self.EPOCHS
+                epochs[slot], (offsets[slot], ends[slot]) = e, ring
+            self._known = epochs, offsets, ends
+        return offset, end
+
+
+@lru_cache(maxsize=4096)
+def _offset(seed: int, name: str, epoch: int, row_tokens: int) -> int:
+    return key_of("recut", seed, name, epoch) % row_tokens

@@ -1,0 +1,3 @@
+"""Typed columns: schemas, NumPy to and from Arrow, and the files that hold them."""
+
+__all__: list[str] = []

@@ -1,0 +1,234 @@
+"""How well a stream of rows is mixed, in numbers: beside sequential reading and a perfect shuffle of the same rows.
+
+>>> directory, place = np.arange(4096) // 2048, np.arange(4096)          # two directories, one after the other
+>>> report = mixing_report(directory, place, block=256)
+>>> report.stream == report.sequential, round(report.stream.correlation, 3), round(report.shuffle.correlation, 3)
+(True, 0.996, -0.002)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchwright.base.checks import at_least, whole_number
+from batchwright.base.errors import SpecError
+from batchwright.order.permute import permutation
+
+__all__ = ["Mixing", "MixingReport", "mixing_report"]
+
+_AT_ONCE = 1 << 20
+"""Draws, and counts of (block, directory), that are worked on at once: small against the stream, and fits in caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Numbers about one order of rows. Places are ranks: the row that sequential reading gives i-th has place i."""
+
+    share_deviation: float
+    """How far a directory's share in some block is from its share in all, at most: 0 to 1."""
+    correlation: float
+    """Of places in a block: the intraclass correlation. 1: a block has neighbours only; 0: as if drawn blindly."""
+    autocorrelation: float
+    """Of the place of a draw with that of the next."""
+    spread: float
+    """The part of all places that the middle nine tenths of a block cover, on average: about 0.9 if drawn blindly."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixingReport:
+    """How a stream is mixed, how the same rows are when read in sequence, and how a perfect shuffle of them is.
+
+    Blocks are `block` consecutive draws; the last takes in what is left over. A stream of fewer than two blocks has no
+    correlation of blocks: it is given as 0, as is anything else that a stream is too short for.
+    """
+
+    draws: int
+    block: int
+    blocks: int
+    shares: dict[int, float]
+    """The share of each directory, by its number."""
+    stream: Mixing
+    sequential: Mixing
+    shuffle: Mixing
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has texts as keys only."""
+        return {**asdict(self), "shares": {str(number): share for number, share in self.shares.items()}}
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{number}: {share:.1%}" for number, share in self.shares.items())
+        rows = [("stream", self.stream), ("sequential", self.sequential), ("shuffle", self.shuffle)]
+        return "\n".join(
+            [
+                f"{self.draws:,} draws in {self.blocks:,} blocks of {self.block:,}",
+                f"directories  {shares or 'none'}",
+                f"{'':<12} {'correlation':>11} {'next draw':>11} {'spread':>11} {'share off by':>13}",
+                *(
+                    f"{name:<12} {m.correlation:>11.4f} {m.autocorrelation:>11.4f} {m.spread:>11.4f} "
+                    f"{m.share_deviation:>12.2%}".rstrip()
+                    for name, m in rows
+                ),
+            ]
+        )
+
+
+def mixing_report(directory: ArrayLike, place: ArrayLike, *, block: int = 1024, seed: int = 0) -> MixingReport:
+    """How well a stream is mixed, of which draw i has a row of `directory[i]`, number `place[i]` of the epoch.
+
+    Places order the rows, and no more: gaps between them make no difference. A row that is drawn several times has one
+    place. `seed` keys the perfect shuffle that the stream is compared with. Takes about a second and 45 MB for each
+    million draws.
+    """
+    directories, places = _numbers(directory=directory), _numbers(place=place)
+    if len(directories) != len(places):
+        raise SpecError(
+            f"{len(directories)} directories for {len(places)} places",
+            parameter="place",
+            remedy="one of each for each draw",
+        )
+    if directories.size and directories.min() < 0:
+        draw = int(np.flatnonzero(directories < 0)[0])
+        raise SpecError(
+            f"directory {directories[draw]} of draw {draw} is below 0",
+            parameter="directory",
+            draw=draw,
+            remedy="directories are numbered from 0",
+        )
+    block, seed = at_least(2, block=block), whole_number(seed=seed)
+    num_draws = len(places)
+    in_sequence = np.argsort(places, kind="stable")
+    ranks = _ranks(places, in_sequence)
+    shuffled = np.empty_like(in_sequence)
+    for first in range(0, num_draws, _AT_ONCE):
+        some = np.arange(first, min(first + _AT_ONCE, num_draws))
+        shuffled[some] = in_sequence[permutation(num_draws, seed, "mixing").at(some)]
+    counts = np.bincount(directories)
+    return MixingReport(
+        draws=num_draws,
+        block=block,
+        blocks=len(_starts(num_draws, block)),
+        shares={number: counts[number] / num_draws for number in np.flatnonzero(counts).tolist()},
+        stream=_mixing(directories, ranks, block),
+        sequential=_mixing(directories[in_sequence], ranks[in_sequence], block),
+        shuffle=_mixing(directories[shuffled], ranks[shuffled], block),
+    )
+
+
+def _numbers(**parameter: ArrayLike) -> NDArray[np.int64]:
+    ((name, given),) = parameter.items()
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise SpecError(
+            f"{name} is {array.dtype} {list(array.shape)}, not a whole number for each draw",
+            parameter=name,
+            remedy="a list or array of whole numbers",
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def _ranks(places: NDArray[np.int64], in_sequence: NDArray[np.intp]) -> NDArray[np.float64]:
+    """The rank of each place from 0; equal places have the mean of theirs.
+
+    >>> places = np.array([30, 10, 30, 20])
+    >>> _ranks(places, np.argsort(places, kind="stable")).tolist()
+    [2.5, 0.0, 2.5, 1.0]
+    """
+    ranks = np.empty(len(places), np.float64)
+    if len(places):
+        ordered = places[in_sequence]
+        firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        lengths = np.diff(firsts, append=len(places))
+        ranks[in_sequence] = np.repeat(firsts + (lengths - 1) / 2, lengths)
+    return ranks
+
+
+def _starts(num_draws: int, block: int) -> NDArray[np.int64]:
+    """Where blocks begin. The last one takes in what is left over.
+
+    >>> _starts(11, 4).tolist(), _starts(3, 4).tolist(), _starts(0, 4).tolist()
+    ([0, 4], [0], [])
+    """
+    return np.arange(max(num_draws // block, min(num_draws, 1)), dtype=np.int64) * block
+
+
+def _mixing(directories: NDArray[np.int64], ranks: NDArray[np.float64], block: int) -> Mixing:
+    starts = _starts(len(ranks), block)
+    return Mixing(
+        share_deviation=_share_deviation(directories, starts),
+        correlation=_intraclass_correlation(ranks, starts),
+        autocorrelation=_autocorrelation(ranks),
+        spread=_spread(ranks, starts),
+    )
+
+
+def _share_deviation(directories: NDArray[np.int64], starts: NDArray[np.int64]) -> float:
+    counts = np.bincount(directories)
+    worst = 0.0
+    for some in _parts(starts, len(directories), len(counts)):
+        lengths = np.diff(some)
+        block_of = np.repeat(np.arange(len(lengths)), lengths)
+        cells = block_of * len(counts) + directories[some[0] : some[-1]]
+        shares = np.bincount(cells, minlength=len(lengths) * len(counts)).reshape(len(lengths), -1) / lengths[:, None]
+        worst = max(worst, float(np.abs(shares - counts / len(directories)).max()))
+    return worst
+
+
+def _parts(starts: NDArray[np.int64], num_draws: int, counts_per_block: int = 1) -> Iterator[NDArray[np.int64]]:
+    """Where blocks begin and the last of them ends, for some of the blocks at a time.
+
+    >>> [edges.tolist() for edges in _parts(np.array([0, 300_000, 600_000, 900_000]), 1_300_000)]
+    [[0, 300000, 600000, 900000], [900000, 1300000]]
+    """
+    edges = np.append(starts, num_draws)
+    block = int(starts[1]) if len(starts) > 1 else num_draws
+    at_once = max(1, _AT_ONCE // max(1, block, counts_per_block))
+    for first in range(0, len(starts), at_once):
+        yield edges[first : first + at_once + 1]
+
+
+def _intraclass_correlation(values: NDArray[np.float64], starts: NDArray[np.int64]) -> float:
+    """The part of the variance that lies between blocks, from the mean squares of a one-way analysis of variance.
+
+    (MSB - MSW) / (MSB + (m - 1) MSW) with m values in a block. It is 0 on average where blocks are drawn blindly; the
+    plain ratio of variances is 1 / m there. k blocks of unequal length have m = (N - sum of squares / N) / (k - 1).
+    """
+    num_values, num_blocks = len(values), len(starts)
+    if num_blocks < 2:
+        return 0.0
+    lengths = np.diff(starts, append=num_values)
+    centred = values - values.mean()
+    means = np.add.reduceat(centred, starts) / lengths
+    between = float(lengths @ means**2)
+    within = max(float(centred @ centred) - between, 0.0)
+    mean_between, mean_within = between / (num_blocks - 1), within / (num_values - num_blocks)
+    m = (num_values - float(lengths @ lengths) / num_values) / (num_blocks - 1)
+    total = mean_between + (m - 1) * mean_within
+    return (mean_between - mean_within) / total if total > 0 else 0.0
+
+
+def _autocorrelation(values: NDArray[np.float64]) -> float:
+    if len(values) < 2:
+        return 0.0
+    centred = values - values.mean()
+    total = float(centred @ centred)
+    return float(centred[1:] @ centred[:-1]) / total if total > 0 else 0.0
+
+
+def _spread(ranks: NDArray[np.float64], starts: NDArray[np.int64]) -> float:
+    total = 0.0
+    for some in _parts(starts[:-1], int(starts[-1]) if len(starts) else 0):  # blocks of one length: rows of a matrix
+        total += _middle_ranges(ranks[some[0] : some[-1]].reshape(len(some) - 1, -1))
+    if len(starts):
+        total += _middle_ranges(ranks[None, starts[-1] :])
+    return total / len(starts) / len(ranks) if len(starts) else 0.0
+
+
+def _middle_ranges(rows: NDArray[np.float64]) -> float:
+    """From the twentieth part of a row to the last but one, in the sum of all rows."""
+    low, high = np.quantile(rows, [0.05, 0.95], axis=1)
+    return float((high - low).sum())

@@ -1,0 +1,405 @@
+"""Write shards anew in a format that reads fast, a file for each, and measure what that gains.
+
+    convert("games", "games_npz", allow_pickle=True)        # games/shard_0007.pkl.gz -> games_npz/shard_0007.npz
+
+A shard appears whole or not at all, and only after it was read back and found equal. Called again, it continues: what
+was made from the same input stays as it is. Memory: the columns of one shard, and what reading its input takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from batchwright.base.checks import local_path, one_of
+from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.files import exclusive, out_of_space_at, publish, write_whole
+from batchwright.base.machine import available_bytes
+from batchwright.base.progress import progress
+from batchwright.columns.shard import Schema, content_mark, open_shard, peek
+from batchwright.pool.shard_files import ShardFile, shards_in
+from batchwright.pool.shard_ranges import extension_of, number_of
+
+__all__ = ["FORMATS", "Conversion", "ConvertedShard", "ReadingSpeed", "convert"]
+
+FORMATS = ("npz", "safetensors", "arrow", "parquet")
+
+_MANIFEST, _LOCK, _UNFINISHED = ".batchwright-convert.json", ".batchwright-convert.lock", ".batchwright-convert"
+_ROWS_AT_ONCE = 8192
+_ROWS_PER_GROUP = 65_536
+"""Of Arrow and Parquet: rows that are found without reading what lies before them."""
+_MEASURE_SECONDS = 3.0
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedShard:
+    """What became of one shard."""
+
+    number: int
+    input: str
+    output: str
+    rows: int
+    schema: Schema
+    bytes_before: int
+    bytes_after: int
+    was_there: bool
+    """Made by an earlier call from the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSpeed:
+    """Rows a second, read through `open_shard`, inputs and outputs alike out of the page cache, one after another."""
+
+    before: float
+    after: float
+    num_shards: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `convert` did."""
+
+    directory: str
+    out: str
+    to: str
+    shards: tuple[ConvertedShard, ...]
+    seconds: float
+    speed: ReadingSpeed | None
+    """None where no shard has a row."""
+
+
+def convert(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    to: str = "npz",
+    columns: Sequence[str] | None = None,
+    allow_pickle: bool = False,
+    shard_range: str = "all",
+    force: bool = False,
+    show_progress: bool = True,
+) -> Conversion:
+    """Write every shard of a range into the folder `out`, under the same name with another extension.
+
+    `npz` and `arrow` are not compressed; `parquet` is (zstd). What is in `out` and was not made by this function is
+    written over with `force` only.
+    """
+    one_of(FORMATS, to=to)
+    began = time.perf_counter()
+    source, target = str(local_path(directory=directory)), local_path(out=out)
+    _check_folders(source, target)
+    found = shards_in(source, shard_range, parameter="shard_range")
+    for shard in found:  # whatever headers can tell is told before anything is written
+        peek(shard.path, allow_pickle=allow_pickle, columns=columns)
+    names = {shard.number: _name_for(shard.path, to) for shard in found}
+    with out_of_space_at(target):
+        target.mkdir(parents=True, exist_ok=True)
+    with out_of_space_at(target), exclusive(target / _LOCK, doing="converting shards into"):
+        made = _Made(target, columns)
+        _check_outputs(target, names, made, force)
+        done = []
+        total = sum(os.path.getsize(shard.path) for shard in found)
+        try:
+            with progress("converting", total, show=show_progress) as ahead:
+                for shard in found:
+                    done.append(_convert_one(shard, target, names[shard.number], made, allow_pickle))
+                    ahead.advance(done[-1].bytes_before, f"shard {shard.number}")
+        finally:
+            shutil.rmtree(target / _UNFINISHED, ignore_errors=True)
+    seconds = time.perf_counter() - began
+    speed = _measure([(one.input, one.output) for one in done if one.rows], columns, allow_pickle)
+    return Conversion(source, os.fspath(out), to, tuple(done), seconds, speed)
+
+
+def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_pickle: bool) -> ConvertedShard:
+    path, mark = target / name, _input_mark(shard.path)
+    was_there = made.is_from(name, mark) and made.is_ours(name)
+    if not was_there:
+        part = target / _UNFINISHED / name  # the same extension: it is read back before it gets its place
+        part.parent.mkdir(exist_ok=True)
+        # What does not fit in memory is an error that names the shard, before the machine ends a process for it.
+        budget = available_bytes()
+        with open_shard(shard.path, allow_pickle=allow_pickle, columns=made.columns, budget=budget) as opened:
+            columns = _read(opened)
+        if not columns:  # of JSON and pickles, where only rows say what the columns are
+            raise SourceError(
+                f"{os.path.basename(shard.path)} has no rows, and so no columns",
+                file=shard.path,
+                remedy="leave its number out of --range (shard_range=)",
+            )
+        with open(part, "wb") as file:
+            _WRITERS[path.suffix](file, columns)
+            file.flush()
+            os.fsync(file.fileno())
+        _check_written(part, columns, shard.path, path)
+        path.unlink(missing_ok=True)  # before the manifest says what is there: a kill leaves nothing that looks right
+        made.add(name, shard.path, mark, content_mark(part))
+        publish(part, path)
+    facts = peek(path)
+    assert facts.rows is not None
+    assert facts.schema is not None
+    return ConvertedShard(
+        number=shard.number,
+        input=shard.path,
+        output=str(path),
+        rows=facts.rows,
+        schema=facts.schema,
+        bytes_before=os.path.getsize(shard.path),
+        bytes_after=os.path.getsize(path),
+        was_there=was_there,
+    )
+
+
+def _input_mark(path: str) -> str:
+    """A cheap name for what a file holds, and since when: places of it are hashed, and others may have changed."""
+    return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
+
+
+def _read(shard: Any) -> Columns:
+    """All columns of a shard, whole."""
+    columns = {name: np.empty((shard.rows, *column.shape), column.dtype) for name, column in shard.schema.items()}
+    at = 0
+    for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
+        count = len(next(iter(chunk.values())))
+        for name, values in chunk.items():
+            columns[name][at : at + count] = values
+        at += count
+    return columns
+
+
+# Folders, and what is in them
+
+
+class _Made:
+    """The manifest: which files of the folder were made from which content. It is written before a file appears."""
+
+    def __init__(self, folder: Path, columns: Sequence[str] | None) -> None:
+        self.folder = folder
+        self.columns = None if columns is None else sorted(columns)
+        try:
+            said = json.loads((folder / _MANIFEST).read_text())
+            self._files: dict[str, dict[str, Any]] = dict(said["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._files = {}  # nothing is known of what is there, so nothing of it is skipped or written over
+
+    def is_ours(self, name: str) -> bool:
+        """Whether a file is there, as it was made."""
+        path = self.folder / name
+        said = self._files.get(name)
+        return said is not None and path.is_file() and content_mark(path) == said.get("mark")
+
+    def is_from(self, name: str, mark: str) -> bool:
+        said = self._files.get(name, {})
+        return said.get("input_mark") == mark and said.get("columns") == self.columns
+
+    def add(self, name: str, source: str, source_mark: str, mark: str) -> None:
+        self._files[name] = {
+            "input": os.path.basename(source),
+            "input_mark": source_mark,
+            "columns": self.columns,
+            "mark": mark,
+        }
+        text = json.dumps({"version": 1, "files": self._files}, indent=0)
+        write_whole(self.folder / _MANIFEST, text.encode())
+
+
+def _check_folders(source: str, target: Path) -> None:
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise SpecError(
+            "shards are not converted into the folder that they are in: numbers would be there twice",
+            parameter="out",
+            directory=source,
+            remedy=f"another folder, such as {os.path.normpath(source)}_converted",
+        )
+    if target.exists() and not target.is_dir():
+        raise SpecError(
+            "shards are written into a folder, and this is a file",
+            parameter="out",
+            file=target,
+            remedy=f"another name, such as {target}_shards",
+        )
+
+
+def _name_for(path: str, to: str) -> str:
+    name = os.path.basename(path)
+    return name[: len(name) - len(extension_of(name) or "")] + f".{to}"
+
+
+def _check_outputs(target: Path, names: dict[int, str], made: _Made, force: bool) -> None:
+    """What is there and not ours is not written over; and no number is there twice in the end."""
+    with os.scandir(target) as entries:
+        there = sorted(entry.name for entry in entries if not entry.name.startswith(".") and extension_of(entry.name))
+    for name in there:
+        number = number_of(name)
+        wanted = names.get(number) if number is not None else None
+        if wanted is not None and wanted != name:
+            raise SpecError(
+                f"shard {number} is in this folder already, as {name}",
+                parameter="out",
+                folder=target,
+                file=name,
+                remedy=f"move {name} away, or convert into another folder",
+            )
+        if wanted == name and not force and not made.is_ours(name):
+            raise SpecError(
+                f"{name} is in this folder already, and was not made by converting, or was changed since",
+                parameter="out",
+                folder=target,
+                file=name,
+                remedy="another folder, or --force (force=True) to write over it",
+            )
+
+
+def _check_written(part: Path, columns: Columns, source: str, path: Path) -> None:
+    """What was written reads as what was to be written, byte for byte."""
+    try:
+        with open_shard(part) as shard:
+            same = _is_same(shard, columns)
+    except SourceError as error:
+        same, reason = False, error.headline
+    else:
+        reason = "it reads as something else"
+    if not same:
+        others = ", ".join(kind for kind in FORMATS if kind != path.suffix[1:])
+        raise SourceError(
+            f"{os.path.basename(source)} cannot be written as {path.suffix[1:]}",
+            file=source,
+            columns=", ".join(columns),
+            reason=reason,
+            remedy=f"another format ({others}), or only columns that it can hold",
+        )
+
+
+def _is_same(shard: Any, columns: Columns) -> bool:
+    expected = {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
+    if {name: (column.dtype, column.shape) for name, column in shard.schema.items()} != expected:
+        return False
+    at = 0
+    for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
+        count = len(next(iter(chunk.values())))
+        for name, values in chunk.items():
+            # By bytes: a NaN is not equal to itself.
+            if np.ascontiguousarray(values).tobytes() != columns[name][at : at + count].tobytes():
+                return False
+        at += count
+    return bool(at == shard.rows == len(next(iter(columns.values()))))
+
+
+# Formats
+
+
+def _write_npz(file: Any, columns: Columns) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in columns.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same columns are the same bytes
+            with archive.open(member, "w", force_zip64=True) as stream:
+                npy.write_array(stream, values, allow_pickle=False)
+
+
+def _write_safetensors(file: Any, columns: Columns) -> None:
+    kinds = {"f": "F", "i": "I", "u": "U"}
+    header, at = {}, 0
+    for name, values in columns.items():
+        kind = "BOOL" if values.dtype.kind == "b" else f"{kinds[values.dtype.kind]}{8 * values.dtype.itemsize}"
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that every library can map the numbers
+    file.write(len(text).to_bytes(8, "little") + text)
+    for values in columns.values():
+        file.write(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False)).data)
+
+
+def _write_arrow(file: Any, columns: Columns) -> None:
+    import pyarrow as pa
+
+    table = _table(columns)
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_ROWS_PER_GROUP)
+
+
+def _write_parquet(file: Any, columns: Columns) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(_table(columns), file, row_group_size=_ROWS_PER_GROUP, compression="zstd")
+
+
+def _table(columns: Columns) -> Any:
+    """Arrays of more than one axis as lists of fixed size, inside each other: every reader of Arrow has those."""
+    import pyarrow as pa
+
+    arrays = {}
+    for name, values in columns.items():
+        array = pa.array(values.reshape(-1))
+        for length in reversed(values.shape[1:]):
+            array = pa.FixedSizeListArray.from_arrays(array, length)
+        arrays[name] = array
+    return pa.table(arrays)
+
+
+_WRITERS: dict[str, Callable[[Any, Columns], None]] = {
+    ".npz": _write_npz,
+    ".safetensors": _write_safetensors,
+    ".arrow": _write_arrow,
+    ".parquet": _write_parquet,
+}
+
+
+# Speed
+
+
+def _measure(
+    pairs: Sequence[tuple[str, str]], columns: Sequence[str] | None, allow_pickle: bool
+) -> ReadingSpeed | None:
+    """How fast some inputs and what became of them are read: as many as take a few seconds, at least one.
+
+    Every file is read once before, as bytes, so that neither side waits for a disk that the other one did not.
+    """
+    rows, seconds = 0, [0.0, 0.0]
+    count = 0
+    for pair in pairs:
+        for side, path in enumerate(pair):
+            _warm(path)
+            began = time.perf_counter()
+            read = _count_rows(path, columns if not side else None, allow_pickle and not side)
+            seconds[side] += time.perf_counter() - began
+        rows, count = rows + read, count + 1
+        if sum(seconds) > _MEASURE_SECONDS:
+            break
+    if not count:
+        return None
+    return ReadingSpeed(rows / max(seconds[0], 1e-9), rows / max(seconds[1], 1e-9), count, rows)
+
+
+def _warm(path: str) -> None:
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(1 << 20)
+        while file.readinto(buffer):
+            pass
+
+
+def _count_rows(path: str, columns: Sequence[str] | None, allow_pickle: bool) -> int:
+    """Rows of a shard, each of which was copied once, as a pool does: some formats hand out what was never read."""
+    rows = 0
+    with open_shard(path, allow_pickle=allow_pickle, columns=columns) as shard:
+        place = {name: np.empty((_ROWS_AT_ONCE, *column.shape), column.dtype) for name, column in shard.schema.items()}
+        for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
+            count = len(next(iter(chunk.values())))
+            for name, values in chunk.items():
+                place[name][:count] = values
+            rows += count
+    return rows

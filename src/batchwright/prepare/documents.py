@@ -1,0 +1,71 @@
+"""Rows of raw files as documents: what is read, its text, or why there is none. For baking and for raw streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from batchwright.base.errors import BatchwrightError
+from batchwright.prepare.columns import BadText, TextColumn
+from batchwright.sources.faults import failure_of
+from batchwright.sources.formats import Format, Malformed
+from batchwright.sources.units import EndOfSpan, Unit, read_unit
+
+__all__ = ["read_documents"]
+
+Row = dict[str, Any]
+Document = tuple[int, int, str | Malformed | EndOfSpan, Row]
+
+
+def read_documents(
+    unit: Unit, formats: Mapping[str, Format], text: TextColumn | None, columns: Sequence[str] | None = None
+) -> Iterator[Document]:
+    """(span, row in span, text or why there is none, row), in order; the row has its text as `row["text"]` too.
+
+    Without `text` rows are taken as they are, and have "" for a text.
+    The last thing of each span is (span, number of rows, EndOfSpan, {}). `columns` are those that are needed; None
+    means all, for functions that get the row. `batchwright.sources.faults` turns what is malformed into an error.
+    """
+    from_memory = unit.rows is not None
+    for span, row_number, row in _read(unit, formats, columns):
+        if isinstance(row, EndOfSpan | Malformed):
+            yield span, row_number, row, {}
+        elif not isinstance(row, dict):
+            fault = Malformed("malformed row", f"the format gave a {type(row).__name__}, not a row")
+            yield span, row_number, fault, {}
+        elif text is None:
+            yield span, row_number, "", row
+        else:
+            try:
+                found = text.of(row)
+            except BadText as bad:
+                yield span, row_number, Malformed(bad.kind, bad.reason), row
+                continue
+            fault_or_none = _surrogate(found) if from_memory and not found.isascii() else None
+            row["text"] = found
+            yield span, row_number, fault_or_none or found, row
+
+
+def _read(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None) -> Iterator[tuple[int, int, Any]]:
+    """What `read_unit` gives. An error in a user's format is located: it came after the last good row."""
+    last_span, last_row = 0, -1
+    try:
+        for span, row_number, row in read_unit(unit, formats, columns):
+            last_span, last_row = span, row_number
+            if isinstance(row, EndOfSpan):
+                last_span, last_row = span + 1, -1
+            yield span, row_number, row
+    except BatchwrightError:
+        raise
+    except Exception as error:
+        kind = unit.spans[min(last_span, len(unit.spans) - 1)].format if unit.spans else "memory"
+        raise failure_of(f"format {kind!r}", error, unit, last_span, last_row + 1, formats) from error
+
+
+def _surrogate(text: str) -> Malformed | None:
+    """What was read from a file was decoded, so it can be encoded; text from memory need not be so."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return Malformed("not UTF-8", f"half a surrogate pair at character {error.start:,}")
+    return None

@@ -1,0 +1,298 @@
+"""The files of a rollout log, which many processes have open at once.
+
+    ledger.journal            events: one record for each; written under the lock, read without
+    ledger.lock               held by a process while it reads what others wrote, decides, and writes one record
+    groups/<writer>.journal   what one process added; it holds this file as long as it lives
+
+A group lies in its writer's file, on disk, before an event names it. What no event names was left by a process that
+died, and nobody sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from batchwright.base.errors import StoreError
+from batchwright.base.files import inside, is_in_use, out_of_space_at, shared
+from batchwright.base.journal import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    Journal,
+    Record,
+    let_go_in_children,
+    read_head,
+    read_record,
+    read_records,
+)
+
+__all__ = ["LEDGER_NAME", "LogFolder", "Place", "host_of"]
+
+LEDGER_NAME = "ledger.journal"
+_LOCK = "ledger.lock"
+_GROUPS = "groups"
+_MAX_OPEN = 64
+"""Files of groups that are kept open."""
+_checksum = xxhash.xxh3_64_intdigest
+
+
+class Place(NamedTuple):
+    """Where the content of a group lies in its writer's file."""
+
+    offset: int
+    num_bytes: int
+    checksum: int
+
+
+class LogFolder:
+    """A process's ends of these files. Made when they are first needed: a reader leaves nothing behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger_path: Path = path / LEDGER_NAME
+        self.writer: str | None = None
+        """The name of this process in the ledger, once it has one."""
+        self._ledger: Journal | None = None
+        self._which: tuple[int, int] | None = None
+        """The ledger's file: device and inode."""
+        self._groups: Journal | None = None
+        self._alive = -1
+        self._lock = -1
+        self._open_groups: dict[str, int] = {}
+        self._reading = threading.Lock()
+        self._writing_groups = threading.Lock()
+        self.rewind()
+        let_go_in_children(self)
+
+    # Events
+
+    def rewind(self) -> None:
+        """Read from the first record, next time."""
+        self.end_offset, self.number = HEAD_BYTES, 0
+        """Behind the last event that was applied, and its number."""
+
+    @cached_property
+    def id(self) -> bytes:
+        """The log's own: in the head of all its files."""
+        return read_head(self.ledger_path).owner_id
+
+    def has_events(self) -> bool:
+        try:
+            return (
+                self.ledger_path.stat().st_size > HEAD_BYTES and next(read_records(self.ledger_path), None) is not None
+            )
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            raise StoreError(
+                "this is a file, and not the folder of a log", file=self.path, remedy="another path"
+            ) from None
+
+    def new_events(self) -> Iterator[Record]:
+        """What was written since; call `applied` after each. Nothing is locked."""
+        if self._size_bytes() == self.end_offset:
+            return iter(())
+        return read_records(self.ledger_path, self.end_offset, after=self.number)
+
+    def _size_bytes(self) -> int:
+        """Of the ledger. Where that is gone, or another is in its place, what this process would write to the one that
+        it has open would be lost: a StoreError."""
+        try:
+            found = os.stat(self.ledger_path)
+        except FileNotFoundError:
+            raise StoreError(
+                "the journal of this log is gone", file=self.ledger_path, remedy="restore the folder from a copy"
+            ) from None
+        which = (found.st_dev, found.st_ino)
+        if self._which is None:
+            self._which = which
+        if which != self._which:
+            raise StoreError(
+                "another journal is in the place of the one that was opened",
+                file=self.ledger_path,
+                remedy="open the log again: RolloutLog(path, ...)",
+            )
+        return found.st_size
+
+    def applied(self, record: Record) -> None:
+        self.end_offset, self.number = record.end_offset, record.number
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait until no other process is in such a block. The lock ends with the process, however it ends."""
+        if self._lock < 0:
+            with _writable(self.path), out_of_space_at(self.path, then="try again"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise StoreError(
+                    "this file system has no locks, and without them processes would write over each other",
+                    folder=self.path,
+                    reason=error.strerror,
+                    remedy="a folder on a local disk, or on a shared file system with flock",
+                ) from None
+            yield
+        finally:
+            if self._lock >= 0:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def create(self) -> None:
+        """An empty ledger, where there is none. Only inside `locked`."""
+        if not self.ledger_path.exists():
+            Journal.create(self.ledger_path, 1, secrets.token_bytes(16)).close()
+
+    def catch_up(self) -> list[Record]:
+        """What others wrote since; what a killed one left of a record is removed. Only inside `locked`."""
+        self._size_bytes()
+        if self._ledger is None:
+            self._ledger = Journal.open_shared(self.ledger_path)
+        self._ledger.num_bytes, self._ledger.last_number = self.end_offset, self.number
+        return self._ledger.catch_up()
+
+    def write(self, payload: bytes) -> Record:
+        """Add an event, after `catch_up`; it counts when this returns, and `applied` is still to be called."""
+        assert self._ledger is not None
+        self._ledger.write(self._ledger.last_number + 1, payload)
+        return Record(self._ledger.last_number, payload, self._ledger.num_bytes)
+
+    def sync(self) -> None:
+        """Everything up to here survives a power cut. `close` has done so, where it came first."""
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.sync()
+
+    # Writers
+
+    def begin_writing(self) -> str:
+        """A name and a file of groups for this process. Others see by the file whether it still lives."""
+        with self._writing_groups:
+            if self.writer is None:
+                name = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+                path = self._groups_path(name)
+                with _writable(self.path), out_of_space_at(self.path, then="try again"):
+                    path.parent.mkdir(exist_ok=True)
+                    self._groups = Journal.create(path, 1, self.id)
+                self._alive = shared(path)
+                self.writer = name
+        return self.writer
+
+    def dead(self, writers: Iterable[str]) -> set[str]:
+        """Those that do not live any more. Of other machines, that cannot be known."""
+        mine = _host()
+        return {name for name in set(writers) if name != self.writer and host_of(name) == mine and self._is_dead(name)}
+
+    def _is_dead(self, writer: str) -> bool:
+        try:
+            return not is_in_use(self._groups_path(writer))
+        except FileNotFoundError:
+            return True
+
+    # Groups
+
+    def write_group(self, payload: bytes) -> Place:
+        """The content of a group, on disk when this returns. Safe to call from several threads."""
+        self.begin_writing()
+        groups = self._groups
+        assert groups is not None
+        with self._writing_groups:
+            offset = groups.num_bytes
+            groups.write(groups.last_number + 1, payload)
+        groups.sync()  # of all threads that wrote meanwhile
+        return Place(offset, len(payload), _checksum(payload))
+
+    def read_group(self, writer: str, place: Place) -> bytes:
+        path = self._groups_path(writer)
+        with self._reading:
+            record = read_record(path, self._opened(writer, path), self.id, place.offset)
+        if len(record.payload) != place.num_bytes or _checksum(record.payload) != place.checksum:
+            raise StoreError(
+                "this group is not the one that was added",
+                file=path,
+                byte=place.offset,
+                remedy="restore the folder from a copy",
+            )
+        return record.payload
+
+    def has_group(self, writer: str, place: Place) -> bool:
+        """Whether a file is there, and long enough. What is in it is checked when it is read."""
+        try:
+            return self._groups_path(writer).stat().st_size >= place.offset + place.num_bytes + RECORD_BYTES
+        except OSError:
+            return False
+
+    def _opened(self, writer: str, path: Path) -> int:
+        descriptor = self._open_groups.pop(writer, -1)
+        if descriptor < 0:
+            if len(self._open_groups) >= _MAX_OPEN:
+                os.close(self._open_groups.pop(next(iter(self._open_groups))))
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                raise StoreError(
+                    "a file of groups is gone", file=path, remedy="restore the folder from a copy"
+                ) from None
+        self._open_groups[writer] = descriptor  # as the last one that was used
+        return descriptor
+
+    def _groups_path(self, writer: str) -> Path:
+        return inside(self.path / _GROUPS, f"{writer}.journal")
+
+    def close(self, _close: Callable[[int], None] = os.close) -> None:  # bound here: at exit, modules may be gone
+        """Let go of all files: leases of this process end, and it may open the folder again."""
+        for journal in (self._ledger, self._groups):
+            if journal is not None:
+                journal.close()
+        for descriptor in (self._alive, self._lock, *self._open_groups.values()):
+            if descriptor >= 0:
+                _close(descriptor)
+        self._ledger = self._groups = None
+        self._alive = self._lock = -1
+        self._open_groups.clear()
+
+    def let_go(self) -> None:
+        """In a child process: files and locks are the parent's."""
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open_groups"):
+            self.close()
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Turn 'not allowed to write' inside the block into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise StoreError(
+            "this log cannot be written to",
+            folder=folder,
+            reason=error.strerror,
+            remedy="the right to write there; RolloutLog(path, read_only=True) to read what is there",
+        ) from None
+
+
+def host_of(writer: str) -> str:
+    return writer.rpartition("-")[0].rpartition("-")[0]
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", socket.gethostname())[:48].strip(".-") or "host"
