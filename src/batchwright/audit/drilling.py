@@ -28,9 +28,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchwright.audit.digesting import check_steps, combine, row_hashes, sample_hashes
-from batchwright.base.checks import at_least, counted
+from batchwright.base.checks import at_least
 from batchwright.base.errors import BatchwrightError, WorkerError
 from batchwright.base.processes import Worker
+from batchwright.base.words import counted
 from batchwright.batches.batch import Padding
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields
 from batchwright.batches.types import TrainingBatch

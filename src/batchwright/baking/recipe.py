@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.baking.instructions import Ingredient, Instruction, Step, add_ingredient, bad_name, prepare_step
-from batchwright.base.checks import at_least, one_of, suggest
+from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.step import Chat
 from batchwright.prepare.rows import RowStep
 from batchwright.prepare.tokenize import Tokenize

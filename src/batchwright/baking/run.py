@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from batchwright.base.errors import SpecError
 from batchwright.base.files import exclusive, is_part, out_of_space_at
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.machine import cpu_count
+from batchwright.base.progress import say
 from batchwright.prepare.tokenize import special_in_words
 from batchwright.store.layout import is_adopted, is_store, mark_as_store, point_to, version_folder
 from batchwright.store.reader import Store
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["bake"]
 
 _SHARD_BYTES = 1 << 30
-
-log: logging.Logger = logging.getLogger("batchwright")
 
 
 @overload
@@ -115,7 +112,7 @@ def bake(
         buffers.check_buffer(into)
         parts = buffers.read_recipe(recipe, workers=workers, on_error=on_bad, show=show_progress)
         baked, said = buffers.put(into, parts)
-    _say(show_progress, said)
+    say(said, show=show_progress)
     return baked
 
 
@@ -132,7 +129,7 @@ def _bake_store(
     _refuse_other_folders(to)
     inputs = Inputs.of(recipe, shuffle)
     if is_store(to) and (store := up_to_date(to, inputs, on_error)):
-        _say(show_progress, f"{to}: up to date ({store.num_rows:,} documents, {store.num_tokens:,} tokens)")
+        say(f"{to}: up to date ({store.num_rows:,} documents, {store.num_tokens:,} tokens)", show=show_progress)
         return store
     from batchwright.baking.work import plan_work  # and Arrow with it: what is up to date needs neither
 
@@ -144,7 +141,7 @@ def _bake_store(
         if store is None:
             store, num_encoded = _bake_version(recipe, to, inputs, work, workers, on_error, show_progress)
     encoder = recipe.tokenize.encoder if num_encoded else None
-    _say(show_progress, _summary(called or str(to), store, num_encoded, encoder, time.monotonic() - started))
+    say(_summary(called or str(to), store, num_encoded, encoder, time.monotonic() - started), show=show_progress)
     return store
 
 
@@ -232,9 +229,3 @@ def _summary(to: str, store: Store, num_encoded: int, encoder: str | None, secon
             lines.append(f"  {name}: {part['documents']:,} of {part['rows_read']:,} rows kept; dropped: {dropped}")
     lines += [f"  for example {file}, row {row}: {reason}" for file, row, reason in store.report["examples"][:3]]
     return "\n".join(lines)
-
-
-def _say(show: bool, text: str) -> None:
-    log.info(text)
-    if show:
-        print(text, file=sys.stderr, flush=True)

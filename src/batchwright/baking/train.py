@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from batchwright.baking.recipe import DatasetRecipe
 from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.files import out_of_space_at, write_whole
-from batchwright.base.progress import progress
+from batchwright.base.progress import progress, say
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import JsonTokenizer
 from batchwright.prepare.train import BpeSettings, train_bpe
@@ -31,8 +29,6 @@ __all__ = ["train_tokenizer"]
 
 _SAMPLE_BITS = 20
 """A sample is cut between groups of rows with the same first bits of their hashes: a millionth of the text or so."""
-
-log: logging.Logger = logging.getLogger("batchwright")
 
 
 def train_tokenizer(
@@ -85,7 +81,7 @@ def train_tokenizer(
     if path is not None:
         with out_of_space_at(path.parent):
             write_whole(path, tokenizer.to_json())
-    _say(show_progress, _summary(path, tokenizer, reader, time.monotonic() - started))
+    say(_summary(path, tokenizer, reader, time.monotonic() - started), show=show_progress)
     return tokenizer
 
 
@@ -198,9 +194,3 @@ def _summary(path: Path | None, tokenizer: JsonTokenizer, reader: _Reader, secon
     if reader.dropped:
         lines.append("  dropped: " + ", ".join(f"{count:,} {why}" for why, count in reader.dropped.items()))
     return "\n".join(lines)
-
-
-def _say(show: bool, text: str) -> None:
-    log.info(text)
-    if show:
-        print(text, file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 import re
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 
-__all__ = ["at_least", "counted", "local_path", "one_of", "shortened", "suggest", "whole_number"]
+__all__ = ["at_least", "local_path", "one_of", "whole_number"]
 
 T = TypeVar("T")
 
@@ -85,31 +85,3 @@ def one_of(choices: Iterable[T], **parameter: T) -> T:
             remedy=f"{name}={suggest(str(value), map(str, choices)) or choices[0]!r}",
         )
     return value
-
-
-def suggest(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to a wrong one, if any is near; one that differs in capitals only is.
-
-    >>> suggest("contnet", ["content", "url"])
-    'content'
-    >>> suggest("TRL", ["batchwright", "trl"])
-    'trl'
-    """
-    names = list(known)
-    near = difflib.get_close_matches(wrong.casefold(), [name.casefold() for name in names], n=1)
-    alike = [name for name in names if near and name.casefold() == near[0]]
-    return max(alike, key=lambda name: difflib.SequenceMatcher(None, name, wrong).ratio(), default=None)
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """
-    >>> counted(1, "row"), counted(1200, "row")
-    ('1 row', '1,200 rows')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def shortened(value: object, most: int = 80) -> str:
-    """The repr of a value, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."

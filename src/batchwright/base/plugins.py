@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "progress", "say"]
+
+log: logging.Logger = logging.getLogger("batchwright")
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -44,6 +47,13 @@ def progress(what: str, total: int, *, show: bool = True, to: TextIO | None = No
             yield _Live(bar, what, total)
     else:
         yield _Lines(stream, what, total)
+
+
+def say(text: str, *, show: bool = True) -> None:
+    """Log a line, and print it to stderr if it is to be shown."""
+    log.info(text)
+    if show:
+        print(text, file=sys.stderr, flush=True)
 
 
 class _Silent:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SampleError
+from batchwright.base.words import suggest
 from batchwright.buffer.fit import fit
 from batchwright.buffer.foreign import SIMPLE, Misfit, plain
 from batchwright.buffer.infer import infer, merge

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
+from batchwright.base.words import suggest
 
 __all__ = ["Settings", "below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.buffer.compare import is_equal
 from batchwright.buffer.convert import pylist
 from batchwright.buffer.schema import Numbers, Values

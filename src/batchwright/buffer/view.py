@@ -12,9 +12,9 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
+from batchwright.base.words import suggest
 from batchwright.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import Table, gather

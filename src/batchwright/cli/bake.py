@@ -28,8 +28,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchwright.base.checks import local_path, suggest
+from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.cli.common import add_json, add_renames, print_json, whole_number
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from batchwright.base.checks import counted, one_of
+from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
+from batchwright.base.words import counted
 
 if TYPE_CHECKING:
     from batchwright.batches.settings import Asked, Setting
@@ -25,7 +26,6 @@ __all__ = [
     "add_renames",
     "add_settings",
     "add_weights",
-    "bytes_in_words",
     "counted",
     "epochs_of_sources",
     "holds_conversations",
@@ -487,17 +487,6 @@ def lines_in_words(lines: tuple[int, int] | None) -> str:
     if lines is None:
         return ""
     return f", line {lines[0]:,}" if lines[0] == lines[1] else f", lines {lines[0]:,}-{lines[1]:,}"
-
-
-def bytes_in_words(number: int) -> str:
-    """
-    >>> bytes_in_words(1_234_567)
-    '1.2 MB'
-    """
-    size, units = float(number), ["bytes", "kB", "MB", "GB", "TB", "PB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
 _PARSERS: dict[str, Any] = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 
-from batchwright.cli.common import add_json, bytes_in_words, print_json
+from batchwright.base.words import bytes_in_words
+from batchwright.cli.common import add_json, print_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -11,7 +11,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from batchwright.cli.common import add_json, bytes_in_words, print_json, whole_number
+from batchwright.base.words import bytes_in_words
+from batchwright.cli.common import add_json, print_json, whole_number
 
 if TYPE_CHECKING:
     from batchwright.store.versions import Removal

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable
+from batchwright.base.words import bytes_in_words
+from batchwright.cli.common import add_json, counted, print_json, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import add_json, bytes_in_words, counted, print_json, printable, whole_number
+from batchwright.base.words import bytes_in_words
+from batchwright.cli.common import add_json, counted, print_json, printable, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, suggest
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SourceError, SpecError
+from batchwright.base.words import suggest
 
 __all__ = [
     "Column",

@@ -16,8 +16,9 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from operator import index
 from typing import Any, Self, TypeVar
 
-from batchwright.base.checks import at_least, shortened, whole_number
+from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import PlanError, SpecError
+from batchwright.base.words import shortened
 from batchwright.batches.frameworks import adapter
 from batchwright.batches.ranks import find_ranks
 from batchwright.batches.settings import SETTINGS, Asked

@@ -8,8 +8,9 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
 
-from batchwright.base.checks import at_least, one_of, suggest, whole_number
+from batchwright.base.checks import at_least, one_of, whole_number
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.batches.batch import Padding
 from batchwright.batches.flow import Flow
 from batchwright.batches.row_index import RowSpec

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from batchwright.baking.unit import Job, UnitReport, encode_located, texts_of
 from batchwright.baking.work import Work
-from batchwright.base.checks import suggest
 from batchwright.base.errors import PlanError
 from batchwright.base.seeds import key_of
+from batchwright.base.words import suggest
 from batchwright.batches.feed import Place, Taken, WindowFeed
 from batchwright.order.permute import permutation
 from batchwright.order.plan import Plan

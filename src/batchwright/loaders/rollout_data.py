@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import counted, one_of, whole_number
+from batchwright.base.checks import one_of, whole_number
 from batchwright.base.errors import PlanError, SpecError
+from batchwright.base.words import counted
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import counted
 from batchwright.base.errors import EndOfRun, PlanError, SpecError
+from batchwright.base.words import counted
 from batchwright.batches.ranks import Ranks
 from batchwright.batches.settings import SETTINGS, Asked
 from batchwright.loaders.budget import (

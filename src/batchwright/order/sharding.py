@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import shortened
 from batchwright.base.errors import SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.plugins import Registry
+from batchwright.base.words import shortened
 from batchwright.order.split import share as contiguous_share
 
 __all__ = ["Sharding", "Share", "Strategy", "last_row", "register_sharding", "row_numbers", "sharding_of"]

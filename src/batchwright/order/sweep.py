@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.order.mix import Pattern, build_pattern, integer_shares
 from batchwright.order.natural import Natural
 

@@ -25,9 +25,10 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, one_of, shortened
+from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.plugins import Registry
+from batchwright.base.words import shortened
 from batchwright.pool.symmetries import Symmetry
 
 __all__ = [

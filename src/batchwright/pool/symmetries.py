@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 
 __all__ = ["FACTORS", "Symmetry"]
 

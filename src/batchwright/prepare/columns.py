@@ -18,8 +18,8 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 
 __all__ = ["BadText", "TextColumn"]
 

@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import local_path, suggest
+from batchwright.base.checks import local_path
 from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from batchwright.base.protocols import Tokenizer
+from batchwright.base.words import suggest
 from batchwright.prepare.fast import FastEncoder, any_of, find_proof
 from batchwright.prepare.proof import Proof
 from batchwright.prepare.whole import WholeEncoder

@@ -24,8 +24,9 @@ from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.base.checks import local_path, suggest
+from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.queue.names import base_members, base_parameters, builtins_called, methods_written, names_read
 
 __all__ = ["PROVIDER_FILE", "VALIDATOR_FILE", "SharedConfig", "load_config"]

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, suggest
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SampleError, SpecError
+from batchwright.base.words import suggest
 from batchwright.rollouts.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of

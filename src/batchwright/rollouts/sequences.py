@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import TokenizerError
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.messages import LIKELY_ROLES, MESSAGES_ROLES
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from batchwright.rollouts.columns import offsets

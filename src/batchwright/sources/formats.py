@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from batchwright.base.checks import at_least, suggest
+from batchwright.base.checks import at_least
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.fingerprint import fingerprint, function_fingerprint
 from batchwright.base.plugins import Registry
+from batchwright.base.words import suggest
 from batchwright.sources.compression import COMPRESSED, uncompressed_name
 
 __all__ = [

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +25,7 @@ from batchwright.base.checks import local_path, one_of
 from batchwright.base.errors import SpecError, StoreError, TokenizerError
 from batchwright.base.files import exclusive, is_part, out_of_space_at, sync_folder, write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, fingerprint_file
-from batchwright.base.progress import Progress, progress
+from batchwright.base.progress import Progress, progress, say
 from batchwright.prepare.tokenize import tokenize
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.sources.scan import TokenScan
@@ -54,8 +52,6 @@ __all__ = ["adopt"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _SPLITS = ("train", "val")
-
-log: logging.Logger = logging.getLogger("batchwright")
 
 
 def adopt(
@@ -111,7 +107,7 @@ def adopt(
     ):
         mark_as_store(folder, adopted=True)  # under the lock: another process may have finished since we looked
         store = _adopt_version(job, show_progress)
-    _say(show_progress, _summary(folder, store, job, time.monotonic() - started))
+    say(_summary(folder, store, job, time.monotonic() - started), show=show_progress)
     return store
 
 
@@ -541,9 +537,3 @@ def _summary(to: Path, store: Store, job: _Job, seconds: float) -> str:
         place = "begin" if job.eos_first else "end"
         lines.append(f"  documents {place} with id {job.vocabulary.eos} ({job.vocabulary.eos_from})")
     return "\n".join(lines + [f"  note: {note}" for note in job.notes])
-
-
-def _say(show: bool, text: str) -> None:
-    log.info(text)
-    if show:
-        print(text, file=sys.stderr, flush=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from batchwright.base.checks import local_path, suggest
+from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.files import inside, shared
 from batchwright.base.fingerprint import fingerprint_file
+from batchwright.base.words import suggest
 from batchwright.store.adopted import AdoptedFile, AdoptedRange, adopted_files
 from batchwright.store.layout import Manifest, current_version, is_adopted, version_folder
 from batchwright.store.stream import MappedShard, StoredDocument, TokenStream

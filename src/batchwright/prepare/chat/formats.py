@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.base.checks import one_of, suggest
+from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.messages import (
     LIKELY_ROLES,

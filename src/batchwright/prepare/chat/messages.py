@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from batchwright.base.checks import suggest
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.faults import ChatError
 
 __all__ = [

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import suggest
 from batchwright.base.errors import SpecError
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.spans import END, ROLES, TEXT
 
 __all__ = ["LossPolicy"]

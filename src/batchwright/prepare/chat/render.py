@@ -18,9 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchwright.base.checks import local_path, suggest
+from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
+from batchwright.base.words import suggest
 from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.sandbox import Compiled, compile_template
