@@ -150,7 +150,7 @@ def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
                 file=", ".join(path for _, _, path in matches[:4]),
                 remedy="more of the path",
             )
-    from batchwright.base.checks import suggest
+    from batchwright.base.words import suggest
 
     names = [path for _, _, path in paths]
     near = suggest(wanted, names) or suggest(Path(wanted).name, [Path(path).name for path in names])
