@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batchwright.prepare.proof import bytes_of_tokens
+from batchwright.prepare.byte_level import bytes_of_tokens
 
 __all__ = ["Said", "Spelling"]
 

@@ -18,8 +18,8 @@ from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from batchwright.base.protocols import Tokenizer
 from batchwright.base.words import suggest
-from batchwright.prepare.fast import FastEncoder, any_of, find_proof
-from batchwright.prepare.proof import Proof
+from batchwright.prepare.tiktoken_encoder import FastEncoder, any_of, find_proof
+from batchwright.prepare.tiktoken_proof import Proof
 from batchwright.prepare.whole import WholeEncoder
 
 __all__ = [

@@ -7,7 +7,7 @@ import unicodedata
 from typing import Any
 
 from batchwright.prepare.chat.spans import Rendered
-from batchwright.prepare.fast import any_of
+from batchwright.prepare.tiktoken_encoder import any_of
 
 __all__ = ["MOST_KEPT_GAPS", "AddedTokens"]
 

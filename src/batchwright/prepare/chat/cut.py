@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.prepare.byte_level import bytes_of_tokens
 from batchwright.prepare.chat.added import MOST_KEPT_GAPS, AddedTokens
 from batchwright.prepare.chat.align import SpanTable, token_stops
 from batchwright.prepare.chat.spans import Encoded, Rendered
-from batchwright.prepare.fast import FastEncoder
-from batchwright.prepare.proof import bytes_of_tokens
+from batchwright.prepare.tiktoken_encoder import FastEncoder
 
 __all__ = ["FastConversations", "are_plain"]
 
