@@ -22,10 +22,10 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
 from batchwright.base.words import suggest
-from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.sandbox import Compiled, compile_template
-from batchwright.prepare.chat.skeleton import Skeletons
+from batchwright.prepare.chat.opaque import LookedInside, OpaqueText, compile_for_opaque
+from batchwright.prepare.chat.render_cache import RenderCache
+from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
 from batchwright.prepare.chat.tagging import locate, plain_conversation
 from batchwright.prepare.chat.templates import BUILT_IN
@@ -89,11 +89,27 @@ class ChatTemplate:
         Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
         """
         # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
-        return (self._rendered_in_full if self._compiled.has_generation else self._skeletons.rendered)(conversation)
+        if self._compiled.has_generation:
+            return self._rendered_in_full(conversation)
+        return self._cache.rendered(conversation)
 
     @cached_property
-    def _skeletons(self) -> Skeletons:
-        return Skeletons(self._rendered_in_full, self.render, is_blind=is_blind(self.source))
+    def _cache(self) -> RenderCache:
+        return RenderCache(self._rendered_in_full, self.render, self._prints_only)
+
+    @cached_property
+    def _compiled_for_opaque(self) -> CompiledTemplate:
+        return compile_for_opaque(self.source, self.name)
+
+    def _prints_only(self, conversation: Mapping[str, Any]) -> bool:
+        """Whether this template prints the contents of messages without looking into them."""
+        messages = [{**message, "content": OpaqueText(message["content"])} for message in conversation["messages"]]
+        variables = self._variables(plain_conversation({**conversation, "messages": messages}), False)
+        try:
+            self._compiled_for_opaque.render(variables)
+        except (LookedInside, ChatError, SpecError):
+            return False
+        return True
 
     def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
         conversation = self._fitted(conversation)
@@ -116,21 +132,19 @@ class ChatTemplate:
         return next(iter(self._markers.ends), None)
 
     @cached_property
-    def _compiled(self) -> Compiled:
+    def _compiled(self) -> CompiledTemplate:
         return compile_template(self.source, self.name)
 
     def _render(self, conversation: dict[str, Any], marks: bool, add_generation_prompt: bool = False) -> str:
-        variables = {
-            "documents": None,
-            **self.special_tokens,
-            **self.args,
-            **conversation,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = self._variables(conversation, add_generation_prompt)
         num_characters = sum(len(message["content"]) for message in conversation["messages"])
         if any(_only_calls(message) for message in conversation["messages"]) and self._calls_as.content is None:
             variables["messages"] = [{**m, "content": None} if _only_calls(m) else m for m in conversation["messages"]]
         return self._compiled.render(variables, num_characters=num_characters, marks=marks)
+
+    def _variables(self, conversation: Mapping[str, Any], add_generation_prompt: bool) -> dict[str, Any]:
+        fixed = {"documents": None, **self.special_tokens, **self.args}
+        return {**fixed, **conversation, "add_generation_prompt": add_generation_prompt}
 
     def _fitted(self, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
         """A conversation with the arguments of tool calls as this template takes them."""
@@ -194,9 +208,8 @@ class ChatTemplate:
                 {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
                 {"role": "assistant", "content": "a"},
             ]
-            given = {"documents": None, "tools": None, **self.special_tokens, **self.args, "messages": messages}
             try:
-                text = self._compiled.render({**given, "add_generation_prompt": False})
+                text = self._compiled.render(self._variables({"messages": messages, "tools": None}, False))
             except ChatError:
                 continue
             if _ANSWER in text and _ASKED in text:
