@@ -50,7 +50,7 @@ class _Format(NamedTuple):
     main: tuple[str, ...]
     """Columns that every row must have."""
     names: tuple[str, ...]
-    """All columns that are looked for, and the fields of a turn: in rows they have these names if nothing else is said."""
+    """All columns that are looked for, and the fields of a turn. Rows have the same names if nothing else is said."""
 
 
 _TURN = ("role", "content")
@@ -111,10 +111,8 @@ class Layout:
         if self.format == "sharegpt":
             role, content, roles = "from", "value", SHAREGPT_ROLES
         renamed = {name: column for name, column in self.columns if name != column}
-        column = self._column
-        return Turns(
-            column.get(role, role), column.get(content, content), roles | dict(self.roles), self.format, renamed
-        )
+        role, content = self._column.get(role, role), self._column.get(content, content)
+        return Turns(role, content, roles | dict(self.roles), self.format, renamed)
 
     def _value(self, row: Row, name: str) -> Any:
         column = self._column.get(name)
@@ -228,9 +226,8 @@ class Layout:
 
     def _raise_not_there(self, row: Row) -> NoReturn:
         self._refuse_another(row)
-        name, column = next(
-            pair for pair in zip(FORMATS[self.format].main, self.main, strict=True) if row.get(pair[1]) is None
-        )
+        columns = zip(FORMATS[self.format].main, self.main, strict=True)
+        name, column = next(pair for pair in columns if row.get(pair[1]) is None)
         reason = f"column {column!r} is null"
         if column not in row:
             reason = f"no column {column!r}: this row has {names_in_words(row)}"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.locate import Located, Region
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
-from batchwright.prepare.chat.tagging import Located, Region
 
 __all__ = ["Markers", "Prefix", "find_turns", "role_number"]
 

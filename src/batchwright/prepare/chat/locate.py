@@ -1,4 +1,4 @@
-"""Where the strings of a conversation come out in its rendered text, found without changing the template.
+"""The places of a conversation's strings in its rendered text, found without changing the template.
 
 First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
 tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
@@ -157,25 +157,24 @@ def locate(
     plain = _mapped(conversation, collect)
     _refuse_noncharacters(leaves)
     text = render(plain, False)
-    regions: list[list[Region]] = [[] for _ in leaves]
-    unsure = list(range(len(leaves)))
     # Of the conversation as it is: one with tags may take another branch, which prints the same and marks otherwise.
     generation = _generation_of(plain, text, render, template) if marks else None
-    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
     untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
+    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
     marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
-    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
+    regions: list[list[Region]] = [[] for _ in leaves]
+    unsure = [n for n in range(len(leaves)) if n not in untaggable]
+    for skipped in (untaggable, untaggable | marked_up):
         styles = [None if n in skipped else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
         found = _by_tags(conversation, text, styles, render)
         if found is not None:
             regions = found
             unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
             break
-    unsure = [n for n in unsure if n not in untaggable]
-    is_worth_it = len(unsure) > 2 and len(leaves) < _MAX_LEAVES
-    together = _by_differences(conversation, text, unsure, leaves, render) if is_worth_it else {}
+        if not marked_up:
+            break
     for n in unsure:
-        regions[n] = together.get(n) or _by_difference(conversation, text, n, leaves[n], render, template)
+        regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
     return Located(text, leaves, regions, generation)
 
 
@@ -284,47 +283,6 @@ def _generation_of(plain: dict[str, Any], text: str, render: Render, template: s
     return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
 
-def _by_differences(
-    conversation: Mapping[str, Any], text: str, numbers: Iterable[int], leaves: list[Leaf], render: Render
-) -> dict[int, list[Region]]:
-    """The second method for many leaves in two renders. Those that it is not sure of are missing: one by one then.
-
-    With a tag behind each leaf it is known where they stop; with a tag in place of each, what stands before them.
-    """
-    asked = {n for n in numbers if leaves[n].text and not leaves[n].text[-1].isspace()}  # blanks may be stripped
-
-    def rendered_with(keeps_text: bool) -> tuple[str, list[tuple[str, int]]]:
-        at = -1
-
-        def put(turn: int, kind: str, role: str, leaf: str) -> str:
-            nonlocal at
-            at += 1
-            return (leaf if keeps_text else "") + _tags(at)[0] if at in asked else leaf
-
-        return _untagged(render(_mapped(conversation, put), False))
-
-    try:
-        (same, stops), (others, instead) = rendered_with(True), rendered_with(False)
-    except ChatError:
-        return {}
-    tags = [tag for tag, _ in stops]
-    if same != text or tags != [tag for tag, _ in instead] or len(set(tags)) < len(tags):
-        return {}
-    found: dict[int, list[Region]] = {}
-    before = other_before = 0
-    for (tag, stop), (_, other_stop) in zip(stops, instead, strict=True):
-        leaf, words = leaves[_number(tag)].text, others[other_before:other_stop]
-        start = before + len(words)
-        if text.endswith(leaf, before, stop) and not leaf[0].isspace():
-            start = stop - len(leaf)
-        elif start > stop or not text.startswith(words, before) or not _came_from(text[start:stop], leaf):
-            start = -1
-        if start >= 0:
-            found[_number(tag)] = [(start, stop)]
-        before, other_before = stop, other_stop
-    return found
-
-
 def _by_difference(
     conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
 ) -> list[Region]:
@@ -340,12 +298,12 @@ def _by_difference(
 
         return render(_mapped(conversation, put), False)
 
+    # A template that only asks how a message starts, or what is in it, prints all of it, and a mark at one end tells. One
+    # that strips blanks at the other end may print such blanks of its own there: then the mark would not tell.
     for new, edge, other_end in (
         (leaf.text + _MARK, len(leaf.text), leaf.text[:1]),
         (_MARK + leaf.text, 0, leaf.text[-1:]),
     ):
-        # A template that only asks how a message starts, or what is in it, prints all of it. One that strips blanks at
-        # the other end may print such blanks of its own there: the mark at this end would not tell.
         if other_end.isspace():
             continue
         try:
