@@ -298,7 +298,7 @@ def _by_difference(
 
         return render(_mapped(conversation, put), False)
 
-    # A template that only asks how a message starts, or what is in it, prints all of it, and a mark at one end tells. One
+    # A template that only asks how a message starts, or what is in it, prints all of it: a mark at one end tells. One
     # that strips blanks at the other end may print such blanks of its own there: then the mark would not tell.
     for new, edge, other_end in (
         (leaf.text + _MARK, len(leaf.text), leaf.text[:1]),

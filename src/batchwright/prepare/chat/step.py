@@ -18,6 +18,7 @@ from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout
 from batchwright.prepare.chat.layout_settings import layout_of
 from batchwright.prepare.chat.spans import Encoded, Rendered
+from batchwright.prepare.tokenize import checked_ids
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
@@ -186,8 +187,7 @@ class Chat:
         sides = [side for one in prepared for side in one.sides]
         try:
             encoded = self._encoder.encode(sides)
-            for number, side in enumerate(encoded):
-                _check_ids(side, self.vocab_size, number)
+            checked_ids([side.tokens for side in encoded], self.vocab_size)
         except TokenizerError as error:
             owners = [number for number, one in enumerate(prepared) for _ in one.sides]
             error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
@@ -250,13 +250,3 @@ def _refuse_half_characters(text: str) -> None:
         raise ChatError(
             "not UTF-8", f"half a surrogate pair at character {error.start:,} of the rendered text"
         ) from None
-
-
-def _check_ids(encoded: Encoded, limit: int, number: int) -> None:
-    if len(encoded.tokens) and int(encoded.tokens.max()) >= limit:
-        raise TokenizerError(
-            f"the tokenizer gave id {int(encoded.tokens.max())}, outside its vocabulary of {limit:,}",
-            number=number,
-            parameter="vocab_size",
-            remedy=f"vocab_size={int(encoded.tokens.max()) + 1} or more",
-        )
