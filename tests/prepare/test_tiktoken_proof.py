@@ -72,23 +72,23 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "bytes only": (lambda b: b.update(pre_tokenizer=BYTE_LEVEL), "pre-tokenizer ByteLevel"),
     "a space before each piece": (
         lambda b: b.update(pre_tokenizer=sequence(SPLIT, {**BYTE_LEVEL, "add_prefix_space": True})),
-        "pre-tokenizer ByteLevel that cuts or adds spaces after a Split",
+        "pre-tokenizer Sequence[Split, ByteLevel]",
     ),
     "cut twice": (
         lambda b: b.update(pre_tokenizer=sequence(SPLIT, {**BYTE_LEVEL, "use_regex": True})),
-        "pre-tokenizer ByteLevel that cuts or adds spaces after a Split",
+        "pre-tokenizer Sequence[Split, ByteLevel]",
     ),
     "removing split": (
         lambda b: b.update(pre_tokenizer=sequence({**SPLIT, "behavior": "Removed"}, BYTE_LEVEL)),
-        "pre-tokenizer Split that is not an isolating regex (Removed)",
+        "pre-tokenizer Sequence[Split, ByteLevel]",
     ),
     "inverted split": (
         lambda b: b.update(pre_tokenizer=sequence({**SPLIT, "invert": True}, BYTE_LEVEL)),
-        "pre-tokenizer Split that is not an isolating regex (Isolated)",
+        "pre-tokenizer Sequence[Split, ByteLevel]",
     ),
     "split by a string": (
         lambda b: b.update(pre_tokenizer=sequence({**SPLIT, "pattern": {"String": " "}}, BYTE_LEVEL)),
-        "pre-tokenizer Split that is not an isolating regex (Isolated)",
+        "pre-tokenizer Sequence[Split, ByteLevel]",
     ),
     "a pattern of its own": (
         lambda b: b.update(pre_tokenizer=sequence({**SPLIT, "pattern": {"Regex": r"\w+|\W+"}}, BYTE_LEVEL)),

@@ -131,9 +131,8 @@ def _only_keys(body: Mapping[str, Any], what: str, known: set[str]) -> None:
 def _kind(part: Any) -> str:
     if not isinstance(part, dict):
         return "none"
-    inner = next((value for value in part.values() if isinstance(value, list)), [])
-    names = ", ".join(_kind(step) for step in inner) if part.get("type") == "Sequence" else ""
-    return f"{part.get('type')}[{names}]" if names else str(part.get("type"))
+    steps = [_kind(step) for value in part.values() if isinstance(value, list) for step in value]
+    return f"{part.get('type')}[{', '.join(steps)}]" if steps else str(part.get("type"))
 
 
 def _check_normalizer(normalizer: Any) -> bool:
@@ -147,17 +146,18 @@ def _check_normalizer(normalizer: Any) -> bool:
 
 def _check_pre_tokenizer(pre: Any) -> tuple[str, bool]:
     """(the pattern that cuts a text, whether a space goes before it)."""
-    parts = pre["pretokenizers"] if isinstance(pre, dict) and pre["type"] == "Sequence" else [pre]
-    if [_kind(part) for part in parts] == ["ByteLevel"] and parts[0]["use_regex"]:
-        return _BYTE_LEVEL_PATTERN, parts[0]["add_prefix_space"]
-    if [_kind(part) for part in parts] != ["Split", "ByteLevel"]:
-        raise Unproved(f"pre-tokenizer {_kind(pre)}")
-    split, byte_level = parts
-    if byte_level["use_regex"] or byte_level["add_prefix_space"]:
-        raise Unproved("pre-tokenizer ByteLevel that cuts or adds spaces after a Split")
-    if "Regex" not in split["pattern"] or split["behavior"] != "Isolated" or split["invert"]:
-        raise Unproved(f"pre-tokenizer Split that is not an isolating regex ({split['behavior']})")
-    return split["pattern"]["Regex"], False
+    match pre:
+        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": bool(adds_space)}:
+            return _BYTE_LEVEL_PATTERN, adds_space
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+            ],
+        }:
+            return pattern, False
+    raise Unproved(f"pre-tokenizer {_kind(pre)}")
 
 
 def _check_model(model: Mapping[str, Any]) -> None:

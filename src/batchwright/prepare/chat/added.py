@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Any
 
 from batchwright.prepare.chat.spans import Rendered
@@ -13,10 +12,6 @@ __all__ = ["MOST_KEPT_GAPS", "AddedTokens"]
 
 MOST_KEPT_GAPS = 4096
 """Texts between messages that are remembered. A template has few; one that writes a date, or counts, has many."""
-
-_ALSO_OF_WORDS = frozenset(
-    map(chr, (0x200C, 0x200D, *range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 0x1F16A)))
-) | frozenset(map(chr, range(0x1F170, 0x1F18A)))
 
 
 class AddedTokens:
@@ -39,16 +34,13 @@ class AddedTokens:
 
     def in_template(self, rendered: Rendered) -> list[tuple[int, str]]:
         """(start, name) of the special tokens that the template itself has written."""
-        text, at, found = rendered.text, 0, []
+        text, at = rendered.text, 0
+        found: list[tuple[int, str]] = []
         for start, stop in (*rendered.said, (len(text), len(text))):
             if at < start:
                 found += [(at + mark, name) for mark, name in self.in_gap(text[at:start])]
             at = stop
-        return [(mark, name) for mark, name in found if self._stands_alone(text, mark, name)]
-
-    def _stands_alone(self, text: str, start: int, name: str) -> bool:
-        beside = text[max(start - 1, 0) : start] + text[start + len(name) : start + len(name) + 1]
-        return not self.tokens[name][1].single_word or not any(map(_is_of_a_word, beside))
+        return found
 
     def in_gap(self, gap: str) -> tuple[tuple[int, str], ...]:
         """(start, name) of the special tokens in what a template writes between two messages."""
@@ -59,9 +51,3 @@ class AddedTokens:
             if len(self._gaps) < MOST_KEPT_GAPS:
                 self._gaps[gap] = known
         return known
-
-
-def _is_of_a_word(character: str) -> bool:
-    r"""`\w` as `tokenizers` means it beside a single word: with marks and circled letters, unlike Python's."""
-    kind = unicodedata.category(character)
-    return kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or character in _ALSO_OF_WORDS

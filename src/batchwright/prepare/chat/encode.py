@@ -47,7 +47,6 @@ class ConversationEncoder:
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Encoded]:
         """Tokens and spans of each conversation. A TokenizerError says by `number` which one it is about."""
-        _check_utf8(rendered)
         if not isinstance(self.tokenizer, JsonTokenizer):
             return _encode_spans(self.tokenizer, rendered)
         encoded: list[Encoded | None] = [None] * len(rendered)
@@ -73,20 +72,6 @@ class ConversationEncoder:
         marked = [self._added.in_template(one) for one in rendered]
         pieces = self.tokenizer.whole.encode([one.text for one in rendered], marked, numbers)
         return [_aligned(one, *found) for one, found in zip(rendered, pieces, strict=True)]
-
-
-def _check_utf8(rendered: Sequence[Rendered]) -> None:
-    for number, one in enumerate(rendered):
-        if one.text.isascii():
-            continue
-        try:
-            one.text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"this text cannot be written as UTF-8: it has half a surrogate pair at character {error.start:,}",
-                number=number,
-                remedy="text.encode('utf-8', 'replace').decode() in a step before chat",
-            ) from None
 
 
 def _aligned(rendered: Rendered, tokens: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Encoded:

@@ -89,9 +89,11 @@ class ChatTemplate:
         Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
         """
         # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
-        if self._compiled.has_generation:
-            return self._rendered_in_full(conversation)
-        return self._cache.rendered(conversation)
+        render = self._rendered_in_full if self._compiled.has_generation else self._cache.rendered
+        found = render(conversation)
+        if not found.text.isascii():
+            _refuse_half_characters(found.text)
+        return found
 
     @cached_property
     def _cache(self) -> RenderCache:
@@ -245,6 +247,14 @@ class ChatTemplate:
                 del message["name"], message["tool_call_id"]
             texts.append(self._try(*before, message, *after))
         return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
+
+
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        reason = f"half a surrogate pair at character {error.start:,} of the rendered text"
+        raise ChatError("not UTF-8", reason) from None
 
 
 def _only_calls(message: Mapping[str, Any]) -> bool:

@@ -173,11 +173,7 @@ class Chat:
             raise SpecError("this chat step does not know its format yet", parameter="format", remedy="format=")
         found = self.layout.normalise(row)
         conversations = found if isinstance(found, tuple) else (found,)
-        prepared = Prepared(conversations, tuple(self.template.rendered(c) for c in conversations))
-        for side in prepared.sides:
-            if not side.text.isascii():
-                _refuse_half_characters(side.text)
-        return prepared
+        return Prepared(conversations, tuple(map(self.template.rendered, conversations)))
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
         """The tokens and spans of each; a pair's two sides are one document, chosen first.
@@ -241,12 +237,3 @@ class Chat:
             spans.append(mine)
             begin += len(side.tokens)
         return Encoded(tokens, np.concatenate(spans))
-
-
-def _refuse_half_characters(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ChatError(
-            "not UTF-8", f"half a surrogate pair at character {error.start:,} of the rendered text"
-        ) from None
