@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -141,10 +141,8 @@ def _may_be_markup(kind: str, text: str) -> bool:
     return bool(_MARKUP.search(text)) if kind == "other" else not _WORD.fullmatch(text)
 
 
-def locate(
-    conversation: Mapping[str, Any], render: Render, *, trims: Callable[[str, str], bool], template: str, marks: bool
-) -> Located:
-    """Render a conversation and find every leaf. `trims` says of (role, kind) whether the template strips blanks.
+def locate(conversation: Mapping[str, Any], render: Render, *, template: str, marks: bool) -> Located:
+    """Render a conversation and find every leaf.
 
     Raises `ChatError` if the template changes a message so that its text cannot be told from the template's own.
     """
@@ -160,20 +158,8 @@ def locate(
     # Of the conversation as it is: one with tags may take another branch, which prints the same and marks otherwise.
     generation = _generation_of(plain, text, render, template) if marks else None
     untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
-    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
-    marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
-    regions: list[list[Region]] = [[] for _ in leaves]
-    unsure = [n for n in range(len(leaves)) if n not in untaggable]
-    for skipped in (untaggable, untaggable | marked_up):
-        styles = [None if n in skipped else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
-        found = _by_tags(conversation, text, styles, render)
-        if found is not None:
-            regions = found
-            unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
-            break
-        if not marked_up:
-            break
-    for n in unsure:
+    regions, unsure = _by_tags(conversation, text, leaves, untaggable, render)
+    for n in unsure - untaggable:
         regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
     return Located(text, leaves, regions, generation)
 
@@ -197,44 +183,60 @@ def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
 
 
 def _by_tags(
-    conversation: Mapping[str, Any], text: str, styles: list[bool | None], render: Render
+    conversation: Mapping[str, Any], text: str, leaves: Sequence[Leaf], untaggable: set[int], render: Render
+) -> tuple[list[list[Region]], set[int]]:
+    """The first method: regions, and the leaves for which they are not known."""
+    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
+    marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
+    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
+        # Around all of a leaf first; then inside of its blanks, for templates that strip them.
+        for is_inside in (False, True) if any(map(_has_blanks, leaves)) else (False,):
+            found = _tagged(conversation, text, len(leaves), skipped, is_inside, render)
+            if found is not None:
+                unsure = {n for n, leaf in enumerate(leaves) if is_inside and _is_unsure(text, leaf, found[n])}
+                return found, unsure | skipped
+    return [[] for _ in leaves], set(range(len(leaves)))
+
+
+def _has_blanks(leaf: Leaf) -> bool:
+    return leaf.text[:1].isspace() or leaf.text[-1:].isspace()
+
+
+def _tagged(
+    conversation: Mapping[str, Any], text: str, num_leaves: int, skipped: set[int], is_inside: bool, render: Render
 ) -> list[list[Region]] | None:
-    """The first method. A leaf's style: None for no tags, True for tags inside its outer blanks, False around all."""
-    if len(styles) >= _MAX_LEAVES:
+    """The regions by one render with tags; None if the tags have changed the text."""
+    if num_leaves >= _MAX_LEAVES:
         return None
     number = -1
 
     def tag(turn: int, kind: str, role: str, leaf: str) -> str:
         nonlocal number
         number += 1
-        style = styles[number]
-        if style is None:
+        if number in skipped:
             return leaf
+        core = leaf.strip() if is_inside else leaf
+        lead, _, trail = leaf.partition(core) if core else (leaf, "", "")
         opening, closing = _tags(number)
-        if style:
-            core = leaf.strip()
-            start = len(leaf) - len(leaf.lstrip()) if core else len(leaf)
-            return f"{leaf[:start]}{opening}{core}{closing}{leaf[start + len(core) :]}"
-        return f"{opening}{leaf}{closing}"
+        return f"{lead}{opening}{core}{closing}{trail}"
 
     try:
-        tagged = render(_mapped(conversation, tag), False)
+        untagged, tags = _untagged(render(_mapped(conversation, tag), False))
     except ChatError:
         return None
-    untagged = _untagged(tagged)
-    if untagged[0] != text:
+    if untagged != text:
         return None
-    regions: list[list[Region]] = [[] for _ in styles]
+    regions: list[list[Region]] = [[] for _ in range(num_leaves)]
     opened, within = 0, ""
-    for tag_found, at in untagged[1]:
+    for found, at in tags:
         if not within:
-            opened, within = at, tag_found
-        else:  # only its own closing tag may follow an opening one
-            number = _number(within)
-            if number >= len(styles) or (within, tag_found) != _tags(number):
-                return None
-            regions[number].append((opened, at))
-            within = ""
+            opened, within = at, found
+            continue
+        number = _number(within)
+        if number >= num_leaves or (within, found) != _tags(number):  # only its own closing tag may follow
+            return None
+        regions[number].append((opened, at))
+        within = ""
     return None if within else regions
 
 
@@ -261,9 +263,9 @@ def _number(tag: str) -> int:
     return number
 
 
-def _is_unsure(text: str, leaf: Leaf, style: bool | None, regions: list[Region]) -> bool:
-    """Whether blanks beside a region may be the leaf's own, though the template is known to strip them."""
-    if not style or not regions or not (leaf.text[:1].isspace() or leaf.text[-1:].isspace()):
+def _is_unsure(text: str, leaf: Leaf, regions: list[Region]) -> bool:
+    """Whether blanks beside a region may be the leaf's own."""
+    if not regions or not _has_blanks(leaf):
         return False
     start, stop = regions[0]
     lead, trail = leaf.text[: -len(leaf.text.lstrip()) or None], leaf.text[len(leaf.text.rstrip()) :]

@@ -115,9 +115,7 @@ class ChatTemplate:
 
     def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
         conversation = self._fitted(conversation)
-        located = locate(
-            conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
-        )
+        located = locate(conversation, self._render, template=self.name, marks=self._compiled.has_generation)
         messages = conversation["messages"]
 
         def prefix(number: int, asked: bool) -> str | None:
@@ -217,36 +215,6 @@ class ChatTemplate:
             if _ANSWER in text and _ASKED in text:
                 return calls
         return _WAYS_TO_CALL[0]
-
-    def _is_trimmed(self, role: str, kind: str) -> bool:
-        if kind not in ("content", "reasoning"):
-            return False
-        known: dict[tuple[str, str], bool] = self.__dict__.setdefault("_trimmed", {})
-        if (role, kind) not in known:
-            known[role, kind] = self._find_trimmed(role, kind)
-        return known[role, kind]
-
-    def _find_trimmed(self, role: str, kind: str) -> bool:
-        """Whether the template strips the blanks around such strings."""
-        user, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
-        call = {"type": "function", "id": "123456789", "function": {"name": "f", "arguments": {}}}
-        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-        around: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
-            "system": ([], [user, answer]),
-            "developer": ([], [user, answer]),
-            "user": ([], [answer]),
-            "assistant": ([user], []),
-        }
-        before, after = around.get(role, ([user, asked], [answer]))
-        texts = []
-        for text in (f" \n{_ASKED}\n ", _ASKED):
-            message = {"role": role, "content": text, "name": "f", "tool_call_id": "123456789"}
-            if kind == "reasoning":
-                message |= {"content": "a", "reasoning_content": text}
-            if role != "tool":
-                del message["name"], message["tool_call_id"]
-            texts.append(self._try(*before, message, *after))
-        return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
 
 
 def _refuse_half_characters(text: str) -> None:
