@@ -18,9 +18,9 @@ from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from batchwright.base.protocols import Tokenizer
 from batchwright.base.words import suggest
+from batchwright.prepare.special_tokens import SpecialTokenEncoder
 from batchwright.prepare.tiktoken_encoder import FastEncoder, any_of, find_proof
 from batchwright.prepare.tiktoken_proof import Proof
-from batchwright.prepare.whole import WholeEncoder
 
 __all__ = [
     "WELL_KNOWN_EOS",
@@ -174,8 +174,8 @@ class JsonTokenizer:
         return any_of(self.special)
 
     @cached_property
-    def whole(self) -> WholeEncoder:
-        return WholeEncoder(self.backend)
+    def special_encoder(self) -> SpecialTokenEncoder:
+        return SpecialTokenEncoder(self.backend)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -193,7 +193,7 @@ class JsonTokenizer:
         # Most tokenizers give special tokens the highest ids: then one look at the largest is enough.
         if together.max(initial=0) < min(special) or not np.isin(together, special).any():
             return ids
-        return self.whole.as_text(texts, ids)
+        return self.special_encoder.as_text(texts, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False)

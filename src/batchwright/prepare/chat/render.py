@@ -170,13 +170,8 @@ class ChatTemplate:
         user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
         again = {"role": "user", "content": _ASKED_AGAIN}
         before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
-        ends = self._ends_in(after)[:1]
         between = (self._try(user, answer, again) or "").partition(_ANSWER)[2].partition(_ASKED_AGAIN)[0]
-        first, *others = [*self._ends_in(between), ""]
-        if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
-            ends.append(first)
-        elif not after.strip() and first not in before.partition(_ASKED)[0]:  # others do not end it; this is no header
-            ends = [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
+        ends = self._find_ends(before.partition(_ASKED)[0], after, between)
         alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
         header = _behind_ends(before.partition(_ASKED)[2], ends)
         behind = prompted.partition(_ASKED)[2]
@@ -186,9 +181,19 @@ class ChatTemplate:
             prompt, header = "", header.removeprefix(behind)
         else:  # always or never there: what stands behind the user's turn
             prompt = _behind_ends(behind, ends)
-        prompt = prompt if prompt.strip() else header
+        if not prompt.strip():
+            prompt = header
         lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
+
+    def _find_ends(self, first_header: str, after: str, between: str) -> list[str]:
+        """End-of-turn markers, from what follows the last answer, and what stands between an answer and a question."""
+        last, (first, *others) = self._ends_in(after)[:1], [*self._ends_in(between), ""]
+        if last and first != last[0] and len(others) > 1:
+            return [*last, first]  # some end the last turn with another; one marker alone is a header
+        if not last and not after.strip() and first not in first_header:  # others do not end it; this is no header
+            return [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
+        return last
 
     def _ends_in(self, after: str) -> list[str]:
         """What looks like a token in the text after an answer, if it starts with one."""
@@ -257,38 +262,41 @@ def find_template(
     A tokenizer may have several templates of its own: "default" is taken, and any other by its name.
     """
     config = getattr(tokenizer, "config", None) or {}
-    tokens = _special_tokens(config)
-    given = dict(args or {})
-    own = _own_templates(config)
-    if template is None:
-        if not own:
-            raise TokenizerError(
-                f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+    tokens, own = _special_tokens(config), _own_templates(config)
+    match template:
+        case None:
+            name, source = _name_of(tokenizer), _default_of(own, tokenizer)
+        case str() if "{{" in template or "{%" in template:
+            name, source = "inline", template
+        case str() if template in BUILT_IN:
+            name, (source, literals) = template, BUILT_IN[template]
+            vocab = getattr(tokenizer, "vocab", None) or {}
+            tokens = {token: _token_for(token, literal, vocab) for token, literal in literals.items()} | tokens
+        case str() if template in own:
+            name, source = f"{_name_of(tokenizer)}:{template}", own[template]
+        case str() | os.PathLike():
+            name, source = Path(template).name, _read(template, [*BUILT_IN, *own])
+        case _:
+            raise SpecError(
+                f"chat_template={template!r} is not a chat template",
                 parameter="chat_template",
-                names=", ".join(BUILT_IN),
-                remedy="chat_template='chatml', another of these names, or a Jinja string",
+                remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
             )
-        name = "default" if "default" in own else next(iter(own))
-        found = ChatTemplate(_name_of(tokenizer), own[name], tokens, given)
-    elif isinstance(template, str) and ("{{" in template or "{%" in template):
-        found = ChatTemplate("inline", template, tokens, given)
-    elif isinstance(template, str) and template in BUILT_IN:
-        built_in = BUILT_IN[template]
-        vocab = getattr(tokenizer, "vocab", None) or {}
-        defaults = {name: _token_for(name, literal, vocab) for name, literal in built_in.tokens.items()}
-        found = ChatTemplate(template, built_in.source, defaults | tokens, given)
-    elif isinstance(template, str) and template in own:
-        found = ChatTemplate(f"{_name_of(tokenizer)}:{template}", own[template], tokens, given)
-    elif isinstance(template, str | os.PathLike):
-        found = ChatTemplate(Path(template).name, _read(template, [*BUILT_IN, *own]), tokens, given)
-    else:
-        raise SpecError(
-            f"chat_template={template!r} is not a chat template",
-            parameter="chat_template",
-            remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
-        )
+    found = ChatTemplate(name, source, tokens, dict(args or {}))
     _ = found._compiled  # says now, not at the first row, that it is not valid
     return found
+
+
+def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
+    for source in (own.get("default"), *own.values()):
+        if source is not None:
+            return source
+    raise TokenizerError(
+        f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+        parameter="chat_template",
+        names=", ".join(BUILT_IN),
+        remedy="chat_template='chatml', another of these names, or a Jinja string",
+    )
 
 
 def _name_of(tokenizer: Any) -> str:

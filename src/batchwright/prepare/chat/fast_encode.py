@@ -1,4 +1,4 @@
-"""Encode many conversations at once with the fast encoder: cut at added tokens, and find borders by counting bytes.
+"""Many conversations at once through the fast encoder: cut at added tokens, with borders found by counting bytes.
 
 Between added tokens `tokenizers` encodes each piece of text by itself, so cutting there changes nothing. What a
 template writes between two messages is mostly the same, so its tokens are remembered. No work is done per token, and
@@ -20,7 +20,7 @@ from batchwright.prepare.chat.align import SpanTable, token_stops
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tiktoken_encoder import FastEncoder
 
-__all__ = ["FastConversations", "are_plain"]
+__all__ = ["FastConversationEncoder", "are_plain"]
 
 Ids = NDArray[np.uint32]
 
@@ -55,7 +55,7 @@ class _Cut(NamedTuple):
     num_special: int
 
 
-class FastConversations:
+class FastConversationEncoder:
     def __init__(self, fast: FastEncoder, added: AddedTokens) -> None:
         self.fast, self.added = fast, added
         self._num_bytes = np.zeros(max(fast.backend.get_vocab(with_added_tokens=True).values()) + 1, np.int64)
@@ -176,7 +176,7 @@ class FastConversations:
         specials = np.append(0, np.cumsum(self._is_special[tokens]))
         table = SpanTable([one.spans for one in rendered])
         borders, byte_stops = _in_bytes([one.text for one in rendered], table)
-        # A model may make a special token of plain text: whole.py knows what to do.
+        # A model may make a special token of plain text: special_tokens.py knows what to do.
         fits = (np.diff(ends[stops]) == np.diff(byte_stops)) & (np.diff(specials[stops]) == num_special)
         if not fits.all():
             numbers = np.flatnonzero(fits).tolist()
