@@ -23,7 +23,6 @@ from refusals import refused
 
 KINDS = {
     "gpt2": {},
-    "gpt2 with a space before": {"space": True},
     "llama3": {"pattern": LLAMA3_PATTERN},
     "gpt4": {"pattern": GPT4_PATTERN},
     "o200k": {"pattern": O200K_PATTERN},

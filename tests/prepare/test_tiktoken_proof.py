@@ -69,6 +69,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda b: b.update(pre_tokenizer=sequence(SPLIT, SPLIT, BYTE_LEVEL)),
         "pre-tokenizer Sequence[Split, Split, ByteLevel]",
     ),
+    "a space before a text": (lambda b: b["pre_tokenizer"].update(add_prefix_space=True), "pre-tokenizer ByteLevel"),
     "bytes only": (lambda b: b.update(pre_tokenizer=BYTE_LEVEL), "pre-tokenizer ByteLevel"),
     "a space before each piece": (
         lambda b: b.update(pre_tokenizer=sequence(SPLIT, {**BYTE_LEVEL, "add_prefix_space": True})),
@@ -132,7 +133,6 @@ def test_what_is_refused_is_encoded_by_tokenizers(case):
         lambda b: b["model"].update(ignore_merges=True),
         lambda b: b.update(normalizer={"type": "Sequence", "normalizers": []}),
         lambda b: b.update(pre_tokenizer=sequence(SPLIT, BYTE_LEVEL), normalizer={"type": "NFC"}),
-        lambda b: b["pre_tokenizer"].update(add_prefix_space=True),
     ],
 )
 def test_what_changes_no_id_is_no_reason(change):

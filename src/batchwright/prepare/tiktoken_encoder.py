@@ -147,12 +147,10 @@ class FastEncoder:
         for number, text in enumerate(texts):
             if len(text) > MAX_RUN_CHARACTERS and has_long_run(text):
                 ready[number] = None
-        if self._added is not None and self._added.search("\0".join(texts)):  # all at once: it is rarely there
+        if self._added.search("\0".join(texts)):  # all at once: it is rarely there
             for number, text in enumerate(texts):
                 if self._added.search(text):
                     ready[number] = None
-        if self.proof.adds_space:
-            ready = [text if text is None or text.startswith(" ") else f" {text}" for text in ready]
         return [text if before else None for text, before in zip(ready, texts, strict=True)]
 
     def _not_ascii(self, texts: Sequence[str]) -> list[int]:
@@ -173,12 +171,13 @@ class FastEncoder:
                 text = self.backend.normalizer.normalize_str(text)
             except UnicodeEncodeError:  # half a surrogate pair
                 return None
-            if self._added is not None and self._added.search(text):
+            if self._added.search(text):
                 return None
             flags = self._flags(text)
         return None if flags & DIFFERS else text
 
 
+_NOTHING = "\U0010ffff(?!)"  # a literal first: then a search is quick
 _OFF = ("off", "false", "f", "no", "n", "0")  # as tokenizers reads its own variable
 
 
@@ -195,7 +194,7 @@ def has_long_run(text: str) -> bool:
     return any(run.end() - run.start() > MAX_RUN_CHARACTERS for run in _RUNS.finditer(text))
 
 
-def any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds the names, the longest where several begin; None without names."""
+def any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the names, the longest where several begin."""
     patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
-    return re.compile(f"({'|'.join(patterns)})") if patterns else None
+    return re.compile(f"({'|'.join(patterns)})" if patterns else _NOTHING)

@@ -55,8 +55,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why tiktoken cannot be used; None if it gives the same ids."""
     pattern: str = ""
-    adds_space: bool = False
-    """Whether a space goes before a text that has none."""
     normalizes: bool = False
     left_out: list[int] = []
     """Ids that merging never makes."""
@@ -101,14 +99,14 @@ def prove(canonical: str) -> Proof:
     try:
         _only_keys(body, "the tokenizer", _TOKENIZER_KEYS)
         normalizes = _check_normalizer(body["normalizer"])
-        pattern, adds_space = _check_pre_tokenizer(body["pre_tokenizer"])
+        pattern = _pattern_of(body["pre_tokenizer"])
         check_pattern(pattern)
         _check_model(body["model"])
         flags = _flags(pattern, normalizes=normalizes)
         left_out = _check_merges(body["model"])
     except Unproved as error:
         return Proof(reason=str(error))
-    return Proof(pattern=pattern, adds_space=adds_space, normalizes=normalizes, left_out=left_out, flags=flags)
+    return Proof(pattern=pattern, normalizes=normalizes, left_out=left_out, flags=flags)
 
 
 # Structure
@@ -144,11 +142,11 @@ def _check_normalizer(normalizer: Any) -> bool:
     raise Unproved(f"normalizer {_kind(normalizer)}")
 
 
-def _check_pre_tokenizer(pre: Any) -> tuple[str, bool]:
-    """(the pattern that cuts a text, whether a space goes before it)."""
+def _pattern_of(pre: Any) -> str:
+    """The pattern that cuts a text."""
     match pre:
-        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": bool(adds_space)}:
-            return _BYTE_LEVEL_PATTERN, adds_space
+        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
+            return _BYTE_LEVEL_PATTERN
         case {
             "type": "Sequence",
             "pretokenizers": [
@@ -156,7 +154,7 @@ def _check_pre_tokenizer(pre: Any) -> tuple[str, bool]:
                 {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
             ],
         }:
-            return pattern, False
+            return pattern
     raise Unproved(f"pre-tokenizer {_kind(pre)}")
 
 

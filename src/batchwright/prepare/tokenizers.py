@@ -169,8 +169,8 @@ class JsonTokenizer:
         return {t.content: i for i, t in sorted(self.backend.get_added_tokens_decoder().items()) if t.special}
 
     @cached_property
-    def special_names(self) -> re.Pattern[str] | None:
-        """Finds the names of special tokens; None where there are none."""
+    def special_names(self) -> re.Pattern[str]:
+        """Finds the names of special tokens."""
         return any_of(self.special)
 
     @cached_property

@@ -23,10 +23,10 @@ class AddedTokens:
         }
         tokens = [token for _, token in self.tokens.values()]
         self.special: frozenset[Any] = frozenset(token.content for token in tokens if token.special)
-        self.any_special: re.Pattern[str] | None = any_of(self.special)
+        self.any_special: re.Pattern[str] = any_of(self.special)
         self._any = any_of(token.content for token in tokens)
         # `tokenizers` looks for these one after the other: the second kind after its normalizer.
-        self.others: list[re.Pattern[str] | None] = [
+        self.others: list[re.Pattern[str]] = [
             any_of(token.content for token in tokens if not token.special and token.normalized == normalized)
             for normalized in (False, True)
         ]
@@ -46,8 +46,7 @@ class AddedTokens:
         """(start, name) of the special tokens in what a template writes between two messages."""
         known = self._gaps.get(gap)
         if known is None:
-            matches = self._any.finditer(gap) if self._any else ()
-            known = tuple((match.start(), match[0]) for match in matches if match[0] in self.special)
+            known = tuple((match.start(), match[0]) for match in self._any.finditer(gap) if match[0] in self.special)
             if len(self._gaps) < MOST_KEPT_GAPS:
                 self._gaps[gap] = known
         return known

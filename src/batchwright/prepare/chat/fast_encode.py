@@ -30,7 +30,7 @@ _NO_TOKENS: Ids = np.empty(0, np.uint32)
 def are_plain(added: AddedTokens, fast: FastEncoder) -> bool:
     """Whether each added token is found wherever its name is, takes in no more than that, and leaves what follows."""
     normalizer = fast.backend.normalizer
-    return not fast.proof.adds_space and not any(
+    return not any(
         token.lstrip
         or token.rstrip
         or token.single_word
@@ -135,7 +135,7 @@ class FastConversationEncoder:
         together = "\0".join(texts)
         patterns = [self.added.any_special, *self.added.others]
         is_changed = self.fast.proof.normalizes and not together.isascii()
-        if not is_changed and not any(pattern is not None and pattern.search(together) for pattern in patterns):
+        if not is_changed and not any(pattern.search(together) for pattern in patterns):
             return list(self.fast.encode_batch(texts))
         parts = [self._split(text) for text in texts]
         ids = iter(self.fast.encode_batch([part for some in parts if some for part in some[::2]]))
@@ -149,18 +149,19 @@ class FastConversationEncoder:
 
     def _split(self, text: str) -> list[str] | None:
         """Text and the names of added tokens in turn, text first and last. None where a special name is in it."""
-        if self.added.any_special is not None and self.added.any_special.search(text):
+        if self.added.any_special.search(text):
             return None
         first, second = self.added.others
-        parts = first.split(text) if first is not None else [text]
+        parts = first.split(text)
         normalizer = self.fast.backend.normalizer
         if normalizer is not None:
             texts = [part for part in parts[::2] if not part.isascii()]
             if any(normalizer.normalize_str(part) != part for part in texts):
                 return None
-        if second is None:
-            return parts
-        return [part for number, one in enumerate(parts) for part in ([one] if number % 2 else second.split(one))]
+        split = [second.split(text) for text in parts[::2]]
+        for at, name in enumerate(parts[1::2]):
+            split[at].append(name)
+        return [part for some in split for part in some]
 
     # Borders
 
