@@ -17,7 +17,7 @@ from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import suggest
 from batchwright.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
-from batchwright.columns.addresses import Table, gather
+from batchwright.columns.addresses import ScatteredRows, gather
 
 __all__ = ["View", "refuse_twice"]
 
@@ -351,7 +351,7 @@ class _Memory:
         self.is_valid = self.is_whole and all(valid is None for valid in self.valid)
         addresses = np.array([0 if column is None else column.address for column in columns], np.int64)
         num_rows = [0 if column is None else len(column.values) for column in columns]
-        self.table = Table(addresses, num_rows, self.dtype, self.shape)
+        self.table = ScatteredRows(addresses, num_rows, self.dtype, self.shape)
 
     def gather(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Numbers:
         table = self.table

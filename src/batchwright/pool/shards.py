@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
 from batchwright.base.files import home, write_whole
-from batchwright.columns.shard import Column, Schema, Shard, content_mark, open_shard, peek
+from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
 from batchwright.order.refills import Refill, lane_share
 from batchwright.pool.lane import Columns
 from batchwright.pool.shard_files import ShardFile
@@ -123,7 +123,7 @@ class ShardSet:
         """Rows of the sequence, if no shard must be decoded to tell."""
         return self.num_rows if all(map(self.is_counted, range(len(self.files)))) else None
 
-    def open(self, shard: int, budget: int | None = None) -> Shard:
+    def open(self, shard: int, budget: int | None = None) -> ShardReader:
         """A shard to read from, which is what it was when this set was made."""
         path, budget = self.files[shard].path, self._budget if budget is None else budget
         opened = open_shard(path, allow_pickle=self._allow_pickle, columns=self._columns, budget=budget)
@@ -212,7 +212,7 @@ class LaneShards:
         self._shards, self._lane, self._lanes = shards, lane, lanes
         self._chunk_rows, self._budget = chunk_rows, budget
         self._level = logging.INFO if verbose else logging.DEBUG
-        self._opened: dict[int, Shard] = {}
+        self._opened: dict[int, ShardReader] = {}
         """The shard that was opened last to know its rows, if it was: one at a time is decoded."""
         self._rows_of_directories: Counter[int] = Counter()
         """Rows that were read, for the log."""

@@ -1,8 +1,7 @@
-"""JSONL and pickle: decoded whole in a child process, so that the trainer's interpreter is free; then chunk by chunk.
+"""JSONL and pickle shards: decoded in full in a child process, so that the trainer's interpreter is free.
 
-Rows come through shared memory: through a pipe they took two to ten times as long.
-
-The child is a new interpreter that ends with its parent. It holds the columns until the shard is closed.
+Rows come through shared memory: through a pipe they took two to ten times as long. The child is a new interpreter that
+ends with its parent, and holds the columns until the shard is closed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,12 +16,13 @@ from numpy.typing import NDArray
 from batchwright.base.errors import SourceError, WorkerError
 from batchwright.base.machine import shared_memory
 from batchwright.base.processes import Worker
-from batchwright.columns.decode import answer, layout, views
-from batchwright.columns.schema import Schema, Wanted, pieces, row_bytes
+from batchwright.columns.row_decoding import GZIP_MAGIC, ZSTD_MAGIC, answer, layout, views
+from batchwright.columns.schema import Wanted, pieces, row_bytes
+from batchwright.columns.shard import ShardReader
 
-__all__ = ["CHILD_BYTES", "DecodedShard", "expected_bytes"]
+__all__ = ["RowShard", "expected_bytes"]
 
-CHILD_BYTES = 64 << 20
+_CHILD_BYTES = 64 << 20
 """An interpreter with NumPy, and what it reads and sends."""
 _GROWTH = {"jsonl": 5, "pickle": 7}
 """Bytes that decoding takes for one of text or pickle, about: "0," becomes eight bytes, a
@@ -34,7 +33,7 @@ _ZSTD_RATIO = 12
 """How many times its size a zstd file is taken to have: it need not say."""
 
 
-class DecodedShard:
+class RowShard(ShardReader):
     """A shard of Python values."""
 
     def __init__(self, path: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> None:
@@ -44,14 +43,12 @@ class DecodedShard:
         self._room: dict[str, NDArray[Any]] = {}
         self._worker = Worker(answer, doing=f"decoding {path}", share=(self._memory_file,))
         try:
-            self.rows: int
-            self.schema: Schema
             names = columns if columns is None or isinstance(columns, str) else list(columns)
             self.rows, self.schema = self._ask("open", path, kind, names, budget)
         except BaseException:
             self.close()
             raise
-        self.decode_bytes: int = max(expected_bytes(path, kind), CHILD_BYTES + self.rows * row_bytes(self.schema))
+        self.decode_bytes = max(expected_bytes(path, kind), _CHILD_BYTES + self.rows * row_bytes(self.schema))
 
     def _ask(self, *question: Any) -> Any:
         try:
@@ -86,24 +83,17 @@ class DecodedShard:
             os.close(self._memory_file)
             self._memory_file = -1
 
-    def __enter__(self) -> DecodedShard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def expected_bytes(path: str, kind: str) -> int:
-    """What decoding a shard takes, about: by its size, and the size that a gzip file says it has unpacked."""
+    """Memory that decoding a shard takes, about: by its size, and the size that a gzip file says it has unpacked."""
     with open(path, "rb") as file:
         size, begins = os.fstat(file.fileno()).st_size, file.read(4)
-        if begins.startswith(b"\x1f\x8b") and size >= 18:
+        unpacked = size
+        if begins == ZSTD_MAGIC:
+            unpacked = size * _ZSTD_RATIO
+        elif begins.startswith(GZIP_MAGIC) and size >= 18:
             file.seek(-4, os.SEEK_END)
             said = int.from_bytes(file.read(4), "little")  # of 32 bits: what is larger says the rest only
             unpacked = said + -(-max(0, size - 64 - said) // 2**32) * 2**32
             unpacked = min(unpacked, size * _GZIP_RATIO)  # of a file that was cut, the last bytes say anything
-        else:
-            unpacked = size * (_ZSTD_RATIO if begins == b"\x28\xb5\x2f\xfd" else 1)
-    return CHILD_BYTES + _GROWTH[kind] * unpacked
+    return _CHILD_BYTES + _GROWTH[kind] * unpacked
