@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["arrow_to_numpy", "lists_to_arrow", "numpy_dtype", "numpy_to_arrow", "records_of", "records_to_arrow"]
+__all__ = [
+    "arrow_to_numpy",
+    "lists_to_arrow",
+    "numpy_dtype",
+    "numpy_to_arrow",
+    "records_of",
+    "records_to_arrow",
+    "tensors_to_numpy",
+]
 
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Types that Arrow and NumPy name differently."""
@@ -33,6 +41,19 @@ def arrow_to_numpy(array: pa.Array) -> NDArray[Any]:
     """
     if array.null_count:
         raise ValueError(f"{array.null_count} numbers are missing")
+    return _numbers(array)
+
+
+def tensors_to_numpy(array: pa.FixedShapeTensorArray) -> NDArray[Any]:
+    """An array of tensors as (rows, *shape). Values that are null are any numbers: check for them before."""
+    storage, kind = array.storage, array.type
+    size = storage.type.list_size
+    stored = _numbers(storage.values.slice(storage.offset * size, len(array) * size))
+    axes = kind.permutation or range(len(kind.shape))
+    return stored.reshape(len(array), *kind.shape).transpose(0, *(axis + 1 for axis in axes))
+
+
+def _numbers(array: pa.Array) -> NDArray[Any]:
     dtype, data = numpy_dtype(array.type), array.buffers()[1]
     if dtype is None:
         raise ValueError(f"{array.type} is not a type of numbers")

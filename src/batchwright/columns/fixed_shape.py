@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
-from batchwright.columns.arrays import arrow_to_numpy, numpy_dtype
+from batchwright.columns.arrays import arrow_to_numpy, numpy_dtype, tensors_to_numpy
 from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, other_shape, take_rows, without
 
 __all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch"]
@@ -77,13 +77,9 @@ def _to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_ro
 
 
 def _tensors_to_numpy(array: Any, file: str, name: str, first_row: int) -> NDArray[Any]:
-    storage, kind = array.storage, array.type
-    size = storage.type.list_size
-    flat = storage.values.slice(storage.offset * size, len(array) * size)
     _refuse_nulls(array, 1, file, name, first_row)
-    _refuse_nulls(flat, size, file, name, first_row)
-    stored = arrow_to_numpy(flat).reshape(len(array), *kind.shape)
-    return stored.transpose(0, *(axis + 1 for axis in kind.permutation or range(len(kind.shape))))
+    _refuse_nulls(array.storage.flatten(), array.storage.type.list_size, file, name, first_row)
+    return tensors_to_numpy(array)
 
 
 def _values_of(lists: Any) -> tuple[pa.Array, NDArray[np.int64]]:

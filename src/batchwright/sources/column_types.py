@@ -1,4 +1,4 @@
-"""The types that a file gives its columns, and rows of it as columns of these types again.
+"""The types that files give their columns, and rows of such files as typed columns again.
 
 Rows are Python values on their way through functions, and a Python number does not say that it was an int8.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from batchwright.columns.arrow_files import read_schema
 from batchwright.sources.formats import Row
 
 __all__ = ["FORMATS_WITH_TYPES", "columns_of_rows", "schema_of_files"]
@@ -18,36 +19,18 @@ FORMATS_WITH_TYPES = frozenset({"arrow", "parquet"})
 
 
 def schema_of_files(paths: Iterable[str], kind: str) -> Any:
-    """The Arrow schema that all of these files have; None where they differ, or one cannot be read."""
+    """The Arrow schema that all of these files have; None if they differ, or one cannot be read."""
     import pyarrow as pa
 
-    found: Any = None
-    for path in paths:
-        try:
-            schema = _schema_of(path, kind).remove_metadata()
-        except (pa.ArrowException, OSError, ValueError):
-            return None
-        if found is not None and not schema.equals(found):
-            return None
-        found = schema
-    return found
-
-
-def _schema_of(path: str, kind: str) -> Any:
-    import pyarrow as pa
-
-    if kind == "parquet":
-        import pyarrow.parquet as pq
-
-        return pq.read_schema(path)
-    with pa.memory_map(path) as file:
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        return (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).schema
+    try:
+        first, *others = (read_schema(path, kind).remove_metadata() for path in paths)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return first if all(schema.equals(first) for schema in others) else None
 
 
 def columns_of_rows(rows: Sequence[Row], schema: Any) -> Any:
-    """Rows that were read from files of this schema, as a table; None where they do not fit it."""
+    """Rows that were read from files of this schema, as a table; None if they do not fit it."""
     import pyarrow as pa
 
     try:
