@@ -21,7 +21,7 @@ from batchwright.base.errors import SourceError
 from batchwright.columns.schema import DAMAGED, Column, Rows, Wanted, pieces, rows_of, sorted_schema
 from batchwright.columns.shard import ShardReader
 
-__all__ = ["Fill", "FlatColumn", "FlatShard", "read_at"]
+__all__ = ["Fill", "FlatColumn", "FlatShard", "closed_on_error", "read_at"]
 
 _SCRATCH_BYTES = 1 << 20
 """Read at once where only some rows are wanted: a span that stays in the processor's cache while they are picked."""
@@ -44,6 +44,17 @@ def read_at(descriptor: int, buffer: memoryview, offset: int, *, file: str) -> N
             ends = os.fstat(descriptor).st_size
             raise SourceError(f"the file ends at byte {ends:,}, in the middle of a column", file=file, remedy=DAMAGED)
         done += got
+
+
+@contextlib.contextmanager
+def closed_on_error() -> Iterator[contextlib.ExitStack]:
+    """Files of a shard that is being opened: closed if that fails, and left to the shard otherwise."""
+    opened = contextlib.ExitStack()
+    try:
+        yield opened
+    except BaseException:
+        opened.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

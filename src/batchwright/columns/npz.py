@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from batchwright.base.errors import SourceError
-from batchwright.columns.flat import Fill, FlatColumn, FlatShard, read_at
+from batchwright.columns.flat import Fill, FlatColumn, FlatShard, closed_on_error, read_at
 from batchwright.columns.npy import read_npy_header
 from batchwright.columns.schema import DAMAGED, check_dtype, chosen, row_shape, without
 
@@ -30,7 +30,7 @@ _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, Not
 
 def open_npz(path: str, columns: Sequence[str] | None) -> FlatShard:
     """Arrays that are stored (`np.savez`) or deflated (`np.savez_compressed`)."""
-    with contextlib.ExitStack() as opened:
+    with closed_on_error() as opened:
         try:
             archive = opened.enter_context(zipfile.ZipFile(path))
         except _BAD_ZIP as error:
@@ -42,7 +42,7 @@ def open_npz(path: str, columns: Sequence[str] | None) -> FlatShard:
             name: _open_member(_Member(path, name, by_name[name], archive, opened))
             for name in chosen(names, columns, path)
         }
-        return FlatShard(path, members, opened.pop_all())
+        return FlatShard(path, members, opened)
 
 
 class _Member:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 
 from batchwright.base.errors import SourceError
-from batchwright.columns.flat import FlatColumn, FlatShard, read_at
+from batchwright.columns.flat import FlatColumn, FlatShard, closed_on_error, read_at
 from batchwright.columns.schema import DAMAGED, chosen, row_shape, without
 
 __all__ = ["open_safetensors"]
@@ -35,7 +34,7 @@ class _Tensor(msgspec.Struct):
 
 def open_safetensors(path: str, columns: Sequence[str] | None) -> FlatShard:
     """One tensor a column, its first axis rows."""
-    with contextlib.ExitStack() as opened:
+    with closed_on_error() as opened:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -50,7 +49,7 @@ def open_safetensors(path: str, columns: Sequence[str] | None) -> FlatShard:
             shape = row_shape(tuple(tensor.shape), file=path, column=name)
             return FlatColumn(dtype, tensor.shape[0], shape, lambda: fill)
 
-        return FlatShard(path, {name: column_of(name) for name in chosen(tensors, columns, path)}, opened.pop_all())
+        return FlatShard(path, {name: column_of(name) for name in chosen(tensors, columns, path)}, opened)
 
 
 def _read_header(descriptor: int, path: str) -> tuple[int, dict[str, _Tensor]]:

@@ -43,12 +43,10 @@ def _read_csv(
         yield fault
         return
     records = _records(_Lines(stream, delimiter, quotechar, max_row_bytes))
-    names = header
-    if names is None:
-        names = _names_in_header(records, columns, delimiter)
-        if isinstance(names, Malformed):
-            yield names
-            return
+    names = _names_in_header(records, columns, delimiter) if header is None else list(header)
+    if isinstance(names, Malformed):
+        yield names
+        return
     for line, record in records:
         if isinstance(record, Malformed):
             yield record

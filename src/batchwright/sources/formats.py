@@ -196,19 +196,18 @@ def format_for(path: str, named: str | None = None) -> Format:
     for known in reversed(_formats.known()):  # a format that was registered later wins
         if suffix in known.extensions:
             return known
-    match sorted(kind.name for kind in _formats.offered() if suffix in kind.extensions):
-        case [name]:
-            return _formats.get(name)
-        case []:
-            raise _unknown_extension(path, suffix)
-        case [name, *_] as names:
-            raise SourceError(
-                f"several installed packages offer a format for the extension {suffix!r}",
-                file=path,
-                parameter="format",
-                known=", ".join(names),
-                remedy=f"add_ingredient(..., format={name!r})",
-            )
+    names = sorted(kind.name for kind in _formats.offered() if suffix in kind.extensions)
+    if not names:
+        raise _unknown_extension(path, suffix)
+    if len(names) > 1:
+        raise SourceError(
+            f"several installed packages offer a format for the extension {suffix!r}",
+            file=path,
+            parameter="format",
+            known=", ".join(names),
+            remedy=f"add_ingredient(..., format={names[0]!r})",
+        )
+    return _formats.get(names[0])
 
 
 def _unknown_extension(path: str, suffix: str) -> SourceError:
