@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "arrow_to_numpy",
+    "lists_of",
     "lists_to_arrow",
     "numpy_dtype",
     "numpy_to_arrow",
@@ -106,6 +107,26 @@ def lists_to_arrow(offsets: NDArray[np.integer], values: Any) -> pa.Array:
     """Lists of any length: list i has values [offsets[i], offsets[i + 1]). Large lists if the offsets are int64."""
     lists = pa.LargeListArray if offsets.dtype == np.int64 else pa.ListArray
     return lists.from_arrays(numpy_to_arrow(offsets), numpy_to_arrow(values))
+
+
+def lists_of(array: pa.Array) -> tuple[pa.Array, NDArray[np.integer]] | None:
+    """(values, offset of each list and the end of the last) of lists of any kind; None for every other type.
+
+    >>> values, offsets = lists_of(pa.array([[1], [2, 3], []])[1:])
+    >>> values.to_pylist(), offsets.tolist()
+    ([1, 2, 3], [1, 3, 3])
+    """
+    if isinstance(array.type, pa.BaseExtensionType):
+        return lists_of(array.storage)
+    if pa.types.is_fixed_size_list(array.type):
+        return array.values, (array.offset + np.arange(len(array) + 1)) * array.type.list_size
+    if pa.types.is_list_view(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    elif pa.types.is_large_list_view(array.type):
+        array = array.cast(pa.large_list(array.type.value_type))
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return array.values, arrow_to_numpy(array.offsets)
+    return None
 
 
 def records_to_arrow(starts: NDArray[np.integer], records: Any) -> pa.Array:

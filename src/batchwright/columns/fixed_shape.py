@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
-from batchwright.columns.arrays import arrow_to_numpy, numpy_dtype, tensors_to_numpy
+from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype, tensors_to_numpy
 from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, other_shape, take_rows, without
 
 __all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch"]
@@ -63,7 +63,7 @@ def _to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_ro
     for depth, length in enumerate(column.shape):
         lists_per_row = math.prod(column.shape[:depth])
         _refuse_nulls(flat, lists_per_row, file, name, first_row)
-        flat, offsets = _values_of(flat)
+        flat, offsets = lists_of(flat)  # type: ignore[misc]  # there are as many levels as axes
         wrong = np.flatnonzero(np.diff(offsets) != length)
         if len(wrong):
             at = int(wrong[0])
@@ -80,13 +80,6 @@ def _tensors_to_numpy(array: Any, file: str, name: str, first_row: int) -> NDArr
     _refuse_nulls(array, 1, file, name, first_row)
     _refuse_nulls(array.storage.flatten(), array.storage.type.list_size, file, name, first_row)
     return tensors_to_numpy(array)
-
-
-def _values_of(lists: Any) -> tuple[pa.Array, NDArray[np.int64]]:
-    """(values of an array of lists, offset of each list and the end of the last)."""
-    if pa.types.is_fixed_size_list(lists.type):
-        return lists.values, (lists.offset + np.arange(len(lists) + 1)) * lists.type.list_size
-    return lists.values, arrow_to_numpy(lists.offsets)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ from batchwright.base.words import suggest
 from batchwright.rollouts.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
-from batchwright.rollouts.table import Table, table_of
+from batchwright.rollouts.table import RolloutTable, table_of
 
 __all__ = ["KEYS", "read_rollouts"]
 
@@ -95,7 +95,7 @@ def _laid_out(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | Non
 class _Reading:
     """One table that is being read. Remembers it, and how it calls its columns, for what an error says."""
 
-    def __init__(self, table: Table, columns: Mapping[str, str] | None) -> None:
+    def __init__(self, table: RolloutTable, columns: Mapping[str, str] | None) -> None:
         self.table, self.names = table, _checked_names(columns, table)
         self.names["reward"] = self._reward_name()
 
@@ -438,7 +438,7 @@ class _Reading:
         return value.as_py() if hasattr(value, "as_py") else _plain(value)
 
 
-def _checked_names(columns: Mapping[str, str] | None, table: Table) -> dict[str, str]:
+def _checked_names(columns: Mapping[str, str] | None, table: RolloutTable) -> dict[str, str]:
     """What the data calls each key."""
     for key, name in (columns or {}).items():
         if key not in KEYS:
