@@ -1,4 +1,4 @@
-"""Rows of Python values (JSONL, pickle) as columns, decoded in a child process that keeps them.
+"""Rows of Python values (JSONL, pickle) as columns: what a child process decodes and writes into shared memory.
 
 Values are numbers, booleans, NumPy arrays, or nested lists of equal shape. A column's dtype is that of its arrays; of
 plain numbers it is bool, int64 or float64, float64 where both are in one column.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import gzip
 import io
-import math
-import mmap
 import os
 import pickle
 import zlib
@@ -27,19 +25,16 @@ from batchwright.base.words import error_in_words
 from batchwright.columns.schema import (
     DAMAGED,
     Column,
-    Rows,
     Schema,
-    blocks_of,
     check_dtype,
     check_shape,
     chosen,
     other_shape,
     sorted_schema,
-    take_rows,
     without,
 )
 
-__all__ = ["BLOCK_ROWS", "GZIP_MAGIC", "ZSTD_MAGIC", "Decoded", "answer", "decode", "layout", "views"]
+__all__ = ["BLOCK_ROWS", "GZIP_MAGIC", "ZSTD_MAGIC", "Decoded", "column_offsets", "decode", "decode_into"]
 
 BLOCK_ROWS = 1024
 """Rows that are turned into arrays at once."""
@@ -89,15 +84,16 @@ class Decoded:
             found[name] = Column(dtype, check_shape(blocks[0].shape[1:], file=self.file, column=name))
         self.schema = sorted_schema(found)
 
-    def put(self, rows: Rows, into: dict[str, NDArray[Any]]) -> int:
-        """Copy rows into columns that have room for them, and return their number."""
-        start = 0
-        for block, part in blocks_of(rows, self.starts):
-            stop = start + len(part)
-            for name, column in into.items():
-                column[start:stop] = take_rows(self.blocks[name][block], part, self.starts[block])
-            start = stop
-        return start
+    def write(self, descriptor: int) -> None:
+        """Write the columns into a file as `column_offsets` says, and let go of each block that is written."""
+        offsets, num_bytes = column_offsets(self.schema, self.starts[-1])
+        os.ftruncate(descriptor, num_bytes)
+        for name, column in self.schema.items():
+            at, blocks = offsets[name], self.blocks.pop(name)
+            for number, block in enumerate(blocks):
+                data = np.ascontiguousarray(block, column.dtype).reshape(-1).view(np.uint8).data
+                at += _write_all(descriptor, data, at)
+                blocks[number] = np.empty(0)
 
 
 def decode(file: str, kind: str, columns: Sequence[str] | None) -> Decoded:
@@ -110,11 +106,15 @@ def decode(file: str, kind: str, columns: Sequence[str] | None) -> Decoded:
     return decoded
 
 
-# The child process
+def _write_all(descriptor: int, data: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+    return done
 
 
-def layout(schema: Schema, rows: int) -> tuple[dict[str, int], int]:
-    """(where the column of each name begins in shared memory with room for `rows`, the length of all)."""
+def column_offsets(schema: Schema, rows: int) -> tuple[dict[str, int], int]:
+    """(where the column of each name begins in shared memory, the length of all)."""
     offsets, end = {}, 0
     for name, column in schema.items():
         offsets[name] = end
@@ -122,53 +122,23 @@ def layout(schema: Schema, rows: int) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def views(memory: mmap.mmap, schema: Schema, rows: int) -> dict[str, NDArray[Any]]:
-    """The columns in shared memory."""
-    offsets, _ = layout(schema, rows)
-    found = {}
-    for name, column in schema.items():
-        flat = np.frombuffer(memory, column.dtype, rows * math.prod(column.shape), offsets[name])
-        found[name] = flat.reshape(rows, *column.shape)
-    return found
-
-
-class Child:
-    """State of the child process: the decoded shard, and the memory through which rows go."""
-
-    def __init__(self) -> None:
-        self.decoded: Decoded | None = None
-        self.room: dict[str, NDArray[Any]] = {}
-
-    def open(self, file: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> tuple[int, Schema]:
-        gc.disable()  # it would look at millions of objects again and again, of which none is garbage
-        if budget is not None:
-            limit_memory(budget)
-        self.decoded = _within_memory(file, kind, columns)
-        if self.decoded is None:
-            room = "memory" if budget is None else f"{budget:,} bytes"
-            raise SourceError(
-                f"{os.path.basename(file)} does not fit in {room}",
-                file=file,
-                remedy="a larger max_memory_gb, smaller shards, or once: batchwright shards convert DIR OUT",
-            )
-        return self.decoded.starts[-1], self.decoded.schema
-
-    def share(self, descriptor: int, rows: int) -> None:
-        assert self.decoded is not None
-        memory = mmap.mmap(descriptor, layout(self.decoded.schema, rows)[1])
-        self.room = views(memory, self.decoded.schema, rows)
-
-    def put(self, rows: Rows) -> int:
-        assert self.decoded is not None
-        return self.decoded.put(rows, self.room)
-
-
-_child = Child()
-
-
-def answer(what: str, *given: Any) -> Any:
-    """Answer the parent: `open` a shard, `share` memory, then `put` rows there."""
-    return getattr(_child, what)(*given)
+def decode_into(
+    descriptor: int, file: str, kind: str, columns: Sequence[str] | None, budget: int | None
+) -> tuple[int, Schema]:
+    """The work of the child process: (rows, schema) of a shard, whose columns are then in the file of a descriptor."""
+    gc.disable()  # it would look at millions of objects again and again, of which none is garbage
+    if budget is not None:
+        limit_memory(budget)
+    decoded = _within_memory(file, kind, columns)
+    if decoded is None:
+        room = "memory" if budget is None else f"{budget:,} bytes"
+        raise SourceError(
+            f"{os.path.basename(file)} does not fit in {room}",
+            file=file,
+            remedy="a larger max_memory_gb, smaller shards, or once: batchwright shards convert DIR OUT",
+        )
+    decoded.write(descriptor)
+    return decoded.starts[-1], decoded.schema
 
 
 def _within_memory(file: str, kind: str, columns: Sequence[str] | None) -> Decoded | None:

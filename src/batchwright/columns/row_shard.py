@@ -1,23 +1,25 @@
 """JSONL and pickle shards: decoded in full in a child process, so that the trainer's interpreter is free.
 
-Rows come through shared memory: through a pipe they took two to ten times as long. The child is a new interpreter that
-ends with its parent, and holds the columns until the shard is closed.
+Columns come through shared memory: rows through a pipe took two to ten times as long. The child is a new interpreter
+that ends with its work, or with its parent.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError, WorkerError
 from batchwright.base.machine import shared_memory
 from batchwright.base.processes import Worker
-from batchwright.columns.row_decoding import GZIP_MAGIC, ZSTD_MAGIC, answer, layout, views
-from batchwright.columns.schema import Wanted, pieces, row_bytes
+from batchwright.columns.row_decoding import GZIP_MAGIC, ZSTD_MAGIC, column_offsets, decode_into
+from batchwright.columns.schema import Schema, Wanted, pieces, row_bytes, take_rows
 from batchwright.columns.shard import ShardReader
 
 __all__ = ["RowShard", "expected_bytes"]
@@ -38,50 +40,42 @@ class RowShard(ShardReader):
 
     def __init__(self, path: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> None:
         self.path = path
-        self._memory_file = shared_memory(0)  # as long as a chunk is, once that is known
-        self._room_rows = 0
-        self._room: dict[str, NDArray[Any]] = {}
-        self._worker = Worker(answer, doing=f"decoding {path}", share=(self._memory_file,))
+        names = columns if columns is None or isinstance(columns, str) else list(columns)
+        memory = shared_memory(0)  # as long as the columns are, once that is known
         try:
-            names = columns if columns is None or isinstance(columns, str) else list(columns)
-            self.rows, self.schema = self._ask("open", path, kind, names, budget)
-        except BaseException:
-            self.close()
-            raise
-        self.decode_bytes = max(expected_bytes(path, kind), _CHILD_BYTES + self.rows * row_bytes(self.schema))
-
-    def _ask(self, *question: Any) -> Any:
-        try:
-            self._worker.send(*question)
-            return self._worker.receive()
+            with Worker(decode_into, doing=f"decoding {path}", share=(memory,)) as worker:
+                worker.send(memory, path, kind, names, budget)
+                self.rows, self.schema = worker.receive()
+            self._columns = _columns_in(memory, self.schema, self.rows)
         except WorkerError as error:
             raise SourceError(
-                f"{os.path.basename(self.path)} could not be decoded",
-                file=self.path,
+                f"{os.path.basename(path)} could not be decoded",
+                file=path,
                 reason=error.headline,
                 remedy="if memory ran out: smaller shards; otherwise write it again",
             ) from error
+        finally:
+            os.close(memory)
+        self.decode_bytes = max(expected_bytes(path, kind), _CHILD_BYTES + self.rows * row_bytes(self.schema))
 
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
-        for piece in pieces(wanted, self.rows, rows_per_chunk):
-            self._make_room(min(rows_per_chunk, self.rows))
-            rows = self._ask("put", piece)
-            yield {name: column[:rows] for name, column in self._room.items()}
-
-    def _make_room(self, rows: int) -> None:
-        if rows > self._room_rows:
-            _, num_bytes = layout(self.schema, rows)
-            os.ftruncate(self._memory_file, num_bytes)
-            self._room = views(mmap.mmap(self._memory_file, num_bytes), self.schema, rows)
-            self._ask("share", self._memory_file, rows)
-            self._room_rows = rows
+        for rows in pieces(wanted, self.rows, rows_per_chunk):
+            yield {name: take_rows(values, rows, 0) for name, values in self._columns.items()}
 
     def close(self) -> None:
-        self._worker.close()
-        self._room = {}
-        if self._memory_file >= 0:
-            os.close(self._memory_file)
-            self._memory_file = -1
+        self._columns = {}
+
+
+def _columns_in(memory: int, schema: Schema, rows: int) -> dict[str, NDArray[Any]]:
+    offsets, num_bytes = column_offsets(schema, rows)
+    if not num_bytes:
+        return {name: np.empty((rows, *column.shape), column.dtype) for name, column in schema.items()}
+    mapped = mmap.mmap(memory, num_bytes, access=mmap.ACCESS_READ)  # goes with the last array over it
+    found = {}
+    for name, column in schema.items():
+        flat = np.frombuffer(mapped, column.dtype, rows * math.prod(column.shape), offsets[name])
+        found[name] = flat.reshape(rows, *column.shape)
+    return found
 
 
 def expected_bytes(path: str, kind: str) -> int:

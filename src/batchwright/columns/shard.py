@@ -37,24 +37,15 @@ __all__ = [
     "row_bytes",
 ]
 
-EXTENSIONS: dict[str, str] = {
-    ".npz": "npz",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".parquet": "parquet",
-    ".safetensors": "safetensors",
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".jsonl.zst": "jsonl",
-    ".ndjson": "jsonl",
-    ".ndjson.gz": "jsonl",
-    ".ndjson.zst": "jsonl",
-    ".pkl": "pickle",
-    ".pkl.gz": "pickle",
-    ".pickle": "pickle",
-    ".pickle.gz": "pickle",
+_ENDINGS = {
+    "npz": (".npz",),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "parquet": (".parquet",),
+    "safetensors": (".safetensors",),
+    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst"),
+    "pickle": (".pkl", ".pkl.gz", ".pickle", ".pickle.gz"),
 }
+EXTENSIONS: dict[str, str] = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
 """How the names of shards end, and the format that each ending means."""
 
 
