@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
 from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype, tensors_to_numpy
-from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, other_shape, take_rows, without
+from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, column_error, other_shape, take_rows
 
 __all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch"]
 
@@ -27,12 +27,8 @@ def column_of(field: pa.Field, first_row: Callable[[], Any], *, file: str) -> Co
     """Dtype and shape of a column. `first_row` gives its first row as an array; asked only if lengths may differ."""
     dtype = numpy_dtype(_value_type(field.type))
     if dtype is None:
-        raise SourceError(
-            f"column {field.name!r} holds {_value_type(field.type)}",
-            file=file,
-            column=field.name,
-            remedy=f"write it as numbers or booleans, or {without(field.name)}",
-        )
+        what = f"column {field.name!r} holds {_value_type(field.type)}"
+        raise column_error(what, file=file, column=field.name, remedy="write it as numbers or booleans")
     first = None
     if _may_vary(field.type):
         first = first_row()
@@ -56,7 +52,7 @@ def columns_of_batch(
 
 
 def _to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row: int) -> NDArray[Any]:
-    """An array as (rows, *shape), without a copy. `first_row` is its number in the file, for errors."""
+    """An array as (rows, *shape), column_error a copy. `first_row` is its number in the file, for errors."""
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _tensors_to_numpy(array, file, name, first_row)
     flat = array
@@ -116,10 +112,5 @@ def _refuse_nulls(array: pa.Array, values_per_row: int, file: str, name: str, fi
 
 
 def _null(file: str, column: str, row: int) -> SourceError:
-    return SourceError(
-        f"row {row:,} has no value in column {column!r}",
-        file=file,
-        row=row,
-        column=column,
-        remedy=f"write a number in place of null, or {without(column)}",
-    )
+    what = f"row {row:,} has no value in column {column!r}"
+    return column_error(what, file=file, column=column, row=row, remedy="write a number in place of null")

@@ -17,7 +17,7 @@ from typing import IO, Any
 from batchwright.base.errors import SourceError
 from batchwright.columns.flat import Fill, FlatColumn, FlatShard, closed_on_error, read_at
 from batchwright.columns.npy import read_npy_header
-from batchwright.columns.schema import DAMAGED, check_dtype, chosen, row_shape, without
+from batchwright.columns.schema import DAMAGED, check_dtype, chosen, column_error, row_shape
 
 __all__ = ["open_npz"]
 
@@ -62,7 +62,7 @@ class _Member:
 def _open_member(member: _Member) -> FlatColumn:
     path, name, info = member.path, member.name, member.info
     if not info.filename.endswith(".npy"):
-        raise SourceError(f"member {info.filename!r} is no array", file=path, column=name, remedy=without(name))
+        raise column_error(f"member {info.filename!r} is no array", file=path, column=name)
     try:
         with member.archive.open(info) as stream:
             dtype, shape, is_fortran = read_npy_header(stream)

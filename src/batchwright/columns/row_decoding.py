@@ -29,9 +29,9 @@ from batchwright.columns.schema import (
     check_dtype,
     check_shape,
     chosen,
+    column_error,
     other_shape,
     sorted_schema,
-    without,
 )
 
 __all__ = ["BLOCK_ROWS", "GZIP_MAGIC", "ZSTD_MAGIC", "Decoded", "column_offsets", "decode", "decode_into"]
@@ -240,13 +240,9 @@ def _stacked(
     for row, value in enumerate(values, first_row):
         one = _array_of([value])
         if one is None:
-            raise SourceError(
-                f"row {row:,} has {_in_words(value)} in column {column!r}",
-                file=file,
-                row=row,
-                column=column,
-                remedy=f"write numbers, booleans or lists of equal shape, or {without(column)}",
-            )
+            what = f"row {row:,} has {_in_words(value)} in column {column!r}"
+            remedy = "write numbers, booleans or lists of equal shape"
+            raise column_error(what, file=file, column=column, row=row, remedy=remedy)
         if before is not None and one.shape[1:] != before:
             raise other_shape(file, column, row, one.shape[1:], before)
         before = one.shape[1:]
@@ -326,19 +322,10 @@ def _other_keys(row: Row, keys: set[str], number: int, file: str) -> SourceError
     missing = keys - row.keys()
     name = min(missing or row.keys() - keys, key=str)
     what = f"no column {name!r}" if missing else f"a column {name!r} that rows before do not have"
-    return SourceError(
-        f"row {number:,} has {what}",
-        file=file,
-        row=number,
-        column=name,
-        remedy=f"give every row the same columns, or {without(name)}",
-    )
+    remedy = "give every row the same columns"
+    return column_error(f"row {number:,} has {what}", file=file, column=name, row=number, remedy=remedy)
 
 
 def _too_big(file: str, column: str) -> SourceError:
-    return SourceError(
-        f"column {column!r} has whole numbers that do not fit in one type of 64 bits",
-        file=file,
-        column=column,
-        remedy=f"write smaller numbers, or {without(column)}",
-    )
+    what = f"column {column!r} has whole numbers that do not fit in one type of 64 bits"
+    return column_error(what, file=file, column=column, remedy="write smaller numbers")

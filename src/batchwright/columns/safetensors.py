@@ -12,7 +12,7 @@ import numpy as np
 
 from batchwright.base.errors import SourceError
 from batchwright.columns.flat import FlatColumn, FlatShard, closed_on_error, read_at
-from batchwright.columns.schema import DAMAGED, chosen, row_shape, without
+from batchwright.columns.schema import DAMAGED, chosen, column_error, row_shape
 
 __all__ = ["open_safetensors"]
 
@@ -82,12 +82,8 @@ def _read_header(descriptor: int, path: str) -> tuple[int, dict[str, _Tensor]]:
 def _dtype_of(tensor: _Tensor, name: str, path: str) -> np.dtype[np.generic]:
     dtype, (begin, end) = _DTYPES.get(tensor.dtype), tensor.data_offsets
     if dtype is None:
-        raise SourceError(
-            f"column {name!r} is {tensor.dtype}, which NumPy does not have",
-            file=path,
-            column=name,
-            remedy=f"save it as F32 or F16, or {without(name)}",
-        )
+        what = f"column {name!r} is {tensor.dtype}, which NumPy does not have"
+        raise column_error(what, file=path, column=name, remedy="save it as F32 or F16")
     if math.prod(tensor.shape) * dtype.itemsize != end - begin:
         raise _damaged(path, f"shape {tensor.shape} of {tensor.dtype} in {end - begin:,} bytes", name)
     return dtype

@@ -24,6 +24,7 @@ __all__ = [
     "check_dtype",
     "check_shape",
     "chosen",
+    "column_error",
     "count_below",
     "numbers_of",
     "other_shape",
@@ -33,7 +34,6 @@ __all__ = [
     "rows_of",
     "sorted_schema",
     "take_rows",
-    "without",
 ]
 
 Wanted = slice | NDArray[np.int64]
@@ -82,11 +82,8 @@ def chosen(known: Iterable[str], columns: Sequence[str] | None, file: str) -> li
     """Names of the columns to read, sorted: `columns`, or all of a file."""
     names = list(known)
     if isinstance(columns, str) or (columns is not None and not columns):
-        raise SpecError(
-            f"columns={columns!r} is no list of names",
-            parameter="columns",
-            remedy="columns=['board', 'value'], or None",
-        )
+        what = f"columns={columns!r} is no list of names"
+        raise SpecError(what, parameter="columns", remedy="columns=['board', 'value'], or None")
     if not names:
         raise SourceError("a shard without columns", file=file, remedy="write it again, or ranges without its number")
     wanted = names if columns is None else list(columns)
@@ -94,9 +91,8 @@ def chosen(known: Iterable[str], columns: Sequence[str] | None, file: str) -> li
         if name not in names:
             raise _no_column(name, names, wanted, file)
         if names.count(name) > 1:
-            raise SourceError(
-                f"two columns are called {name!r}", file=file, column=name, remedy="give each its own name"
-            )
+            what = f"two columns are called {name!r}"
+            raise SourceError(what, file=file, column=name, remedy="give each its own name")
     return sorted(set(wanted))
 
 
@@ -108,58 +104,42 @@ def _no_column(name: str, names: list[str], wanted: list[str], file: str) -> Sou
     return SourceError(f"no column {name!r}", file=file, column=name, columns=listed(sorted(names), 20), remedy=remedy)
 
 
-def without(name: str) -> str:
-    """The remedy that always works: read the other columns."""
-    return f"columns=[...] without {name!r}"
+def column_error(what: str, *, file: str, column: str, row: int | None = None, remedy: str = "") -> SourceError:
+    """An error of one column. The remedy that always works comes last: read the other columns."""
+    others = f"columns=[...] without {column!r}"
+    return SourceError(what, file=file, row=row, column=column, remedy=f"{remedy}, or {others}" if remedy else others)
 
 
 def check_dtype(dtype: np.dtype[Any], *, file: str, column: str) -> np.dtype[Any]:
     """The dtype in native byte order, if it is one of numbers or booleans."""
     if dtype.kind in "biuf" and dtype.itemsize <= 8:
         return dtype.newbyteorder("=")
+    what, remedy = f"{dtype}", "save it as numbers or booleans"
     if dtype.hasobject:
-        what, remedy = "Python objects, which are pickles", "save it as an array of numbers"
+        what = "Python objects, which are pickles"
     elif dtype.names is not None:
-        what, remedy = f"records of {', '.join(map(str, dtype.names[:5]))}", "save each field as a column of its own"
-    else:
-        what, remedy = f"{dtype}", "save it as numbers or booleans"
-    raise SourceError(
-        f"column {column!r} holds {what}", file=file, column=column, remedy=f"{remedy}, or {without(column)}"
-    )
+        what, remedy = f"records of {listed(dtype.names)}", "save each field as a column of its own"
+    raise column_error(f"column {column!r} holds {what}", file=file, column=column, remedy=remedy)
 
 
 def row_shape(shape: tuple[int, ...], *, file: str, column: str) -> tuple[int, ...]:
     """The shape of one row of an array whose first axis is rows."""
     if not shape:
-        raise SourceError(
-            f"column {column!r} is a single value, not one for each row",
-            file=file,
-            column=column,
-            remedy=f"save an array of one value a row, or {without(column)}",
-        )
+        what = f"column {column!r} is a single value, not one for each row"
+        raise column_error(what, file=file, column=column, remedy="save an array of one value a row")
     return check_shape(shape[1:], file=file, column=column)
 
 
 def check_shape(shape: tuple[int, ...], *, file: str, column: str) -> tuple[int, ...]:
     """The shape of one row, if it has values."""
     if 0 in shape:
-        raise SourceError(
-            f"column {column!r} has no values: each row has shape {shape}",
-            file=file,
-            column=column,
-            remedy=without(column),
-        )
+        raise column_error(f"column {column!r} has no values: each row has shape {shape}", file=file, column=column)
     return shape
 
 
 def other_shape(file: str, column: str, row: int, got: tuple[int, ...], shape: tuple[int, ...]) -> SourceError:
-    return SourceError(
-        f"row {row:,} of column {column!r} has shape {got}, the rows before have {shape}",
-        file=file,
-        row=row,
-        column=column,
-        remedy=f"pad it to one shape, or {without(column)}",
-    )
+    what = f"row {row:,} of column {column!r} has shape {got}, the rows before have {shape}"
+    return column_error(what, file=file, column=column, row=row, remedy="pad it to one shape")
 
 
 def rows_of(lengths: dict[str, int], *, file: str) -> int:
@@ -167,12 +147,8 @@ def rows_of(lengths: dict[str, int], *, file: str) -> int:
     (first, rows), *others = lengths.items()
     for name, length in others:
         if length != rows:
-            raise SourceError(
-                f"columns of unequal length: {first!r} has {rows:,} rows, {name!r} has {length:,}",
-                file=file,
-                column=name,
-                remedy=f"write the shard again, or {without(name)}",
-            )
+            what = f"columns of unequal length: {first!r} has {rows:,} rows, {name!r} has {length:,}"
+            raise column_error(what, file=file, column=name, remedy="write the shard again")
     return rows
 
 
@@ -188,9 +164,8 @@ def numbers_of(wanted: Wanted, rows: int) -> Rows:
         return range(start, stop, step)
     numbers = np.asarray(wanted, dtype=np.int64)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= rows or (np.diff(numbers) < 0).any()):
-        raise SpecError(
-            f"row numbers that are not sorted, or not below {rows:,}", parameter="wanted", remedy="sort them"
-        )
+        what = f"row numbers that are not sorted, or not below {rows:,}"
+        raise SpecError(what, parameter="wanted", remedy="sort them")
     return numbers
 
 
