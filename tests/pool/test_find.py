@@ -100,15 +100,14 @@ def linked(folder: Path) -> None:
 BAD = {
     "dirs not a list": Case(None, "a", ["all"], SpecError, {"given": "'a'"}, 'data_dirs=["'),
     "ranges not a list": Case(None, ["a"], "0-1", SpecError, {"given": "'0-1'"}, 'shard_ranges=["'),
-    "no lists": Case(None, [], [], SpecError, {"parameter": "data_dirs"}, "data_dirs="),
-    "not a path": Case(None, [None], ["all"], SpecError, {"index": 0}, "data_dirs="),
-    "an empty path": Case(None, [""], ["all"], SpecError, {"index": 0}, "data_dirs="),
+    "no lists": Case(None, [], [], SpecError, {"parameter": "shard_ranges"}, "shard_ranges="),
+    "not a path": Case(None, [None], ["all"], SpecError, {"parameter": "data_dirs"}, "data_dirs="),
     "unequal": Case(
         None,
         ["a", "bb", "c"],
         ["0-1", "all"],
         SpecError,
-        {"entries": "0  a   0-1\n1  bb  all\n2  c   (no range)"},
+        {"data_dirs": "a, bb, c", "shard_ranges": "0-1, all"},
         "",
     ),
     "not a range": Case(None, ["a", "a"], ["0", "x"], SpecError, {"index": 1, "directory": "a"}, '"0-99"'),
@@ -133,7 +132,7 @@ BAD = {
         ["a"],
         ["all"],
         SourceError,
-        {"directory": "a", "files": "1: shard_0001.npz, shard_1.npz"},
+        {"directory": "a", "files": "1: shard_0001.npz and shard_1.npz"},
         "",
     ),
     "two formats": Case(
@@ -141,7 +140,7 @@ BAD = {
         ["a"],
         ["0-1"],
         SourceError,
-        {"files": "0: shard_0000.npz, shard_0000.pkl.gz\n1: shard_0001.npz, shard_0001.pkl.gz"},
+        {"files": "0: shard_0000.npz and shard_0000.pkl.gz, 1: shard_0001.npz and shard_0001.pkl.gz"},
         "",
     ),
     "no number": Case(

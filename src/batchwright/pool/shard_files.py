@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from numbers import Real
 from typing import Any
 
@@ -58,7 +57,7 @@ def find_shards(data_dirs: Sequence[str | os.PathLike[str]], shard_ranges: Seque
         raise SpecError(
             "no shard is left: the range of every directory is 'none'",
             parameter="shard_ranges",
-            directories=_side_by_side(directories, ranges),
+            directories=listed(directories),
             remedy='a range such as "0-99" or "all" for one of them',
         )
     _refuse_a_file_twice(found, directories)
@@ -103,58 +102,29 @@ def _checked_pairs(data_dirs: Any, shard_ranges: Any) -> tuple[list[str], list[S
         if not isinstance(given, list | tuple):
             what = f"{name} is a list, and this is {type(given).__name__}"
             raise SpecError(what, parameter=name, given=shortened(given, 200), remedy=remedy)
-    directories = [_checked_directory(given, index) for index, given in enumerate(data_dirs)]
-    if len(directories) != len(shard_ranges):
+    directories = [str(local_path(data_dirs=given)) for given in data_dirs]
+    if len(directories) != len(shard_ranges) or not directories:
         raise SpecError(
             f"data_dirs has {len(directories)} entries and shard_ranges has {len(shard_ranges)}",
             parameter="shard_ranges",
-            entries=_side_by_side(directories, shard_ranges),
-            remedy=f'one range for each directory: shard_ranges=["all"] * {len(directories)}',
-        )
-    if not directories:
-        raise SpecError(
-            "data_dirs is empty", parameter="data_dirs", remedy='data_dirs=["data/games"], shard_ranges=["all"]'
+            data_dirs=listed(directories),
+            shard_ranges=listed(shard_ranges),
+            remedy=f'one range for each directory: shard_ranges=["all"] * {max(1, len(directories))}',
         )
     pairs = zip(directories, shard_ranges, strict=True)
     return directories, [parse_range(text, directory=folder, index=i) for i, (folder, text) in enumerate(pairs)]
-
-
-def _checked_directory(given: Any, index: int) -> str:
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise SpecError(
-            f"data_dirs[{index}] is not the path of a directory",
-            parameter="data_dirs",
-            index=index,
-            given=shortened(given, 200),
-            remedy='data_dirs=["data/games"]: a text or a Path each',
-        )
-    return str(local_path(data_dirs=given))
-
-
-def _side_by_side(directories: Sequence[object], ranges: Sequence[object]) -> str:
-    """
-    >>> print(_side_by_side(["data/a", "b"], ["0-9"]))
-    0  data/a  0-9
-    1  b       (no range)
-    """
-    pairs = list(zip_longest(map(str, directories), map(str, ranges)))
-    width = max(len(directory or "(no directory)") for directory, _ in pairs)
-    return "\n".join(
-        f"{index}  {directory or '(no directory)':<{width}}  {text or '(no range)'}"
-        for index, (directory, text) in enumerate(pairs)
-    )
 
 
 def _find(directory: str, wanted: ShardRange, index: int | None, parameter: str = "shard_ranges") -> list[ShardFile]:
     where = {"index": index, "directory": directory}
     by_number = _shard_names(directory, where)
     chosen = choose(wanted, by_number, directory=directory, index=index, parameter=parameter)
-    twice = [f"{number}: {', '.join(by_number[number])}" for number in chosen if len(by_number[number]) > 1]
+    twice = [f"{number}: {' and '.join(by_number[number])}" for number in chosen if len(by_number[number]) > 1]
     if twice:
         raise SourceError(
             "several shards of this directory have one number",
             **where,
-            files=_lines(twice),
+            files=listed(twice, _SHOWN),
             remedy="keep one file for each number, and move the others out of this directory",
         )
     if wanted.is_all and are_ids(chosen):
@@ -244,14 +214,9 @@ def _refuse_a_file_twice(found: list[list[ShardFile]], directories: list[str]) -
         parameter="data_dirs",
         index=again.directory,
         directory=directories[again.directory],
-        files=_lines([f"{one.path} is {two.path}" for one, two in twice]),
+        files=listed([f"{one.path} is {two.path}" for one, two in twice], _SHOWN),
         remedy=f"leave {numbers} out of the range of data_dirs[{again.directory}], or of data_dirs[{once.directory}]",
     )
-
-
-def _lines(texts: Sequence[str]) -> str:
-    rest = len(texts) - _SHOWN
-    return "\n".join([*texts[:_SHOWN], *([f"and {rest:,} more"] if rest > 0 else [])])
 
 
 # Validation
@@ -320,10 +285,8 @@ def discover_and_split_multiple_data(
             raise SpecError(
                 "no shard can be kept for validation: no directory has two",
                 parameter="validation_split",
-                directories=_side_by_side(
-                    data_dirs,
-                    [f"{len(shards)} of range {text!r}" for shards, text in zip(found, shard_ranges, strict=True)],
-                ),
+                directories=listed(data_dirs),
+                shard_ranges=listed(map(repr, shard_ranges)),
                 remedy="more shards, smaller ones; or validation_split=0",
             )
         counts[largest] = 1

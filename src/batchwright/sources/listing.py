@@ -84,15 +84,14 @@ def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool
     unclear = [name for name in names if not _could_only_be_path(name, extensions)]
     if len(unclear) > 10_000:  # nobody lists so many paths by hand, and looking for each takes time
         return False
-    missing = [name for name in unclear if not _exists(name)]
-    if missing and len(missing) < len(unclear):
-        there = next(name for name in unclear if name not in missing)
+    by_existence = {_exists(name): name for name in unclear}
+    if len(by_existence) == 2:
         raise SourceError(
-            f"is this a list of files or of texts? {there!r} exists, {missing[0]!r} does not",
+            f"is this a list of files or of texts? {by_existence[True]!r} exists, {by_existence[False]!r} does not",
             parameter="source",
             remedy="pathlib.Path objects for files, {'text': ...} for texts",
         )
-    return not missing
+    return False not in by_existence
 
 
 def _could_only_be_path(name: str, extensions: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader, RawIOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ def _rows_of_stream(stream: BufferedReader, kind: Format, columns: Sequence[str]
     if not stream.peek(1):
         yield Malformed("empty file", rows=0)
     else:
-        yield from kind.read(BufferedReader(_Lent(stream)), **_keywords(kind, columns))
+        yield from kind.read(stream, **_keywords(kind, columns))
 
 
 def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
@@ -194,22 +194,6 @@ def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
     except ValueError as error:
         yield which, number, Malformed("malformed row", _reason(error), rest=True)
     yield which, number, EndOfSpan()
-
-
-class _Lent(RawIOBase):
-    """A stream that a format may wrap and close as it likes: the file itself stays open."""
-
-    def __init__(self, stream: BufferedReader) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._stream.readinto(buffer)
-
-    def readall(self) -> bytes:
-        return self._stream.read()
 
 
 def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) -> Iterator[Item]:
