@@ -80,7 +80,7 @@ class ScatteredRows:
             return np.empty((len(numbers), *self.shape), self.dtype)
         # Of an array that is not contiguous, `take` would make a copy first: of all memory between the arrays.
         taken: NDArray[Any] = self._rows.take(numbers, mode="clip") if self.is_contiguous else self._rows[numbers]
-        return taken.view(self.dtype).reshape(len(numbers), *self.shape) if self.shape else taken
+        return taken.view(self.dtype).reshape(len(numbers), *self.shape)
 
 
 def rows_apart(num_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -116,4 +116,4 @@ def gather(addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int,
         steps //= dtype.itemsize
     table = np.asarray(Memory(lowest, (int(steps.max()) + 1,), _record(dtype, shape), dtype.itemsize))
     gathered: NDArray[Any] = table[steps]
-    return gathered.view(dtype).reshape(len(addresses), *shape) if shape else gathered
+    return gathered.view(dtype).reshape(len(addresses), *shape)

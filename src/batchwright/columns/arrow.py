@@ -49,12 +49,9 @@ class ArrowShard(ShardReader):
             raise self._damaged(error) from None
 
     def _open_columns(self, columns: Sequence[str] | None) -> None:
-        begins = self._map[:8]
-        if begins.startswith(b"FEA1"):
-            raise SourceError("Feather version 1", file=self.path, remedy="write it again as version 2")
-        self._is_file = begins.startswith(_MAGIC)
-        reader = self._file([]) if self._is_file else self._stream([])
-        fields = list(reader.schema)
+        self._is_file = self._map[:6] == _MAGIC
+        self._begin = 8 * self._is_file  # a file is a stream between its magic and its footer
+        fields = list(self._stream([]).schema)
         names = chosen([field.name for field in fields], columns, self.path)
         self._numbers = [number for number, field in enumerate(fields) if field.name in names]
         self._count_rows(min(self._numbers, key=lambda number: _bytes_of(fields[number].type)))
@@ -78,22 +75,17 @@ class ArrowShard(ShardReader):
             self._starts.append(self._starts[-1] + batch.num_rows)
             self._is_mapped &= all(map(self._is_in_map, batch.column(0).buffers()))
         self.rows = self._starts[-1]
-        ends = source.tell()
-        is_stream = not self._is_file and self._map[:4] == _MESSAGE
-        if is_stream and self._map[ends - 8 : ends] != _END:
-            raise SourceError(
-                f"a stream without an end: {self.rows:,} rows are there, and perhaps were more",
-                file=self.path,
-                remedy="write it again, and close the writer",
-            )
+        end = self._begin + source.tell()
+        if self._map[self._begin : self._begin + 4] == _MESSAGE and self._map[end - 8 : end] != _END:
+            what = f"Arrow data without an end: {self.rows:,} rows are there, and perhaps were more"
+            raise SourceError(what, file=self.path, remedy="write it again, and close the writer")
 
     def _is_in_map(self, buffer: Any) -> bool:
         begin = self._buffer.address
         return buffer is None or not buffer.size or begin <= buffer.address < begin + self._buffer.size
 
     def _source(self) -> Any:
-        """The batches one after another: a file is a stream between its magic and its footer."""
-        return pa.BufferReader(self._buffer.slice(8 if self._is_file else 0))
+        return pa.BufferReader(self._buffer.slice(self._begin))
 
     def _stream(self, numbers: list[int]) -> Any:
         return pa.ipc.open_stream(self._source(), options=_only(numbers))

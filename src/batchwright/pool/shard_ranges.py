@@ -139,18 +139,18 @@ def choose(
         missing += [(a + 1, b - 1) for a, b in pairwise([first - 1, *inside, last + 1]) if b - a > 1]
     if not missing:
         return chosen
-    absent, fits = _listed(missing), range_text(chosen) if chosen else "all"
-    is_one = missing[0][0] == missing[-1][1]
+    fits = f'"{range_text(chosen)}"' if chosen else '"all"'
+    if len(fits) > _MOST_TEXT:
+        fits = "a range of those that are there"
     raise SpecError(
-        f"{'shard' if is_one else 'shards'} {absent} of range {str(wanted)!r} {'is' if is_one else 'are'} not there",
+        f"not all shards of range {str(wanted)!r} are there",
         parameter=parameter,
         index=index,
         directory=directory,
         range=repr(str(wanted)),
-        missing=absent,
+        missing=_listed(missing),
         there=_listed(_stretches(numbers)) or "no shard",
-        remedy=(f'"{fits}"' if len(fits) <= _MOST_TEXT else "a range of those that are there")
-        + ", or bring back what is missing",
+        remedy=f"{fits}, or bring back what is missing",
     )
 
 

@@ -38,12 +38,8 @@ def read_arrow(
 
 
 def _batches(file: Any, start: int, stop: int | None) -> Iterator[pa.RecordBatch | Malformed]:
-    begins = file.read(8)
+    is_file = file.read(6) == b"ARROW1"
     file.seek(0)
-    is_file = begins.startswith(b"ARROW1")
-    if begins.startswith(b"FEA1"):
-        yield Malformed("not an Arrow IPC file", "Feather version 1: write it again as version 2", rest=True)
-        return
     try:
         reader = open_ipc(file)
     except _DAMAGE as error:

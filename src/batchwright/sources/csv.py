@@ -12,7 +12,6 @@ import functools
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BufferedReader
@@ -97,12 +96,14 @@ def _names_in_header(
 
 def _header_fault(names: list[str], line: int) -> Malformed | None:
     """A header that does not name every column once."""
-    empty = [number for number, name in enumerate(names, 1) if not name]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if not empty and not twice:
+    remedy = "name each column once in the header row"
+    if "" in names:
+        what = f"column {names.index('') + 1:,} of {len(names):,} has no name"
+        remedy += " (pandas: to_csv(index=False))"
+    elif len(set(names)) < len(names):
+        what = f"two columns are named {max(names, key=names.count)!r}"
+    else:
         return None
-    what = f"column {empty[0]:,} of {len(names):,} has no name" if empty else f"two columns are named {twice[0]!r}"
-    remedy = "name each column once in the header row" + (" (pandas: to_csv(index=False))" if empty else "")
     return Malformed("bad header", f"line {line:,}: {what}", rest=True, rows=0, remedy=remedy)
 
 
@@ -140,9 +141,10 @@ def _try_delimiter(delimiter: str) -> str:
 
 def _ragged(record: list[str], num_columns: int, line: int, delimiter: str) -> Malformed:
     reason = f"line {line:,} has {counted(len(record), 'field')}, and there are {num_columns:,} columns"
-    other = _other_delimiter(record[0], delimiter) if len(record) == 1 else None
-    remedy = f"{_try_delimiter(other)}, if that is the delimiter" if other else ""
-    return Malformed("ragged row", reason, remedy=remedy)
+    other = _other_delimiter(record[0], delimiter)
+    if len(record) > 1 or other is None:
+        return Malformed("ragged row", reason)
+    return Malformed("ragged row", reason, remedy=f"{_try_delimiter(other)}, if that is the delimiter")
 
 
 class _TooLong(Exception):
@@ -188,8 +190,7 @@ class _Lines:
 
     def skip_record(self) -> bool:
         """Pass over the rest of a record that cannot be read. False if it has no end."""
-        quote = self.quotechar.encode() if self.quotechar else None
-        quotes = sum(line.count(quote) for line in self.raw) if quote else 0
+        quotes = sum(map(self._num_quotes, self.raw))
         last = self.raw[-1]
         while not (last.endswith(b"\n") and quotes % 2 == 0):
             if last.endswith(b"\n"):
@@ -197,8 +198,11 @@ class _Lines:
             last = self.stream.readline(_SKIP_BYTES)
             if not last:
                 return quotes % 2 == 0
-            quotes += last.count(quote) if quote else 0
+            quotes += self._num_quotes(last)
         return True
+
+    def _num_quotes(self, line: bytes) -> int:
+        return line.count(self.quotechar.encode()) if self.quotechar else 0
 
 
 def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:

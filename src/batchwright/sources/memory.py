@@ -116,7 +116,7 @@ class TableRows:
         self._table, self._indices = table, indices
 
     def __len__(self) -> int:
-        return len(self._indices) if self._indices is not None else int(self._table.num_rows)
+        return int(self._table.num_rows) if self._indices is None else len(self._indices)
 
     @property
     def fingerprint(self) -> str:

@@ -327,35 +327,14 @@ def _open_datatrove(path: str, dtype: np.dtype[Any]) -> TokenFile:
         _refuse(f"an index of {index_bytes:,} bytes is not a list of 64-bit numbers", index, _AGAIN)
     ends = np.fromfile(index, "<i8")
     count = int(ends[-1])
-    said_bytes, said_count = _datatrove_metadata(f"{path}.metadata")
     fits = [dtype for dtype in ("uint16", "uint32") if size == count * np.dtype(dtype).itemsize]
-    if said_bytes is not None:
-        fits = [dtype for dtype in fits if np.dtype(dtype).itemsize == said_bytes]
     if not fits:
-        each = ": neither 2 nor 4 for each" if said_bytes is None else f" of {said_bytes}-byte ids"
-        what = f"the last document ends at token {count:,}, and the data has {size:,} bytes{each}"
+        what = f"the last document ends at token {count:,}, and the data has {size:,} bytes: neither 2 nor 4 for each"
         _refuse(what, index, _AGAIN, tokens=path)
-    if said_count not in (None, count):
-        _refuse(f"the metadata says {said_count:,} tokens, and the index {count:,}", f"{path}.metadata", _AGAIN)
     note = ""
     if os.path.isfile(f"{path}.loss"):
         note = f"{os.path.basename(path)}.loss is not used: every token counts in the loss"
     return TokenFile(path, "datatrove", np.dtype(fits[0]), 0, count, _checked_ends(ends, count, index, path), note)
-
-
-def _datatrove_metadata(path: str) -> tuple[int | None, int | None]:
-    """(bytes of an id, number of tokens) as far as a .ds.metadata says them: `tokenizer|2`, the count, the count."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read(4096).splitlines()
-    except FileNotFoundError:
-        return None, None
-    tokenizer, count = (*lines, "", "")[:2]
-    return _number(tokenizer.rpartition("|")[2]), _number(count)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
 
 
 _READERS: dict[str, Callable[[str, np.dtype[Any]], TokenFile]] = {

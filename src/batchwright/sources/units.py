@@ -77,7 +77,9 @@ def cut_files(
         else:
             small.append(Span(number, path, kind.name))
             small_bytes += num_bytes
-    return [*units, Unit(tuple(small), small_bytes)] if small else units
+    if small:
+        units.append(Unit(tuple(small), small_bytes))
+    return units
 
 
 def _is_cut(kind: Format, path: str, num_bytes: int, unit_bytes: int) -> bool:
@@ -166,8 +168,10 @@ def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> It
     if not os.stat(span.path).st_size:
         yield Malformed("empty file", rows=0)
         return
-    part = {"start": span.start, "stop": span.stop} if kind.can_be_cut else {}
-    yield from kind.read(Path(span.path), **part, **_keywords(kind, columns))
+    keywords = _keywords(kind, columns)
+    if kind.can_be_cut:
+        keywords |= {"start": span.start, "stop": span.stop}
+    yield from kind.read(Path(span.path), **keywords)
 
 
 def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
