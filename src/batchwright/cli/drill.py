@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    counted,
-    plan_of_settings,
-    print_json,
-    settings_given,
-    whole_number,
-)
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.audit.drilling import DrillReport, Leg, LegResult

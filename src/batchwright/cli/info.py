@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json, printable
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, print_json, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
 
 if TYPE_CHECKING:

@@ -20,20 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    counted,
-    holds_conversations,
-    indented,
-    lines_in_words,
-    plan_of_settings,
-    print_json,
-    printable,
-    settings_given,
-    whole_number,
-)
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, indented, lines_in_words, print_json, printable
+from batchwright.cli.plan_settings import add_settings, holds_conversations, plan_of_settings, settings_given
 from batchwright.cli.rows import is_buffer, look_at_rows
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord, TrainingBatch

@@ -13,8 +13,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SourceError, SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json, printable, table
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, print_json, printable, table
 
 if TYPE_CHECKING:
     from batchwright.columns.shard import Schema
