@@ -1,5 +1,5 @@
-"""Facilities that only some machines have, each with a fallback: process facts, CPU count, memory, cached files, parent death,
-folders that tell of changes.
+"""Facilities of some machines, each with a fallback: process facts, CPU count, memory, page cache, parent death,
+folders that report changes.
 
 Everything Linux-only that batchwright uses is in this module. `BATCHWRIGHT_PORTABLE=1` turns that half off, so that the
 portable half (what macOS runs) can be tested anywhere.
