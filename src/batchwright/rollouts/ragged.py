@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.words import first_line
-from batchwright.rollouts.columns import cut_rows, offsets
+from batchwright.rl.columns import cut_rows, offsets
 
 __all__ = [
     "BadValue",
