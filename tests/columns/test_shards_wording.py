@@ -28,7 +28,7 @@ WORDING: dict[str, tuple[Callable[[], object], str]] = {
     "a shard that is missing": (
         lambda: find_shards(["a"], ["0-3"]),
         (
-            "not all shards of range '0-3' are there\n"
+            "shard 3 of range '0-3' is not there\n"
             "  parameter  shard_ranges\n"
             "  index      0\n"
             "  directory  a\n"

@@ -142,8 +142,9 @@ def choose(
     fits = f'"{range_text(chosen)}"' if chosen else '"all"'
     if len(fits) > _MOST_TEXT:
         fits = "a range of those that are there"
+    noun, verb = ("shard", "is") if missing[0][0] == missing[-1][1] else ("shards", "are")
     raise SpecError(
-        f"not all shards of range {str(wanted)!r} are there",
+        f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there",
         parameter=parameter,
         index=index,
         directory=directory,
