@@ -111,7 +111,7 @@ class ConversationDataLoader(Loader[TrainingBatch]):
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
         _say_what_is_left_out(stream)
         if asked["check"] is not False and plan is None:  # a plan was checked when it was made
-            from batchwright.loaders.chat_checks import refuse_bad
+            from batchwright.loaders.chat_refusal import refuse_bad
 
             refuse_bad(stream, drops_are_meant=truncation is not None)
 

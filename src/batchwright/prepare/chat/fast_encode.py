@@ -1,4 +1,4 @@
-"""Encode many conversations at once with the fast encoder: cut at added tokens, and find borders by counting bytes.
+"""Many conversations at once through the fast encoder: cut at added tokens, with borders found by counting bytes.
 
 Between added tokens `tokenizers` encodes each piece of text by itself, so cutting there changes nothing. What a
 template writes between two messages is mostly the same, so its tokens are remembered. No work is done per token, and
@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.prepare.byte_level import bytes_of_tokens
 from batchwright.prepare.chat.added import MOST_KEPT_GAPS, AddedTokens
 from batchwright.prepare.chat.align import SpanTable, token_stops
 from batchwright.prepare.chat.spans import Encoded, Rendered
-from batchwright.prepare.fast import FastEncoder
-from batchwright.prepare.proof import bytes_of_tokens
+from batchwright.prepare.tiktoken_encoder import FastEncoder
 
-__all__ = ["FastConversations", "are_plain"]
+__all__ = ["FastConversationEncoder", "are_plain"]
 
 Ids = NDArray[np.uint32]
 
@@ -30,7 +30,7 @@ _NO_TOKENS: Ids = np.empty(0, np.uint32)
 def are_plain(added: AddedTokens, fast: FastEncoder) -> bool:
     """Whether each added token is found wherever its name is, takes in no more than that, and leaves what follows."""
     normalizer = fast.backend.normalizer
-    return not fast.proof.adds_space and not any(
+    return not any(
         token.lstrip
         or token.rstrip
         or token.single_word
@@ -55,7 +55,7 @@ class _Cut(NamedTuple):
     num_special: int
 
 
-class FastConversations:
+class FastConversationEncoder:
     def __init__(self, fast: FastEncoder, added: AddedTokens) -> None:
         self.fast, self.added = fast, added
         self._num_bytes = np.zeros(max(fast.backend.get_vocab(with_added_tokens=True).values()) + 1, np.int64)
@@ -135,7 +135,7 @@ class FastConversations:
         together = "\0".join(texts)
         patterns = [self.added.any_special, *self.added.others]
         is_changed = self.fast.proof.normalizes and not together.isascii()
-        if not is_changed and not any(pattern is not None and pattern.search(together) for pattern in patterns):
+        if not is_changed and not any(pattern.search(together) for pattern in patterns):
             return list(self.fast.encode_batch(texts))
         parts = [self._split(text) for text in texts]
         ids = iter(self.fast.encode_batch([part for some in parts if some for part in some[::2]]))
@@ -149,18 +149,19 @@ class FastConversations:
 
     def _split(self, text: str) -> list[str] | None:
         """Text and the names of added tokens in turn, text first and last. None where a special name is in it."""
-        if self.added.any_special is not None and self.added.any_special.search(text):
+        if self.added.any_special.search(text):
             return None
         first, second = self.added.others
-        parts = first.split(text) if first is not None else [text]
+        parts = first.split(text)
         normalizer = self.fast.backend.normalizer
         if normalizer is not None:
             texts = [part for part in parts[::2] if not part.isascii()]
             if any(normalizer.normalize_str(part) != part for part in texts):
                 return None
-        if second is None:
-            return parts
-        return [part for number, one in enumerate(parts) for part in ([one] if number % 2 else second.split(one))]
+        split = [second.split(text) for text in parts[::2]]
+        for at, name in enumerate(parts[1::2]):
+            split[at].append(name)
+        return [part for some in split for part in some]
 
     # Borders
 
@@ -176,7 +177,7 @@ class FastConversations:
         specials = np.append(0, np.cumsum(self._is_special[tokens]))
         table = SpanTable([one.spans for one in rendered])
         borders, byte_stops = _in_bytes([one.text for one in rendered], table)
-        # A model may make a special token of plain text: whole.py knows what to do.
+        # A model may make a special token of plain text: special_tokens.py knows what to do.
         fits = (np.diff(ends[stops]) == np.diff(byte_stops)) & (np.diff(specials[stops]) == num_special)
         if not fits.all():
             numbers = np.flatnonzero(fits).tolist()

@@ -1,82 +1,78 @@
-"""Render conversations that differ only in what is said from one that was rendered before.
+"""Conversations with the same roles, rendered from one that was rendered before.
 
 For messages with the same roles, most templates write the same words around the contents. These words, and the spans
-among them, are kept: the next such conversation is put together from them. Where a template prints contents without
-looking at them (blind.py), that is its text; of others the text is rendered, once and without tags, and must be equal.
+among them, are kept: the next such conversation is put together from them. Where the template does not look into
+contents (opaque.py), that is its text; of others the text is rendered, once and without tags, and must be equal.
 Whatever is not as expected is rendered in full.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from batchwright.prepare.chat.spans import Rendered, TextSpan
 
-__all__ = ["Skeletons"]
+__all__ = ["RenderCache"]
 
 _MOST_KEPT = 1024
-_CHECKED_EVERY = 64
-"""Of the texts that need not be rendered, how many are: a second opinion on blind.py, at little cost."""
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-log: logging.Logger = logging.getLogger("batchwright")
 
+@dataclass(slots=True)
+class _Frame:
+    """What a template writes around contents."""
 
-class _Skeleton(NamedTuple):
     words: tuple[str, ...]
     """Before, between and after the contents."""
     spans: tuple[tuple[int, int, int, int, TextSpan], ...]
     """(start, contents before it, stop, contents before that, the span it was): places count words alone."""
+    fits_all: bool | None = None
+    """Whether the template writes this around any contents; None before it is known."""
 
 
-class Skeletons:
-    """What a template writes around contents, by the roles of a conversation.
+class RenderCache:
+    """Frames by the roles of a conversation.
 
-    `render_in_full` gives text and spans, `render_text` the text alone.
+    `render_in_full` gives text and spans, `render_text` the text alone; `prints_only` tells whether the template prints
+    the contents of a conversation without looking into them.
     """
 
     def __init__(
         self,
         render_in_full: Callable[[Mapping[str, Any]], Rendered],
         render_text: Callable[[Mapping[str, Any]], str],
-        *,
-        is_blind: bool,
+        prints_only: Callable[[Mapping[str, Any]], bool],
     ) -> None:
-        self._in_full, self._text, self._is_blind = render_in_full, render_text, is_blind
-        self._known: dict[Any, _Skeleton | None] = {}
-        self._num_filled = 0
+        self._in_full, self._text, self._prints_only = render_in_full, render_text, prints_only
+        self._frames: dict[Any, _Frame | None] = {}
 
     def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
         roles = _roles(conversation)
         if roles is None:
             return self._in_full(conversation)
         contents = [message["content"] for message in conversation["messages"]]
-        if roles not in self._known:
+        if roles not in self._frames:
             found = self._in_full(conversation)
-            if len(self._known) < _MOST_KEPT:
-                self._known[roles] = _learn(found, contents)
+            if len(self._frames) < _MOST_KEPT:
+                self._frames[roles] = _frame_of(found, contents)
             return found
-        skeleton = self._known[roles]
-        if skeleton is None:
+        frame = self._frames[roles]
+        if frame is None:
             return self._in_full(conversation)
-        filled = _fill(skeleton, contents)
-        self._num_filled += 1
-        if self._is_blind and self._num_filled % _CHECKED_EVERY != 1:
+        filled = _fill(frame, contents)
+        if frame.fits_all is None:
+            frame.fits_all = self._prints_only(conversation)
+        if frame.fits_all or filled.text == self._text(conversation):
             return filled
-        if filled.text == self._text(conversation):
-            return filled
-        if self._is_blind:
-            self._is_blind = False
-            log.warning("a chat template looks at messages, though it was found not to; please report this template")
         return self._in_full(conversation)
 
 
 def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What of a conversation decides on its skeleton; None where contents may: blanks around them, or other fields."""
+    """What decides on the frame of a conversation; None where contents may: blanks around them, or other fields."""
     roles: list[Any] = []
     for name, value in conversation.items():
         if name != "messages":
@@ -95,7 +91,7 @@ def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return tuple(roles)
 
 
-def _learn(rendered: Rendered, contents: Sequence[str]) -> _Skeleton | None:
+def _frame_of(rendered: Rendered, contents: Sequence[str]) -> _Frame | None:
     """None where each content is not there once, by itself, as it is."""
     text, said = rendered.text, rendered.said
     if [text[start:stop] for start, stop in said] != list(contents):
@@ -114,11 +110,11 @@ def _learn(rendered: Rendered, contents: Sequence[str]) -> _Skeleton | None:
         if span.start not in places or span.stop not in places:
             return None
         spans.append((*places[span.start], *places[span.stop], span))
-    return _Skeleton(tuple(words), tuple(spans))
+    return _Frame(tuple(words), tuple(spans))
 
 
-def _fill(skeleton: _Skeleton, contents: Sequence[str]) -> Rendered:
-    words = skeleton.words
+def _fill(frame: _Frame, contents: Sequence[str]) -> Rendered:
+    words = frame.words
     parts = [words[0]]
     for content, word in zip(contents, words[1:], strict=True):
         parts += (content, word)
@@ -126,7 +122,7 @@ def _fill(skeleton: _Skeleton, contents: Sequence[str]) -> Rendered:
     spans = tuple(
         [
             TextSpan(start + lengths[a], stop + lengths[b], span.role, span.part, span.turn, span.weight)
-            for start, a, stop, b, span in skeleton.spans
+            for start, a, stop, b, span in frame.spans
         ]
     )
     said, at = [], 0

@@ -1,4 +1,4 @@
-"""Where the strings of a conversation come out in its rendered text, found without changing the template.
+"""The places of a conversation's strings in its rendered text, found without changing the template.
 
 First method, one render: every string is wrapped in tags of characters that no text has (Unicode noncharacters). If the
 tagged text without its tags is the text, then tags say where each string is. Second method, for strings that a template
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -141,10 +141,8 @@ def _may_be_markup(kind: str, text: str) -> bool:
     return bool(_MARKUP.search(text)) if kind == "other" else not _WORD.fullmatch(text)
 
 
-def locate(
-    conversation: Mapping[str, Any], render: Render, *, trims: Callable[[str, str], bool], template: str, marks: bool
-) -> Located:
-    """Render a conversation and find every leaf. `trims` says of (role, kind) whether the template strips blanks.
+def locate(conversation: Mapping[str, Any], render: Render, *, template: str, marks: bool) -> Located:
+    """Render a conversation and find every leaf.
 
     Raises `ChatError` if the template changes a message so that its text cannot be told from the template's own.
     """
@@ -157,25 +155,12 @@ def locate(
     plain = _mapped(conversation, collect)
     _refuse_noncharacters(leaves)
     text = render(plain, False)
-    regions: list[list[Region]] = [[] for _ in leaves]
-    unsure = list(range(len(leaves)))
     # Of the conversation as it is: one with tags may take another branch, which prints the same and marks otherwise.
     generation = _generation_of(plain, text, render, template) if marks else None
-    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
     untaggable = {n for n, leaf in enumerate(leaves) if _is_untaggable(conversation, leaf)}
-    marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
-    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
-        styles = [None if n in skipped else trims(leaf.role, leaf.kind) for n, leaf in enumerate(leaves)]
-        found = _by_tags(conversation, text, styles, render)
-        if found is not None:
-            regions = found
-            unsure = [n for n in unsure if n in skipped or _is_unsure(text, leaves[n], styles[n], regions[n])]
-            break
-    unsure = [n for n in unsure if n not in untaggable]
-    is_worth_it = len(unsure) > 2 and len(leaves) < _MAX_LEAVES
-    together = _by_differences(conversation, text, unsure, leaves, render) if is_worth_it else {}
-    for n in unsure:
-        regions[n] = together.get(n) or _by_difference(conversation, text, n, leaves[n], render, template)
+    regions, unsure = _by_tags(conversation, text, leaves, untaggable, render)
+    for n in unsure - untaggable:
+        regions[n] = _by_difference(conversation, text, n, leaves[n], render, template)
     return Located(text, leaves, regions, generation)
 
 
@@ -198,44 +183,60 @@ def _is_untaggable(conversation: Mapping[str, Any], leaf: Leaf) -> bool:
 
 
 def _by_tags(
-    conversation: Mapping[str, Any], text: str, styles: list[bool | None], render: Render
+    conversation: Mapping[str, Any], text: str, leaves: Sequence[Leaf], untaggable: set[int], render: Render
+) -> tuple[list[list[Region]], set[int]]:
+    """The first method: regions, and the leaves for which they are not known."""
+    # Leaves with markup are those that templates look into (<think>): a second try leaves them alone.
+    marked_up = {n for n, leaf in enumerate(leaves) if _MARKUP.search(leaf.text)}
+    for skipped in (untaggable, untaggable | marked_up) if marked_up else (untaggable,):
+        # Around all of a leaf first; then inside of its blanks, for templates that strip them.
+        for is_inside in (False, True) if any(map(_has_blanks, leaves)) else (False,):
+            found = _tagged(conversation, text, len(leaves), skipped, is_inside, render)
+            if found is not None:
+                unsure = {n for n, leaf in enumerate(leaves) if is_inside and _is_unsure(text, leaf, found[n])}
+                return found, unsure | skipped
+    return [[] for _ in leaves], set(range(len(leaves)))
+
+
+def _has_blanks(leaf: Leaf) -> bool:
+    return leaf.text[:1].isspace() or leaf.text[-1:].isspace()
+
+
+def _tagged(
+    conversation: Mapping[str, Any], text: str, num_leaves: int, skipped: set[int], is_inside: bool, render: Render
 ) -> list[list[Region]] | None:
-    """The first method. A leaf's style: None for no tags, True for tags inside its outer blanks, False around all."""
-    if len(styles) >= _MAX_LEAVES:
+    """The regions by one render with tags; None if the tags have changed the text."""
+    if num_leaves >= _MAX_LEAVES:
         return None
     number = -1
 
     def tag(turn: int, kind: str, role: str, leaf: str) -> str:
         nonlocal number
         number += 1
-        style = styles[number]
-        if style is None:
+        if number in skipped:
             return leaf
+        core = leaf.strip() if is_inside else leaf
+        lead, _, trail = leaf.partition(core) if core else (leaf, "", "")
         opening, closing = _tags(number)
-        if style:
-            core = leaf.strip()
-            start = len(leaf) - len(leaf.lstrip()) if core else len(leaf)
-            return f"{leaf[:start]}{opening}{core}{closing}{leaf[start + len(core) :]}"
-        return f"{opening}{leaf}{closing}"
+        return f"{lead}{opening}{core}{closing}{trail}"
 
     try:
-        tagged = render(_mapped(conversation, tag), False)
+        untagged, tags = _untagged(render(_mapped(conversation, tag), False))
     except ChatError:
         return None
-    untagged = _untagged(tagged)
-    if untagged[0] != text:
+    if untagged != text:
         return None
-    regions: list[list[Region]] = [[] for _ in styles]
+    regions: list[list[Region]] = [[] for _ in range(num_leaves)]
     opened, within = 0, ""
-    for tag_found, at in untagged[1]:
+    for found, at in tags:
         if not within:
-            opened, within = at, tag_found
-        else:  # only its own closing tag may follow an opening one
-            number = _number(within)
-            if number >= len(styles) or (within, tag_found) != _tags(number):
-                return None
-            regions[number].append((opened, at))
-            within = ""
+            opened, within = at, found
+            continue
+        number = _number(within)
+        if number >= num_leaves or (within, found) != _tags(number):  # only its own closing tag may follow
+            return None
+        regions[number].append((opened, at))
+        within = ""
     return None if within else regions
 
 
@@ -262,9 +263,9 @@ def _number(tag: str) -> int:
     return number
 
 
-def _is_unsure(text: str, leaf: Leaf, style: bool | None, regions: list[Region]) -> bool:
-    """Whether blanks beside a region may be the leaf's own, though the template is known to strip them."""
-    if not style or not regions or not (leaf.text[:1].isspace() or leaf.text[-1:].isspace()):
+def _is_unsure(text: str, leaf: Leaf, regions: list[Region]) -> bool:
+    """Whether blanks beside a region may be the leaf's own."""
+    if not regions or not _has_blanks(leaf):
         return False
     start, stop = regions[0]
     lead, trail = leaf.text[: -len(leaf.text.lstrip()) or None], leaf.text[len(leaf.text.rstrip()) :]
@@ -284,47 +285,6 @@ def _generation_of(plain: dict[str, Any], text: str, render: Render, template: s
     return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
 
-def _by_differences(
-    conversation: Mapping[str, Any], text: str, numbers: Iterable[int], leaves: list[Leaf], render: Render
-) -> dict[int, list[Region]]:
-    """The second method for many leaves in two renders. Those that it is not sure of are missing: one by one then.
-
-    With a tag behind each leaf it is known where they stop; with a tag in place of each, what stands before them.
-    """
-    asked = {n for n in numbers if leaves[n].text and not leaves[n].text[-1].isspace()}  # blanks may be stripped
-
-    def rendered_with(keeps_text: bool) -> tuple[str, list[tuple[str, int]]]:
-        at = -1
-
-        def put(turn: int, kind: str, role: str, leaf: str) -> str:
-            nonlocal at
-            at += 1
-            return (leaf if keeps_text else "") + _tags(at)[0] if at in asked else leaf
-
-        return _untagged(render(_mapped(conversation, put), False))
-
-    try:
-        (same, stops), (others, instead) = rendered_with(True), rendered_with(False)
-    except ChatError:
-        return {}
-    tags = [tag for tag, _ in stops]
-    if same != text or tags != [tag for tag, _ in instead] or len(set(tags)) < len(tags):
-        return {}
-    found: dict[int, list[Region]] = {}
-    before = other_before = 0
-    for (tag, stop), (_, other_stop) in zip(stops, instead, strict=True):
-        leaf, words = leaves[_number(tag)].text, others[other_before:other_stop]
-        start = before + len(words)
-        if text.endswith(leaf, before, stop) and not leaf[0].isspace():
-            start = stop - len(leaf)
-        elif start > stop or not text.startswith(words, before) or not _came_from(text[start:stop], leaf):
-            start = -1
-        if start >= 0:
-            found[_number(tag)] = [(start, stop)]
-        before, other_before = stop, other_stop
-    return found
-
-
 def _by_difference(
     conversation: Mapping[str, Any], text: str, number: int, leaf: Leaf, render: Render, template: str
 ) -> list[Region]:
@@ -340,12 +300,12 @@ def _by_difference(
 
         return render(_mapped(conversation, put), False)
 
+    # A template that only asks how a message starts, or what is in it, prints all of it: a mark at one end tells. One
+    # that strips blanks at the other end may print such blanks of its own there: then the mark would not tell.
     for new, edge, other_end in (
         (leaf.text + _MARK, len(leaf.text), leaf.text[:1]),
         (_MARK + leaf.text, 0, leaf.text[-1:]),
     ):
-        # A template that only asks how a message starts, or what is in it, prints all of it. One that strips blanks at
-        # the other end may print such blanks of its own there: the mark at this end would not tell.
         if other_end.isspace():
             continue
         try:

@@ -1,9 +1,8 @@
-"""Encode with tiktoken the documents for which it is proved to give the ids of `tokenizers`; the others with that.
+"""The fast encoder: tiktoken for documents that it is proved to encode as `tokenizers` does, `tokenizers` for the rest.
 
-proof.py proves it for a tokenizer. A document still goes through `tokenizers` if it
+tiktoken_proof.py proves it for a tokenizer. A document still goes through `tokenizers` if it
 - holds the text of an added token, which `tokenizers` finds in any text;
-- holds a character that the two regex engines see differently;
-- has an apostrophe before a character that is an ASCII letter only where case is ignored (ſ, ß, ﬀ);
+- holds a character that the two regex engines see differently (ſ is an s where case is ignored);
 - has an unbroken run of more than 4,096 characters, blank or not: tiktoken's time can be quadratic in it;
 - makes tiktoken fail.
 """
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.machine import cpu_count
-from batchwright.prepare.proof import DIFFERS, FOLDS, NORMALIZES, Proof, make_encoding, proved_before
+from batchwright.prepare.tiktoken_proof import DIFFERS, NORMALIZES, Proof, make_encoding, proved_before
 
 __all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]
 
@@ -71,8 +70,6 @@ class FastEncoder:
         self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
         self._table = proof.table()
         self._added = any_of(self._added_texts())
-        letters = "".join(map(chr, np.flatnonzero(self._table & FOLDS).tolist()))
-        self._folded = re.compile(f"'[A-Za-z]{{0,{max(proof.folded_letters - 1, 0)}}}[{letters}]") if letters else None
 
     def _added_texts(self) -> set[str]:
         contents = {token.content for token in self.backend.get_added_tokens_decoder().values()}
@@ -150,12 +147,10 @@ class FastEncoder:
         for number, text in enumerate(texts):
             if len(text) > MAX_RUN_CHARACTERS and has_long_run(text):
                 ready[number] = None
-        if self._added is not None and self._added.search("\0".join(texts)):  # all at once: it is rarely there
+        if self._added.search("\0".join(texts)):  # all at once: it is rarely there
             for number, text in enumerate(texts):
                 if self._added.search(text):
                     ready[number] = None
-        if self.proof.adds_space:
-            ready = [text if text is None or text.startswith(" ") else f" {text}" for text in ready]
         return [text if before else None for text, before in zip(ready, texts, strict=True)]
 
     def _not_ascii(self, texts: Sequence[str]) -> list[int]:
@@ -176,14 +171,13 @@ class FastEncoder:
                 text = self.backend.normalizer.normalize_str(text)
             except UnicodeEncodeError:  # half a surrogate pair
                 return None
-            if self._added is not None and self._added.search(text):
+            if self._added.search(text):
                 return None
             flags = self._flags(text)
-        if flags & DIFFERS or (self._folded is not None and flags & FOLDS and self._folded.search(text)):
-            return None
-        return text
+        return None if flags & DIFFERS else text
 
 
+_NOTHING = "\U0010ffff(?!)"  # a literal first: then a search is quick
 _OFF = ("off", "false", "f", "no", "n", "0")  # as tokenizers reads its own variable
 
 
@@ -200,7 +194,7 @@ def has_long_run(text: str) -> bool:
     return any(run.end() - run.start() > MAX_RUN_CHARACTERS for run in _RUNS.finditer(text))
 
 
-def any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds the names, the longest where several begin; None without names."""
+def any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the names, the longest where several begin."""
     patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
-    return re.compile(f"({'|'.join(patterns)})") if patterns else None
+    return re.compile(f"({'|'.join(patterns)})" if patterns else _NOTHING)

@@ -1,4 +1,4 @@
-"""What tokens say, each and side by side: a character that one token begins and the next one ends is shown whole.
+"""Tokens as text, each and side by side: a character that one token begins and the next one ends is shown whole.
 
 Byte-level and byte-fallback vocabularies, bytes and characters are spelled from the bytes of their tokens; where the
 tokens asked for end inside a character, its bytes come out as escapes. Others are decoded by their own tokenizer.
@@ -14,51 +14,53 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batchwright.prepare.proof import bytes_of_tokens
+from batchwright.prepare.byte_level import bytes_of_tokens
 
-__all__ = ["Said", "Spelling"]
+__all__ = ["TokenSpelling", "TokenText"]
 
 _FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-class Said(NamedTuple):
+class TokenText(NamedTuple):
     """Some text, or the name of a token that stands for no text."""
 
     text: str
     is_special: bool
 
 
-class Spelling:
-    """The tokens of one tokenizer as text. `can` is False where it does not decode."""
+class TokenSpelling:
+    """The tokens of one tokenizer as text. `can_decode` is False for a function that has no inverse."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._decode: Callable[[Sequence[int]], str | None] = tokenizer.decode
         self._names = _names_of(tokenizer)
         self._bytes_of = _bytes_of(tokenizer)
-        self.can: bool = self._bytes_of is not None or tokenizer.decode([]) is not None
+        self.can_decode: bool = self._bytes_of is not None or tokenizer.decode([]) is not None
 
-    def says(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[Said]:
-        """What some tokens say. `before` are a few tokens before them: some tokenizers need them to know of spaces."""
-        said, context = [], list(before)
+    def text_of(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[TokenText]:
+        """The text of tokens. `before` are a few tokens before them: some tokenizers need them to know of spaces."""
+        parts, context = [], list(before)
         for is_special, group in groupby(ids, key=self._names.__contains__):
             some = list(group)
             if is_special:
-                said += [Said(self._names[token], True) for token in some]
+                parts += [TokenText(self._names[token], True) for token in some]
             else:
-                said.append(Said(self._text(some, context), False))
+                parts.append(TokenText(self._text(some, context), False))
             context += some
-        return said
+        return parts
 
     def is_inside(self, token: int) -> bool:
         """Whether a token begins in the middle of a character."""
-        data = self._bytes_of(token) if self._bytes_of is not None and token not in self._names else b""
+        if self._bytes_of is None or token in self._names:
+            return False
+        data = self._bytes_of(token)
         return bool(data) and 0x80 <= data[0] < 0xC0
 
     def _text(self, ids: list[int], before: list[int]) -> str:
         if self._bytes_of is not None:
             return b"".join(map(self._bytes_of, ids)).decode("utf-8", "backslashreplace")
-        head, whole = self._decode(before[-8:]) or "", self._decode([*before[-8:], *ids]) or ""
-        text = whole[len(head) :] if whole.startswith(head) else self._decode(ids) or ""
+        head, together = self._decode(before[-8:]) or "", self._decode([*before[-8:], *ids]) or ""
+        text = together.removeprefix(head) if together.startswith(head) else self._decode(ids) or ""
         return text.replace("\ufffd", "\\ufffd")  # a part of a character
 
 
@@ -71,23 +73,33 @@ def _names_of(tokenizer: Any) -> dict[int, str]:
 
 def _bytes_of(tokenizer: Any) -> Callable[[int], bytes] | None:
     """The bytes of each token; None where a vocabulary does not tell."""
-    if tokenizer.kind == "bytes":
-        return lambda token: bytes([token]) if 0 <= token < 256 else _no_token(token)
-    if tokenizer.kind == "chars":
-        chars = tokenizer.chars
-        return lambda token: chars[token].encode() if 0 <= token < len(chars) else _no_token(token)
-    if tokenizer.kind != "tokenizer.json":
+    spell: Callable[[int], bytes | None] | None = None
+    match tokenizer.kind:
+        case "bytes":
+            spell = {number: bytes([number]) for number in range(256)}.get
+        case "chars":
+            spell = {number: character.encode() for number, character in enumerate(tokenizer.chars)}.get
+        case "tokenizer.json":
+            spell = _bytes_of_json(tokenizer)
+    if spell is None:
         return None
+    return lambda token: spell(token) or f"<no token {token}>".encode()
+
+
+def _bytes_of_json(tokenizer: Any) -> Callable[[int], bytes | None] | None:
     parts = msgspec.json.decode(tokenizer.json)
-    kinds = _kinds(parts.get("decoder")) | _kinds(parts.get("pre_tokenizer"))
-    if not kinds & {"ByteLevel", "ByteFallback"}:
+    described = msgspec.json.encode([parts.get("decoder"), parts.get("pre_tokenizer")])
+    if b'"type":"ByteLevel"' in described:
+        by_name = _of_byte_level
+    elif b'"type":"ByteFallback"' in described:
+        by_name = _of_fallback
+    else:
         return None
-    spell, name_of = _of_byte_level if "ByteLevel" in kinds else _of_fallback, tokenizer.backend.id_to_token
 
     @cache  # of the tokens that are seen: a vocabulary is long
-    def bytes_of(token: int) -> bytes:
-        name = name_of(token) if token >= 0 else None
-        return _no_token(token) if name is None else spell(name)
+    def bytes_of(token: int) -> bytes | None:
+        name = tokenizer.backend.id_to_token(token) if token >= 0 else None
+        return None if name is None else by_name(name)
 
     return bytes_of
 
@@ -107,19 +119,3 @@ def _of_fallback(name: str) -> bytes:
     """
     match = _FALLBACK.fullmatch(name)
     return bytes([int(match[1], 16)]) if match else name.replace("▁", " ").encode()
-
-
-def _kinds(part: Any) -> set[str]:
-    """The types of a part of a tokenizer.json, and of the parts that it is made of.
-
-    >>> sorted(_kinds({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}))
-    ['ByteFallback', 'Fuse', 'Sequence']
-    """
-    if isinstance(part, dict):
-        own = {part["type"]} if isinstance(part.get("type"), str) else set()
-        return own.union(*map(_kinds, part.values()))
-    return set().union(*map(_kinds, part)) if isinstance(part, list) else set()
-
-
-def _no_token(token: int) -> bytes:
-    return f"<no token {token}>".encode()

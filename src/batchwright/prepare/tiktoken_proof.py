@@ -1,4 +1,4 @@
-"""Whether tiktoken gives the same ids as `tokenizers` for a `tokenizer.json`, and for which characters it may not.
+"""The proof that tiktoken gives the ids of `tokenizers` for a `tokenizer.json`, and the characters that it excepts.
 
 Both cut the text by one regex, turn each piece into bytes, and merge neighbours. So they agree if they cut alike and
 merge alike, and each of the two is proved by itself.
@@ -14,9 +14,8 @@ A token that does not come back whole is never made by merging; tiktoken must no
 are not merged at all (`ignore_merges`), tiktoken must know it, and does no harm if alone it ends in three or more
 symbols: there is no moment with two of them. With two it is refused.
 
-*Cutting.* The pattern is read by a strict grammar (patterns.py), and each class in it is compared between the two
-engines for every character that Unicode has. tiktoken drops what its pattern does not match: so every character must be
-matched, alone and whatever follows.
+*Cutting.* The pattern is one of those in split_patterns.py. Each class in it is compared between the two engines for
+every character that Unicode has.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,36 +32,30 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import home, write_whole
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes
-from batchwright.prepare.patterns import Unproved, classes_of, matched_alone, most_folded_letters, parse_pattern
+from batchwright.prepare.byte_level import BYTE_OF, bytes_of_tokens, names_of_bytes
+from batchwright.prepare.split_patterns import Unproved, check_pattern, classes_of, ignores_case
 
-__all__ = ["DIFFERS", "FOLDS", "NORMALIZES", "Proof", "bytes_of_tokens", "make_encoding", "prove", "proved_before"]
+__all__ = ["DIFFERS", "NORMALIZES", "Proof", "make_encoding", "prove", "proved_before"]
 
-_PROOF_VERSION = 3
+_PROOF_VERSION = 4
 _CODE_POINTS = 0x110000
 _BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """ByteLevel writes 's|'t|'re|'ve|'m|'ll|'d, which is the same: no two begin alike. With one branch for all of them
 tiktoken is half as fast again."""
-_BYTE_LEVEL_PROBE = (
-    "it's 'S I've don't we'll you're I'm he'd été 12345 x1 ½² ١٢ 我们 \u200d👍🏽 --> a_b"
-    "\t\t x \n\n  y\r\n \xa0\u3000z  "
-)
+_LONG_S = 0x17F
+"""The only character beyond ASCII that is a letter of a known suffix ('s, 't, 're, ...) where case is ignored."""
 
-DIFFERS, NORMALIZES, FOLDS = 1, 2, 4
-"""Flags of a character: the engines see it differently; a normalizer may change it or its neighbours; it is not ASCII
-and means an ASCII letter where case is ignored."""
+DIFFERS, NORMALIZES = 1, 2
+"""Flags of a character: the engines see it differently; a normalizer may change it or its neighbours."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about one tokenizer, with these versions of both libraries. Small enough to keep and send."""
+    """The proof for one tokenizer and these versions of both libraries, or why there is none."""
 
     reason: str | None = None
     """Why tiktoken cannot be used; None if it gives the same ids."""
     pattern: str = ""
-    adds_space: bool = False
-    """Whether a space goes before a text that has none."""
     normalizes: bool = False
-    folded_letters: int = 0
-    """Letters of the longest word that the pattern matches in any case."""
     left_out: list[int] = []
     """Ids that merging never makes."""
     flags: list[tuple[int, int]] = []
@@ -102,32 +94,19 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def prove(canonical: str) -> Proof:
-    """Whether tiktoken gives the same ids. `canonical` is what `Tokenizer.to_str()` writes."""
+    """The proof for a tokenizer. `canonical` is what `Tokenizer.to_str()` writes."""
     body = msgspec.json.decode(canonical)
     try:
         _only_keys(body, "the tokenizer", _TOKENIZER_KEYS)
         normalizes = _check_normalizer(body["normalizer"])
-        pattern, adds_space = _check_pre_tokenizer(body["pre_tokenizer"])
-        _check_post_processor(body["post_processor"])
+        pattern = _pattern_of(body["pre_tokenizer"])
+        check_pattern(pattern)
         _check_model(body["model"])
-        tree = parse_pattern(pattern)
-        with ThreadPoolExecutor(1) as other:  # the two halves of a proof, side by side
-            merges = other.submit(_check_merges, body["model"])
-            flags = _flags(sorted(classes_of(tree)), normalizes=normalizes, folds=most_folded_letters(tree) > 0)
-            missed = np.flatnonzero(~matched_alone(tree, _seen_by_tiktoken) & _is_compared())
-        if len(missed):
-            raise Unproved(f"a split pattern that does not always match {chr(missed[0])!r}")
-        left_out = merges.result()
+        flags = _flags(pattern, normalizes=normalizes)
+        left_out = _check_merges(body["model"])
     except Unproved as error:
         return Proof(reason=str(error))
-    return Proof(
-        pattern=pattern,
-        adds_space=adds_space,
-        normalizes=normalizes,
-        folded_letters=most_folded_letters(tree),
-        left_out=left_out,
-        flags=flags,
-    )
+    return Proof(pattern=pattern, normalizes=normalizes, left_out=left_out, flags=flags)
 
 
 # Structure
@@ -150,9 +129,8 @@ def _only_keys(body: Mapping[str, Any], what: str, known: set[str]) -> None:
 def _kind(part: Any) -> str:
     if not isinstance(part, dict):
         return "none"
-    inner = next((value for value in part.values() if isinstance(value, list)), [])
-    names = ", ".join(_kind(step) for step in inner) if part.get("type") == "Sequence" else ""
-    return f"{part.get('type')}[{names}]" if names else str(part.get("type"))
+    steps = [_kind(step) for value in part.values() if isinstance(value, list) for step in value]
+    return f"{part.get('type')}[{', '.join(steps)}]" if steps else str(part.get("type"))
 
 
 def _check_normalizer(normalizer: Any) -> bool:
@@ -164,37 +142,20 @@ def _check_normalizer(normalizer: Any) -> bool:
     raise Unproved(f"normalizer {_kind(normalizer)}")
 
 
-def _check_pre_tokenizer(pre: Any) -> tuple[str, bool]:
-    """(the pattern that cuts a text, whether a space goes before it)."""
-    parts = pre["pretokenizers"] if isinstance(pre, dict) and pre["type"] == "Sequence" else [pre]
-    if [_kind(part) for part in parts] == ["ByteLevel"] and parts[0]["use_regex"]:
-        _check_byte_level_pattern()
-        return _BYTE_LEVEL_PATTERN, parts[0]["add_prefix_space"]
-    if [_kind(part) for part in parts] != ["Split", "ByteLevel"]:
-        raise Unproved(f"pre-tokenizer {_kind(pre)}")
-    split, byte_level = parts
-    if byte_level["use_regex"] or byte_level["add_prefix_space"]:
-        raise Unproved("pre-tokenizer ByteLevel that cuts or adds spaces after a Split")
-    if "Regex" not in split["pattern"] or split["behavior"] != "Isolated" or split["invert"]:
-        raise Unproved(f"pre-tokenizer Split that is not an isolating regex ({split['behavior']})")
-    return split["pattern"]["Regex"], False
-
-
-def _check_byte_level_pattern() -> None:
-    """That ByteLevel still cuts as it did when its pattern was written down here: the JSON does not say it."""
-    from tokenizers import Regex, pre_tokenizers
-
-    written = pre_tokenizers.Split(Regex(_BYTE_LEVEL_PATTERN), "isolated").pre_tokenize_str(_BYTE_LEVEL_PROBE)
-    cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(_BYTE_LEVEL_PROBE)
-    if [span for _, span in written] != [span for _, span in cut]:
-        raise Unproved("pre-tokenizer ByteLevel cuts in another way than it did")
-
-
-def _check_post_processor(post: Any) -> None:
-    """These only add special tokens, which is never asked for, or change offsets, which nobody reads."""
-    for part in post["processors"] if _kind(post).startswith("Sequence") else [post]:
-        if _kind(part) not in ("none", "ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"):
-            raise Unproved(f"post-processor {_kind(part)}")
+def _pattern_of(pre: Any) -> str:
+    """The pattern that cuts a text."""
+    match pre:
+        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
+            return _BYTE_LEVEL_PATTERN
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+            ],
+        }:
+            return pattern
+    raise Unproved(f"pre-tokenizer {_kind(pre)}")
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
@@ -204,42 +165,12 @@ def _check_model(model: Mapping[str, Any]) -> None:
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model[name]:
             raise Unproved(f"{name} {model[name]}")
-    missing = [byte for character, byte in _BYTE_OF.items() if character not in model["vocab"]]
+    missing = [byte for character, byte in BYTE_OF.items() if character not in model["vocab"]]
     if missing:
         raise Unproved(f"no token for {len(missing)} of the 256 bytes")
 
 
 # Merging
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
-_TO_LATIN = str.maketrans({character: chr(byte) for character, byte in _BYTE_OF.items()})
-
-
-def bytes_of_tokens(vocab: Mapping[str, int]) -> dict[bytes, int]:
-    """The vocabulary by bytes, without tokens that no text can hold.
-
-    >>> bytes_of_tokens({"Ġa": 7, "<▁>": 8})
-    {b' a': 7}
-    """
-    words = _of_bytes(vocab)
-    data = "".join(words).translate(_TO_LATIN).encode("latin-1")  # all at once: a vocabulary is long
-    ends = np.cumsum([len(word) for word in words]).tolist()
-    starts = [0, *ends][:-1]
-    return {data[start:end]: vocab[word] for word, start, end in zip(words, starts, ends, strict=True)}
-
-
-def _of_bytes(vocab: Iterable[str]) -> list[str]:
-    """The tokens that are made of bytes."""
-    words, alphabet = list(vocab), _BYTE_OF.keys()
-    return words if alphabet >= set("".join(words)) else [word for word in words if alphabet >= set(word)]
 
 
 def _check_merges(model: Mapping[str, Any]) -> list[int]:
@@ -255,7 +186,7 @@ def _check_merges(model: Mapping[str, Any]) -> list[int]:
         last = vocab[left + right]
     alone = {"version": "1.0", "added_tokens": [], "model": {**model, "ignore_merges": False}}
     merging = Tokenizer.from_str(msgspec.json.encode(alone).decode())
-    words = _of_bytes(vocab)
+    words = names_of_bytes(vocab)
     left_out = []
     for word, merged in zip(words, merging.encode_batch_fast(words, add_special_tokens=False), strict=True):
         if len(merged) == 1:
@@ -270,14 +201,14 @@ def _check_merges(model: Mapping[str, Any]) -> list[int]:
 # Cutting
 
 
-def _flags(classes: Iterable[str], *, normalizes: bool, folds: bool) -> list[tuple[int, int]]:
+def _flags(pattern: str, *, normalizes: bool) -> list[tuple[int, int]]:
     table = np.where(_is_compared(), 0, DIFFERS).astype(np.uint8)
-    for name in classes:
+    for name in classes_of(pattern):
         table[_seen_by_tiktoken(name) != _seen_by_tokenizers(name)] |= DIFFERS
+    if ignores_case(pattern):
+        table[_LONG_S] |= DIFFERS
     if normalizes:
         table[_changed_by_nfc()] |= NORMALIZES
-    if folds:
-        table[_fold_to_ascii()] |= FOLDS
     firsts = np.flatnonzero(np.diff(table, prepend=255))
     return [(int(first), int(table[first])) for first in firsts]
 
@@ -307,11 +238,8 @@ def _as_table(characters: str) -> NDArray[np.bool_]:
 @functools.cache
 def _seen_by_tiktoken(name: str) -> NDArray[np.bool_]:
     """The characters of a class: tiktoken drops all others."""
-    try:
-        # Many characters at a time: one by one, each would be a piece of its own, and there are a million.
-        encoding = _encoding(f"(?:{name}){{1,64}}", {bytes([byte]): byte for byte in range(256)})
-    except ValueError as error:
-        raise Unproved(f"tiktoken does not know {name} in the split pattern ({error})") from None
+    # Many characters at a time: one by one, each would be a piece of its own, and there are a million.
+    encoding = _encoding(f"(?:{name}){{1,64}}", {bytes([byte]): byte for byte in range(256)})
     ids = encoding.encode_to_numpy(_every_character(), disallowed_special=())
     return _as_table(ids.astype(np.uint8).tobytes().decode())
 
@@ -339,17 +267,6 @@ def _changed_by_nfc() -> NDArray[np.bool_]:
     changed = [character for character, before, after in lines if before != after]
     decomposed = normalizers.NFD().normalize_str("\n".join(characters)).split("\n")
     return _as_table("".join(changed) + "".join(part[1:] for part in decomposed if len(part) > 1))
-
-
-@functools.cache
-def _fold_to_ascii() -> NDArray[np.bool_]:
-    """Characters beyond ASCII that are an ASCII letter, or hold one, where case is ignored: ſ, ß, ﬀ."""
-    found = []
-    for first in range(0x80, len(_every_character()), 128):
-        block = _every_character()[first : first + 128]
-        if not block == block.casefold() == block.lower() == block.upper():  # few blocks have case at all
-            found += [c for c in block if any(map(str.isascii, c.casefold() + c.lower() + c.upper()))]
-    return _as_table("".join(found))
 
 
 # tiktoken

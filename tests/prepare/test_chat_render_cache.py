@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.render import ChatTemplate, find_template
-from batchwright.prepare.chat.skeleton import Skeletons
+from batchwright.prepare.chat.render_cache import RenderCache
 from batchwright.prepare.chat.spans import TEMPLATE, TEXT, Rendered
 from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.tokenizers import BytesTokenizer
 
-BLIND = [
+PRINTING = [
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
     "{% for m in messages %}{% set c = '<' ~ m['role'] ~ '>' + m['content'] | trim %}{{ c }}{% endfor %}",
     "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}"
@@ -29,6 +27,9 @@ BLIND = [
     "{% if loop.nextitem is defined and messages[loop.index0 - 1].role != 'tool' %}.{% endif %}{% endfor %}",
     "{% for m in messages if m.role != 'tool' %}{{ m.content if m.role == 'user' else m.content + '.' }}{% endfor %}"
     "{{ messages | length }}{{ (messages | last).role }}",
+    "{% macro f(c) %}<{{ c }}>{% endmacro %}{% for m in messages %}{{ f(m.content.strip()) }}{% endfor %}",
+    "{% for m in messages %}{% set c %}{{ m.content }}{% endset %}[{{ c }}]{% endfor %}",
+    "{% for m in messages %}{{ m.get('content') }}{% for k, v in m.items() %}{{ k }}{% endfor %}{% endfor %}",
 ]
 LOOKING = [
     "{% for m in messages %}{% if m.content == 'a' %}b{% endif %}{% endfor %}",
@@ -36,6 +37,15 @@ LOOKING = [
     "{% for m in messages %}{{ m.content.split('a')[-1] }}{% endfor %}",
     "{% for m in messages %}{{ m.content[0] }}{% endfor %}",
     "{% for m in messages %}{{ m.content | length }}{% endfor %}",
+    "{% for m in messages %}{% if m.content in 'a b c' %}b{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if m.content is in 'a b c' %}b{% endif %}{% endfor %}",
+    "{% for m in messages %}{{ 'a b c'.count(m.content) }}{% endfor %}",
+    "{% for m in messages %}{{ {m.content: 1}['hello'] }}{% endfor %}",
+    "{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{{ ('<' ~ m.content)[0:2] }}{% endfor %}",
+    "{% for m in messages %}{{ ('<' + m.content) | upper }}{% endfor %}",
+    "{% for m in messages %}{{ 'a' | replace('a', m.content) | upper }}{% endfor %}",
+    "{% for m in messages %}{{ (m.content | string).startswith('a') }}{% endfor %}",
     "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
     "{% for m in messages %}{{ m.content | trim('a') }}{% endfor %}",
     "{% for m in messages %}{{ '%s' % m.content }}{% endfor %}",
@@ -72,19 +82,19 @@ LOOKING = [
 ]
 
 
-@pytest.mark.parametrize("source", BLIND)
-def test_a_template_that_only_prints_contents_is_blind(source):
-    assert is_blind(source)
+def prints_only(source: str) -> bool:
+    template = ChatTemplate("mine", source)
+    return template._prints_only(say(("user", "hello"), ("assistant", "b")))
+
+
+@pytest.mark.parametrize("source", PRINTING)
+def test_a_template_that_only_prints_contents_is_known(source):
+    assert prints_only(source)
 
 
 @pytest.mark.parametrize("source", LOOKING)
-def test_a_template_that_looks_at_contents_is_not_blind(source):
-    assert not is_blind(source)
-
-
-def test_what_cannot_be_read_is_not_blind():
-    assert not is_blind("{% for %}")
-    assert not is_blind("{% generation %}{% endgeneration %}")
+def test_a_template_that_looks_into_contents_is_found_out(source):
+    assert not prints_only(source)
 
 
 def say(*messages: tuple[str, str], **more: Any) -> dict[str, Any]:
@@ -129,17 +139,17 @@ def counted(source: str) -> tuple[ChatTemplate, list[str]]:
         taken.append("text")
         return template.render(conversation)
 
-    template.__dict__["_skeletons"] = Skeletons(in_full, text, is_blind=is_blind(source))
+    template.__dict__["_cache"] = RenderCache(in_full, text, template._prints_only)
     return template, taken
 
 
-def test_a_blind_template_is_rendered_once_and_checked_once_in_64():
+def test_a_template_that_only_prints_is_rendered_once():
     template, taken = counted("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     for number in range(130):
         rendered = template.rendered(say(("user", f"a{number}"), ("assistant", "b" * (number + 1))))
         assert rendered.text == f"<user>a{number}<assistant>{'b' * (number + 1)}"
         assert rendered.said == ((6, 6 + len(f"a{number}")), (len(rendered.text) - number - 1, len(rendered.text)))
-    assert taken == ["in full", "text", "text", "text"]
+    assert taken == ["in full"]
 
 
 def test_a_template_that_looks_is_rendered_each_time_and_in_full_where_it_does_otherwise():
@@ -149,17 +159,6 @@ def test_a_template_that_looks_is_rendered_each_time_and_in_full_where_it_does_o
     for content, text in (("a", "<user>a"), ("bb", "<user>bb"), ("x", "<user>!x"), ("c", "<user>c")):
         assert template.rendered(say(("user", content))).text == text
     assert taken == ["in full", "text", "text", "in full", "text"]
-
-
-def test_a_template_that_was_wrongly_found_blind_is_found_out(caplog):
-    template, taken = counted("{% for m in messages %}{{ m.content | replace('x', 'yy') }}{% endfor %}")
-    template._skeletons._is_blind = True
-    with caplog.at_level(logging.WARNING, logger="batchwright"):
-        assert template.rendered(say(("user", "a"))).text == "a"
-        assert template.rendered(say(("user", "x"))).text == "yy"
-    assert "looks at messages" in caplog.text
-    template.rendered(say(("user", "b")))
-    assert taken == ["in full", "text", "in full", "text"]
 
 
 @pytest.mark.parametrize("content", [" a", "a\n", " ", "", "\ufdd0"])
@@ -196,4 +195,4 @@ def test_generation_marks_are_read_each_time():
     for content in ("a", "bb"):
         spans = template.rendered(say(("assistant", content))).spans
         assert [(span.stop, span.part) for span in spans] == [(11, TEMPLATE), (11 + len(content), TEXT)]
-    assert "_skeletons" not in template.__dict__
+    assert "_cache" not in template.__dict__

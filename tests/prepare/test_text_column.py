@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 import batchwright as bw
-from batchwright.prepare.columns import BadText, TextColumn
+from batchwright.prepare.text_column import BadText, TextColumn
 from refusals import refused
 
 ROW = {
@@ -72,8 +72,8 @@ def test_numbers_and_dates_are_shown_in_a_template_as_python_shows_them():
             "'message' has 'role', 'content', 'author'; perhaps text='message.content'",
         ),
         ("mesage.content", "no column 'mesage.content'", "perhaps text='message.content'"),
-        ("{titel}", "no column 'titel'", "perhaps {title}"),
-        ("{message.contnet}", "no column 'message.contnet'", "perhaps {message.content}"),
+        ("{titel}", "no column 'titel'", "perhaps text='title'"),
+        ("{message.contnet}", "no column 'message.contnet'", "perhaps text='message.content'"),
         ("message.author.nam", "no column 'message.author.nam'", "perhaps text='message.author.name'"),
         ("title.text", "no column 'title.text'", "'title' is str, which has no columns in it"),
         ("turns.7.text", "no column 'turns.7.text'", "'turns' has 2 items"),
