@@ -315,13 +315,16 @@ class _Reading:
                 )
             return None, ()
         values = column.to_pylist() if is_arrow(column) else list(map(_as_python, column))
-        for row, value in enumerate(values):
-            if not isinstance(value, Hashable) or hasattr(value, "ndim"):
-                raise self._bad_name(row, f"a {type(value).__name__}")
-            if value != value:
-                raise self._bad_name(row, "NaN")
         numbers: dict[Any, int] = {}
-        group = np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+        try:
+            group = np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+        except TypeError:
+            row = next(row for row, value in enumerate(values) if not isinstance(value, Hashable))
+            raise self._bad_name(row, f"a {type(values[row]).__name__}") from None
+        for value, number in numbers.items():
+            if hasattr(value, "ndim") or value != value:  # a tensor is equal to no other, and neither is NaN
+                what = f"a {type(value).__name__}" if hasattr(value, "ndim") else "NaN"
+                raise self._bad_name(int(np.argmax(group == number)), what)
         if group_size is not None:
             self._check_sizes(group, tuple(numbers), group_size)
         return group, tuple(numbers)

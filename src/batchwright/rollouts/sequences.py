@@ -168,12 +168,8 @@ def _with_kinds(column: Any, key: str) -> tuple[Any, list[str]]:
     kind = _common_kind(column)
     if kind is not None:
         return column, [kind] * len(column)
-    values, kinds = [], []
-    for number, value in enumerate(column):
-        value, kind = _with_kind(value, number, key)
-        values.append(value)
-        kinds.append(kind)
-    return values, kinds
+    pairs = [_with_kind(value, number, key) for number, value in enumerate(column)]
+    return [value for value, _ in pairs], [kind for _, kind in pairs]
 
 
 def _common_kind(column: Any) -> str | None:
@@ -295,8 +291,13 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
     trained: list[bool] = []
     for number, turns in enumerate(rows):
         for place, turn in enumerate(turns):
+            content = turn.get("token_ids")
+            if content is None:
+                content = turn.get("content")
+                if not isinstance(content, str):
+                    raise _without_content(content, number, place)
             owners.append(number)
-            contents.append(_content(turn, number, place))
+            contents.append(content)
             trained.append(_is_trained(turn, number, place))
     texts = [n for n, content in enumerate(contents) if isinstance(content, str)]
     lists = [n for n, content in enumerate(contents) if not isinstance(content, str)]
@@ -312,15 +313,11 @@ def _turns_as_they_are(rows: Sequence[Any], encoder: Encoder) -> tuple[Ragged, N
     return Ragged(found.flat, lengths), np.repeat(np.array(trained, bool), found.lengths)
 
 
-def _content(turn: Mapping[str, Any], number: int, place: int) -> Any:
-    """The token ids of a turn, or its text."""
-    ids, content = turn.get("token_ids"), turn.get("content")
-    if ids is not None:
-        return ids
-    if isinstance(content, str):
-        return content
+def _without_content(content: Any, number: int, place: int) -> BadValue:
     kind = "null" if content is None else f"a {type(content).__name__}"
-    raise BadValue(number, f"turn {place} has no token_ids, and its content is {kind}", "text as content, or token_ids")
+    return BadValue(
+        number, f"turn {place} has no token_ids, and its content is {kind}", "text as content, or token_ids"
+    )
 
 
 def _is_trained(turn: Mapping[str, Any], number: int, place: int) -> bool:
