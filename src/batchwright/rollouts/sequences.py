@@ -112,14 +112,13 @@ def sequences_of(prompts: Any, responses: Any, tools: Any, encoder: Encoder) -> 
     tools = _as_list(tools)
     if encoder.tokenizer is None:
         _refuse_text(prompts, prompt_kinds, responses, response_kinds)
+    if len(set(prompt_kinds)) == len(set(response_kinds)) == 1:
+        return _of_one_kind(prompts, responses, tools, prompt_kinds[0], response_kinds[0], encoder)
     pairs = list(zip(prompt_kinds, response_kinds, strict=True))
-    distinct = list(dict.fromkeys(pairs))
-    if len(distinct) == 1:
-        return _of_one_kind(prompts, responses, tools, *distinct[0], encoder)
     prompts, responses = _as_list(prompts), _as_list(responses)
     parts: list[Sequences] = []
     rows_of: list[list[int]] = []
-    for pair in distinct:
+    for pair in dict.fromkeys(pairs):
         rows = [number for number, each in enumerate(pairs) if each == pair]
         some_tools = None if tools is None else [tools[row] for row in rows]
         try:
