@@ -207,14 +207,20 @@ def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
         raise BadValue(number, what, "text, or token ids", key=key)
     if kind in ("text", "list"):
         return value, kind
-    if isinstance(value, Mapping):
-        value = [value]
-    turns = value.tolist() if hasattr(value, "tolist") else list(value)
+    turns = _as_turns(value)
     for place, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
             raise BadValue(number, f"turn {place} of it is a {type(turn).__name__}, not an object", key=key)
     has_ids = any(turn.get("token_ids") is not None for turn in turns)
     return turns, "marked" if has_ids else "turns"
+
+
+def _as_turns(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, Mapping):
+        return [value]
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 # Without a tokenizer
