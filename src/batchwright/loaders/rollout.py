@@ -14,7 +14,7 @@ from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.rollout_batches import RolloutStream
 from batchwright.loaders.rollout_data import open_rollouts
-from batchwright.loaders.rollout_logged import Policy, open_log
+from batchwright.loaders.rollout_logged import TrainerPolicy, open_log
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages
 from batchwright.rollouts import read_rollouts
@@ -86,7 +86,9 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         stream: RolloutStream
         if isinstance(rollout_data, RolloutLog):
             of_data = {"epochs": epochs, "plan": plan, "group_size": group_size, "columns": columns}
-            policy = Policy(max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness))
+            policy = TrainerPolicy(
+                max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness)
+            )
             ranks = (rank, world_size)
             stream, asked = open_log(rollout_data, read, policy, timeout, asked, of_data, ranks, how)
             epochs = None
@@ -109,10 +111,10 @@ class RolloutDataLoader(Loader[TrainingBatch]):
                 parameter="policy_version",
                 remedy="RolloutDataLoader(log, ...), or leave it out",
             )
-        self._policy.is_now(version)
+        self._policy.update(version)
 
     @property
-    def _policy(self) -> Policy | None:
+    def _policy(self) -> TrainerPolicy | None:
         return getattr(self.stream, "policy", None)
 
     def get_batch(self, batch_size: int | None = None, *, policy_version: int | None = None) -> TrainingBatch:
