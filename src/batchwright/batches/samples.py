@@ -1,4 +1,4 @@
-"""Rows of whole samples: documents packed side by side, or one in a row, and what that means for every token.
+"""Rows of whole samples: documents packed side by side, or one in a row, with the fields of every token.
 
 tokens         a a a a b b b c c .        three samples in a row of ten places, one of them empty
 segment_ids    1 1 1 1 2 2 2 3 3 0        no token attends to another sample
@@ -19,12 +19,12 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.gather import Allocate, copy_runs, floats, fresh
 from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, ragged
 
-__all__ = ["Laid", "SampleRows", "join_laid"]
+__all__ = ["PaddedSamples", "SampleRows", "join_padded"]
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """Rows of samples, laid out: [sequences, width + 1] each, aligned with tokens (not with targets)."""
+class PaddedSamples:
+    """Rows of samples: [sequences, width + 1] each, aligned with tokens (not with targets)."""
 
     tokens: NDArray[np.int64]
     weight: NDArray[np.float32]
@@ -36,27 +36,27 @@ class Laid:
     offset: NDArray[np.int64]
     """Where they begin: not at 0 where the left is padded."""
     widths: NDArray[np.int64]
-    """Tokens of the batch that each sequence is in; what is beyond is cut off."""
+    """Tokens of the batch that each sequence is in: arrays are cut to it."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Fields of spans for each token, -1 where there is none."""
 
 
-def join_laid(parts: list[tuple[NDArray[np.int64], Laid]], out: NDArray[np.int64]) -> Laid:
-    """Rows that were laid out apart, each part with the numbers that its rows have in `out`."""
+def join_padded(parts: list[tuple[NDArray[np.int64], PaddedSamples]], out: NDArray[np.int64]) -> PaddedSamples:
+    """Parts that were padded one by one, as one: each comes with the numbers of its rows in `out`."""
     shape, count = out.shape, len(out)
-    joined = Laid(
+    joined = PaddedSamples(
         out,
         np.zeros(shape, np.float32),
         np.zeros(shape, bool),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
-        {name: np.full(shape, -1, np.int16) for _, laid in parts for name in laid.shown},
+        {name: np.full(shape, -1, np.int16) for _, padded in parts for name in padded.shown},
     )
-    for rows, laid in parts:
+    for rows, padded in parts:
         for name in ("tokens", "weight", "begins", "length", "offset", "widths"):
-            getattr(joined, name)[rows] = getattr(laid, name)
-        for name, values in laid.shown.items():
+            getattr(joined, name)[rows] = getattr(padded, name)
+        for name, values in padded.shown.items():
             joined.shown[name][rows] = values
     return joined
 
@@ -165,9 +165,9 @@ class SampleRows:
         return rows
 
     def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-        self.lay(index, np.full(len(index), self.row_tokens), out, pad=0)
+        self.padded(index, np.full(len(index), self.row_tokens), out, pad=0)
 
-    def lay(
+    def padded(
         self,
         index: NDArray[np.int64],
         widths: NDArray[np.int64],
@@ -177,7 +177,7 @@ class SampleRows:
         left: bool = False,
         show: bool = False,
         allocate: Allocate = fresh,
-    ) -> Laid:
+    ) -> PaddedSamples:
         """Rows one below the other in `out`, [sequences, width + 1]; `widths` of the batch that each row is in.
 
         With `show`, fields of spans too, for each token. `allocate` gives memory for the weights.
@@ -223,4 +223,4 @@ class SampleRows:
         begins = np.zeros(out.shape, bool)
         begins.reshape(-1)[at] = True
         weight[row, column + offset[row]] = 0  # nothing comes before it that could predict it
-        return Laid(out, weight, begins, row_length, offset, widths, shown)
+        return PaddedSamples(out, weight, begins, row_length, offset, widths, shown)
