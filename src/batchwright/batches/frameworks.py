@@ -1,4 +1,4 @@
-"""The adapter of a framework, imported when it is needed: the one place outside `adapters/` that reaches them."""
+"""The adapter of a framework, imported when it is needed. Only here does the package reach into `adapters/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One gather for windows that lie anywhere in memory, however many mapped files they are spread over.
+"""One gather for windows anywhere in memory, spread over any number of mapped files.
 
 NumPy gathers rows of one array. All mapped shards lie in one address space, so one strided view that begins at the
 lowest window and steps by one token is such an array: rows of it are windows, by address. Nothing outside the windows
@@ -18,7 +18,7 @@ from batchwright.columns.addresses import Memory
 __all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
 
 Allocate = Callable[[int, int], NDArray[np.int64]]
-"""(rows, width) -> memory for so many numbers, of any content: fresh, or used before and free again."""
+"""(rows, width) -> memory of any content: fresh, or used before and free again."""
 
 _LONG_RUN = 32
 """Tokens from which on a copy of its own is cheaper than an index for each token."""

@@ -1,7 +1,7 @@
-"""Which pieces of which documents a row is made of: planned over all documents at once, before the order.
+"""The pieces of documents that each row is made of, planned over all documents at once, before the order.
 
-Rows of whole documents are numbers like any others then: shuffled, mixed, resumed and traced in the same way. What
-is left out (too long, nothing to learn) is decided and counted here, and by nothing after it.
+So rows of whole documents are numbers like all others: shuffled, mixed, resumed and traced in the same way. Documents
+that are left out (too long, nothing to learn) are decided on and counted here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """How rows are made of documents. With the documents' content it decides every row."""
+    """How rows are made of documents. Together with the documents it fixes every row."""
 
     row_tokens: int
     packing: str | None
     """None: one sample in each row."""
     truncation: str
-    """What becomes of a sample that is longer than a row: "split" cuts it into several."""
+    """For a sample that is longer than a row. "split" cuts it into several."""
     loss: str | None = None
     """Which tokens are trained, as `LossPolicy` writes it; None: all."""
     pairs: bool = False
     """Whether a document is two samples, chosen and rejected, that come together."""
 
     def spec(self) -> dict[str, Any]:
-        """What names the rows, as JSON: what has its default is left out."""
-        spec: dict[str, Any] = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
-        spec |= {"packing": self.packing} if self.packing else {}
-        spec |= {"loss": self.loss} if self.loss else {}
-        return spec | ({"pairs": True} if self.pairs else {})
+        """The rows' name as JSON, without defaults."""
+        spec = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
+        optional = {"packing": self.packing, "loss": self.loss, "pairs": self.pairs}
+        return spec | {name: value for name, value in optional.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """Which pieces of documents each row is made of: row r has the pieces [row_starts[r], row_starts[r + 1])."""
+    """Pieces of documents, row by row: row r has the pieces [row_starts[r], row_starts[r + 1])."""
 
     row_starts: Numbers
     start: Numbers
@@ -57,7 +56,7 @@ class RowIndex:
     goes_on: NDArray[np.uint8]
     """1 for a piece that fills a row and is not the last of its document: the next token is its last target."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What became of documents: how many there are, and of those that are in no row, how many and why."""
+    """The number of documents, and of those that are in no row, by reason."""
 
     @property
     def num_rows(self) -> int:
@@ -142,7 +141,7 @@ def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
 
 
 def _left_out(pieces: _Pieces, which: NDArray[np.bool_], why: str, counts: dict[str, int], per_row: int) -> _Pieces:
-    """The pieces that are not these, which are counted; of a pair, both or none."""
+    """The pieces without those of `which`, which are counted; of a pair, both or none."""
     whole = which.reshape(-1, per_row).any(axis=1)
     if whole.any():
         counts[why] = int(whole.sum())
@@ -196,7 +195,7 @@ def ragged(starts: Numbers, counts: Numbers) -> Numbers:
 
 
 class SpanWeights:
-    """What spans say of every token: a span has a weight, and a token that of its span."""
+    """Weights of tokens, by span: every token has the weight of its span."""
 
     def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:
         """Document d has the spans [starts[d], starts[d + 1]); a span ends at token `stop` of its document."""
@@ -205,28 +204,27 @@ class SpanWeights:
         self.weight: NDArray[np.float32] = weight
 
     def count(self, document: Numbers, begin: Numbers, end: Numbers) -> Numbers:
-        """How many of the tokens [begin, end) of each document have a weight above 0."""
-        span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
-        sums = np.concatenate([[0], np.cumsum(np.where(self.weight[span] > 0, tokens, 0))])
-        ends = np.cumsum(counts)
-        found: Numbers = sums[ends] - sums[ends - counts]
-        return found
+        """The number of tokens [begin, end) of each document with a weight above 0."""
+        return self._sums((self.weight > 0).astype(np.int64), document, begin, end)
 
     def total(self, document: Numbers, begin: Numbers, end: Numbers) -> NDArray[np.float64]:
         """The sum of the weights of the tokens [begin, end) of each document."""
+        return self._sums(self.weight.astype(np.float64), document, begin, end)
+
+    def _sums(self, weight: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
         span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
-        sums = np.concatenate([[0.0], np.cumsum(self.weight[span].astype(np.float64) * tokens)])
+        sums = np.append(0, np.cumsum(weight[span] * tokens))
         ends = np.cumsum(counts)
-        found: NDArray[np.float64] = sums[ends] - sums[ends - counts]
+        found: NDArray[Any] = sums[ends] - sums[ends - counts]
         return found
 
     def expand(self, values: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
-        """What `values` says of the span of each token [begin, end) of documents, end to end."""
+        """The `values` of the spans of all tokens [begin, end) of documents, end to end."""
         span, tokens, _ = self._cut(document, begin, end)
         return np.repeat(values[span], tokens)
 
     def _cut(self, document: Numbers, begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(spans of all documents, how many of the tokens [begin, end) each has, how many spans a document has)."""
+        """(spans of all documents, how many of the tokens [begin, end) each has, spans of each document)."""
         first = self.starts[document].astype(np.int64)
         counts = self.starts[document + 1].astype(np.int64) - first
         span = ragged(first, counts)

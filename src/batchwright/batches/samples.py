@@ -61,8 +61,8 @@ def join_padded(parts: list[tuple[NDArray[np.int64], PaddedSamples]], out: NDArr
     return joined
 
 
-class Stream(Protocol):
-    """What rows of samples need of a stream of documents."""
+class SampleStream(Protocol):
+    """The part of a stream of documents that rows of samples need."""
 
     name: str
     split: str
@@ -79,7 +79,7 @@ class SampleRows:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: SampleStream,
         index: RowIndex,
         spec: RowSpec,
         borders: NDArray[np.int64],
@@ -94,7 +94,7 @@ class SampleRows:
         `reopen` is (function, arguments): how another process opens the same rows, if not by value.
         """
         self._reopen = reopen
-        self.stream: Stream = stream
+        self.stream: SampleStream = stream
         self.index: RowIndex = index
         self.spec: RowSpec = spec
         self.trained: SpanWeights | None = trained
@@ -109,19 +109,15 @@ class SampleRows:
         self.sequences = 2 if spec.pairs else 1
         """Rows of a batch that one row is: two for a pair."""
         if not self.num_rows:
+            counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"
             raise SpecError(
-                f"source {self.name!r} ({self.split}) has no rows: "
-                + (", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"),
+                f"source {self.name!r} ({self.split}) has no rows: {counts}",
                 parameter="max_length",
                 source=self.name,
                 remedy="a longer max_length, another loss=, or other data",
             )
-        piece_sums = np.concatenate([[0], np.cumsum(index.length, dtype=np.int64)])
-        self._row_length = (
-            np.maximum.reduceat(index.length, index.row_starts[:-1]).astype(np.int64)
-            if spec.pairs
-            else piece_sums[index.row_starts[1:]] - piece_sums[index.row_starts[:-1]]
-        )
+        combine = np.maximum if spec.pairs else np.add
+        self._row_length = combine.reduceat(index.length, index.row_starts[:-1], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen or super().__reduce__()  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Windows over a token stream: concatenate the documents, cut every row_tokens, add one token for the last target.
 
-Epoch 0 cuts at 0. Later epochs cut at another offset that (seed, source, epoch) fixes, so that documents are not split
-at the same places again; the stream is a ring then, and one row of the epoch runs over its end into its beginning.
+Epoch 0 cuts at 0. Later epochs cut at another offset, fixed by (seed, source, epoch), so that documents are not split
+at the same places again. The stream is then a ring: one row of the epoch runs over its end into its beginning.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of
 from batchwright.batches.gather import gather_windows
 
-__all__ = ["JointWindows", "ShardedStream", "Stream", "WindowRows"]
+__all__ = ["JointWindows", "ShardedStream", "WindowRows", "WindowStream"]
 
 
-class Stream(Protocol):
+class WindowStream(Protocol):
     """Documents end to end, somewhere in mapped memory."""
 
     name: str
@@ -39,7 +39,7 @@ class Stream(Protocol):
     def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
 
 
-class Shard(Protocol):
+class MappedShard(Protocol):
     """Tokens end to end in memory, for as long as this object is kept."""
 
     @property
@@ -53,7 +53,7 @@ class ShardedStream(Protocol):
     token_starts: NDArray[np.int64]
     """Where each shard begins in the stream, and where the last one ends."""
 
-    def shard(self, shard: int) -> Shard: ...
+    def shard(self, shard: int) -> MappedShard: ...
 
 
 class WindowRows:
@@ -65,7 +65,7 @@ class WindowRows:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: WindowStream,
         row_tokens: int,
         *,
         seed: int,
@@ -85,19 +85,20 @@ class WindowRows:
         self.num_tokens: int = stream.num_tokens
         self.num_rows: int = max(stream.num_tokens - 1, 0) // row_tokens
         if not self.num_rows:
+            shorter = f"chunk_size={stream.num_tokens - 1} or less, or " if stream.num_tokens > 1 else ""
             raise SpecError(
                 f"chunk_size={row_tokens} needs {row_tokens + 1:,} tokens; "
                 f"source {stream.name!r} ({stream.split}) has {stream.num_tokens:,}",
                 parameter="chunk_size",
                 source=stream.name,
-                remedy=f"chunk_size={max(stream.num_tokens - 1, 1)} or less, or more text"
-                if stream.num_tokens > 1
-                else "more text",
+                remedy=f"{shorter}more text",
             )
 
     def offset(self, epoch: int) -> int:
         """Where the first row of an epoch begins."""
-        return _offset(self.seed, self.name, epoch, self.row_tokens) if self.recut and epoch else 0
+        if not self.recut or not epoch:
+            return 0
+        return _offset(self.seed, self.name, epoch, self.row_tokens)
 
     def ring(self, epoch: int) -> tuple[int, int]:
         """(where the first row of an epoch begins, tokens after which the stream begins anew)."""
@@ -152,7 +153,10 @@ class WindowRows:
         """(window offset, stream start, stream stop): one piece, or two where the row runs over the stream's end."""
         length = self.row_tokens + 1
         here = min(length, self._tokens(epoch) - start)
-        return [(0, start, start + here)] + ([(here, 0, length - here)] if here < length else [])
+        pieces = [(0, start, start + here)]
+        if here < length:
+            pieces.append((here, 0, length - here))
+        return pieces
 
     def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
         """The same, of a row by its number."""
@@ -216,7 +220,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
-        self._held: list[Shard | None] = [None] * len(self._shards)
+        self._held: list[MappedShard | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod

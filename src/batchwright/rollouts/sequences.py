@@ -73,7 +73,9 @@ class Encoder:
 
     def texts(self, texts: Sequence[str]) -> Ragged:
         """The ids of texts, each encoded as it is."""
-        assert self.tokenizer is not None, "_refuse_text comes before"
+        if self.tokenizer is None:
+            remedy = "tokenizer='tokenizer.json' or 'bytes', or token ids in place of text"
+            raise NeedsTokenizer(0, "this is text, and text needs a tokenizer", remedy)
         distinct = list(dict.fromkeys(texts))
         try:
             ids = dict(zip(distinct, map(np.asarray, self.tokenizer.encode_batch(distinct)), strict=True))
@@ -100,7 +102,9 @@ class Encoder:
         if self._chat is None:
             from batchwright.rollouts.conversations import conversations_of
 
-            assert self.tokenizer is not None, "_refuse_text comes before"
+            if self.tokenizer is None:
+                remedy = "tokenizer='tokenizer.json', or token ids in place of messages"
+                raise NeedsTokenizer(0, "a prompt is messages, and they need a tokenizer", remedy, key="prompt")
             self._chat = conversations_of(self.tokenizer, self.chat_template)
         return self._chat
 
@@ -110,8 +114,6 @@ def sequences_of(prompts: Any, responses: Any, tools: Any, encoder: Encoder) -> 
     prompts, prompt_kinds = _with_kinds(prompts, "prompt")
     responses, response_kinds = _with_kinds(responses, "response")
     tools = _as_list(tools)
-    if encoder.tokenizer is None:
-        _refuse_text(prompts, prompt_kinds, responses, response_kinds)
     if len(set(prompt_kinds)) == len(set(response_kinds)) == 1:
         return _of_one_kind(prompts, responses, tools, prompt_kinds[0], response_kinds[0], encoder)
     pairs = list(zip(prompt_kinds, response_kinds, strict=True))
@@ -221,34 +223,6 @@ def _as_turns(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return [value]
     return value.tolist() if hasattr(value, "tolist") else list(value)
-
-
-# Without a tokenizer
-
-
-def _refuse_text(prompts: Any, prompt_kinds: list[str], responses: Any, response_kinds: list[str]) -> None:
-    """NeedsTokenizer names the first row with anything to encode, if there is one."""
-    found = [_first_text(prompts, prompt_kinds, "prompt"), _first_text(responses, response_kinds, "response")]
-    needy = [bad for bad in found if bad is not None]
-    if needy:
-        raise min(needy, key=lambda bad: bad.row)
-
-
-def _first_text(column: Any, kinds: list[str], key: str) -> NeedsTokenizer | None:
-    if set(kinds) == {"list"}:
-        return None
-    for number, (value, kind) in enumerate(zip(column, kinds, strict=True)):
-        if kind == "turns" and key == "prompt":
-            remedy = "tokenizer='tokenizer.json', or token ids in place of messages"
-            return NeedsTokenizer(number, "a prompt is messages, and they need a tokenizer", remedy, key=key)
-        if kind == "text" or (kind != "list" and any(map(_is_text, value))):
-            remedy = "tokenizer='tokenizer.json' or 'bytes', or token ids in place of text"
-            return NeedsTokenizer(number, f"a {key} is text, and text needs a tokenizer", remedy, key=key)
-    return None
-
-
-def _is_text(turn: Mapping[str, Any]) -> bool:
-    return turn.get("token_ids") is None and isinstance(turn.get("content"), str)
 
 
 # Each kind
