@@ -70,8 +70,9 @@ class WindowFeed(Generic[D]):
         rows = min(rows, max(self._have - 1, 0) // width)
         if not self._have:
             return Taken(np.empty((0, width + 1), np.int64), [], [])
-        tokens = np.concatenate(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
-        self._pieces = [tokens]
+        if len(self._pieces) > 1:
+            self._pieces = [np.concatenate(self._pieces)]
+        (tokens,) = self._pieces
         windows = np.empty((rows, width + 1), tokens.dtype)
         windows[:, :width] = tokens[: rows * width].reshape(rows, width)
         windows[:, width] = tokens[width : rows * width + 1 : width]

@@ -151,7 +151,9 @@ class Flow:
         lengths = np.empty(len(draw.index), np.int64)
         for number, rows in enumerate(self.rows):
             mine = np.flatnonzero(draw.source == number)
-            lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
+            lengths[mine] = rows.row_tokens
+            if isinstance(rows, SampleRows):
+                lengths[mine] = rows.lengths(draw.index[mine])
         return lengths
 
     def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:

@@ -16,4 +16,4 @@ def adapter(framework: str) -> Any:
 def adapter_of(array: Any) -> Any:
     """The adapter of the framework that `array` belongs to. ModuleNotFoundError for other objects."""
     top = type(array).__module__.partition(".")[0]
-    return adapter("jax" if top == "jaxlib" else top)
+    return adapter(top.removesuffix("lib"))  # JAX's arrays are of jaxlib

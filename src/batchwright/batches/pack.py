@@ -80,7 +80,8 @@ def pack(lengths: NDArray[np.integer], capacity: int, method: str = "best_fit") 
         return Packing(np.arange(len(checked), dtype=np.int64), _greedy_starts(checked, capacity))
     longest_first = _stable_order(capacity - checked)
     distinct, counts = _histogram(checked[longest_first])
-    fills = (_best_fit if method == "best_fit" else _first_fit)(distinct, counts, capacity)
+    fill = {"best_fit": _best_fit, "first_fit": _first_fit}[method]
+    fills = fill(distinct, counts, capacity)
     row_of = _row_of_each(fills)
     row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of))])
     return Packing(longest_first[_stable_order(row_of)], row_starts)
@@ -94,27 +95,20 @@ def _checked(lengths: NDArray[np.integer], capacity: int) -> NDArray[np.int64]:
             parameter="lengths",
             remedy="np.array([...], np.int64)",
         )
-    if lengths.size and lengths.min() < 1:
-        item = int(np.argmax(lengths < 1))
-        raise SpecError(
-            f"item {item} has length {lengths[item]}",
-            parameter="lengths",
-            item=item,
-            length=int(lengths[item]),
-            capacity=capacity,
-            remedy="leave empty items out before packing",
-        )
-    if lengths.size and lengths.max() > capacity:
-        item = int(np.argmax(lengths > capacity))
-        raise SpecError(
-            f"item {item} has length {lengths[item]}, more than the capacity {capacity} of a row",
-            parameter="lengths",
-            item=item,
-            length=int(lengths[item]),
-            capacity=capacity,
-            remedy=f"cut or drop it, or capacity={lengths.max()}",
-        )
+    _refuse_items(lengths < 1, lengths, capacity, "", "leave empty items out before packing")
+    remedy = f"cut or drop it, or capacity={lengths.max(initial=1)}"
+    _refuse_items(lengths > capacity, lengths, capacity, f", more than the capacity {capacity} of a row", remedy)
     return lengths.astype(np.int64)
+
+
+def _refuse_items(
+    is_bad: NDArray[np.bool_], lengths: NDArray[np.integer], capacity: int, why: str, remedy: str
+) -> None:
+    if is_bad.any():
+        item = int(np.argmax(is_bad))
+        length = int(lengths[item])
+        where = {"item": item, "length": length, "capacity": capacity}
+        raise SpecError(f"item {item} has length {length}{why}", parameter="lengths", **where, remedy=remedy)
 
 
 def _stable_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:

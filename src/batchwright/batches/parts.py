@@ -53,7 +53,9 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
             remedy="cu_seqlens=False (position_ids and segment_ids stay), or a smaller batch_size",
         )
     mask = batch.attention_mask
-    is_real = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask) != 0
+    if hasattr(mask, "cpu"):
+        mask = mask.cpu()
+    is_real = np.asarray(mask) != 0
     rows, width = is_real.shape
     first = np.where(is_real.any(1), is_real.argmax(1), 0)
     last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
@@ -70,7 +72,9 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
             if len(shape) == 0 or shape[0] != rows:
                 return value
             picked = value[part] if isinstance(value, np.ndarray) else pick(value, part)
-            return picked[:, places] if len(shape) > 1 and shape[1] == width else picked
+            if len(shape) > 1 and shape[1] == width:
+                return picked[:, places]
+            return picked
 
         own = {name: cut(value) for name, value in fields.items()}
         made.append(rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))

@@ -165,8 +165,10 @@ def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: 
         )
     counts["cut"] = int(is_over.sum())
     over = np.maximum(pieces.length - spec.row_tokens, 0)
-    begin = pieces.begin + over if spec.truncation == "keep_end" else pieces.begin
-    return pieces._replace(begin=begin, length=pieces.length - over)
+    pieces = pieces._replace(length=pieces.length - over)
+    if spec.truncation == "keep_end":
+        return pieces._replace(begin=pieces.begin + over)
+    return pieces
 
 
 def _split(pieces: _Pieces, capacity: int) -> _Pieces:

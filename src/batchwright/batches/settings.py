@@ -90,7 +90,9 @@ def _switch(**parameter: Any) -> bool:
 
 def _token(**parameter: Any) -> int | str:
     ((_, value),) = parameter.items()
-    return value if isinstance(value, str) else at_least(0, **parameter)
+    if isinstance(value, str):
+        return value
+    return at_least(0, **parameter)
 
 
 def _width(pad_to: Any) -> Any:
@@ -160,7 +162,7 @@ class Shuffle(Value):
     scope: Scope | bool | None = setting(
         "among all rows (global), inside windows (pool; over raw files: window), or not at all (none)",
         name="shuffle",
-        check=lambda shuffle: shuffle if isinstance(shuffle, bool) else one_of(_SCOPES, shuffle=shuffle),
+        check=partial(one_of, (*get_args(Scope), True, False)),
         default="global; none for validation and for raw files that are streamed",
         planned=attrgetter("shuffle"),
         streams=("window", "none", True, False),
@@ -187,9 +189,6 @@ class Shuffle(Value):
         planned=attrgetter("recut"),
         metavar="",
     )
-
-
-_SCOPES: tuple[Any, ...] = get_args(Scope)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,9 @@ def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple
 
     standings = all_gathered(replace(mine, process=distributed.get_rank()))
     differ = len({standing.settings["plan"] for standing in standings}) > 1
-    return standings, all_gathered(plan) if differ else []  # all see the same, so all take part or none
+    if not differ:
+        return standings, []
+    return standings, all_gathered(plan)  # all see the same standings, so all take part or none
 
 
 def compare(standings: Sequence[Standing], plans: Sequence[Plan] = ()) -> SyncReport:
@@ -176,8 +178,9 @@ def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequenc
     if name == "plan":
         numbers = {standing.process: number for number, standing in enumerate(standings)}
         differs = plans[numbers[one.process]].difference(plans[numbers[other.process]]) or differs
+    hold = "hold" if len(others) > 1 else "holds"
     raise SyncError(
-        f"{_named(others)} {_verb(others, 'hold')} another {_WORDS.get(name, name)} than rank {one.process}",
+        f"{_named(others)} {hold} another {_WORDS.get(name, name)} than rank {one.process}",
         plan=one.settings["plan"],
         here=f"rank {one.process}",
         there=f"rank {other.process}",
@@ -235,7 +238,3 @@ def _parted(
 def _named(standings: Sequence[Standing]) -> str:
     ranks = "rank" if len(standings) == 1 else "ranks"
     return f"{ranks} {listed(standing.process for standing in standings)}"
-
-
-def _verb(standings: Sequence[Standing], verb: str) -> str:
-    return verb if len(standings) > 1 else f"{verb}s"

@@ -320,7 +320,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         arrays, tokens, ones, metadata = self._parts()
         arrays = {name: moved(value) for name, value in arrays.items()}
         metadata = {name: moved(value) for name, value in metadata.items()}
-        return rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
+        return rebuild(arrays, moved(tokens), ones, metadata)
 
     def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
         """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
@@ -365,13 +365,17 @@ def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata
 def _contiguous(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array)
-    return array.contiguous() if hasattr(array, "contiguous") else array
+    if hasattr(array, "contiguous"):
+        return array.contiguous()
+    return array
 
 
 def _joined(left: Any, right: Any) -> Any:
     """[rows, a] and [rows, b] as [rows, a + b]."""
     adapter = _adapter_of(left)
-    return np.concatenate([left, right], axis=1) if adapter is None else adapter.joined(left, right)
+    if adapter is None:
+        return np.concatenate([left, right], axis=1)
+    return adapter.joined(left, right)
 
 
 def _ignored_column(like: Any) -> Any:
@@ -382,7 +386,9 @@ def _as_floats(mask: Any) -> Any:
     """A mask of bools as float32."""
     if isinstance(mask, np.ndarray):
         return mask.astype(np.float32)
-    return mask.float() if hasattr(mask, "float") else mask * 1.0
+    if hasattr(mask, "float"):
+        return mask.float()
+    return mask * 1.0
 
 
 def _adapter_of(array: Any) -> Any:

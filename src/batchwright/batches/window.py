@@ -166,7 +166,10 @@ class WindowRows:
         """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
         start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))
         over = max(stop + 1 - self._tokens(epoch), 0)
-        return [(start, stop + 1 - over)] + ([(0, over)] if over else [])
+        stretches = [(start, stop + 1 - over)]
+        if over:
+            stretches.append((0, over))
+        return stretches
 
     def borders(self, start: int, epoch: int = 0) -> NDArray[np.int64]:
         """Offsets inside the window of the row at `start` at which a document begins (0 left out)."""

@@ -86,9 +86,9 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         stream: RolloutStream
         if isinstance(rollout_data, RolloutLog):
             of_data = {"epochs": epochs, "plan": plan, "group_size": group_size, "columns": columns}
-            policy = TrainerPolicy(
-                max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness)
-            )
+            if max_staleness is not None:
+                max_staleness = at_least(0, max_staleness=max_staleness)
+            policy = TrainerPolicy(max_staleness=max_staleness)
             ranks = (rank, world_size)
             stream, asked = open_log(rollout_data, read, policy, timeout, asked, of_data, ranks, how)
             epochs = None

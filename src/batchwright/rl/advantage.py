@@ -185,8 +185,9 @@ def reinforce(rewards: ArrayLike, baseline: ArrayLike | str | None = "mean") -> 
     exact = raw.astype(np.float64)
     if isinstance(baseline, str):
         one_of(("mean",), baseline=baseline)
-        apart = exact - exact[:1]  # equal rewards give exactly 0
-        exact = apart - (apart.mean() if len(apart) else 0.0)
+        if len(raw):
+            apart = exact - exact[0]  # equal rewards give exactly 0
+            exact = apart - apart.mean()
     elif baseline is not None:
         if np.ndim(baseline) == 0:
             baseline = np.full(len(raw), baseline)
@@ -214,19 +215,19 @@ def whiten(
     given = _numeric("values", values)
     is_in = _flags("mask", mask, given)
     _refuse_not_finite("values", given, is_in)
+    whitened = np.zeros(given.shape, _result_dtype(given))
     chosen = (given if is_in is None else given[is_in]).astype(np.float64)
-    first = chosen.flat[0] if chosen.size else 0.0
+    if not chosen.size:
+        return whitened
+    first = chosen.flat[0]
     chosen -= first  # equal numbers give exactly 0
-    mean = float(chosen.mean()) if chosen.size else 0.0
+    mean = float(chosen.mean())
     chosen -= mean
     squares = float(np.vdot(chosen, chosen))
     chosen /= whitening_divisor(chosen.size, squares, unbiased=unbiased, eps=eps, eps_in=eps_in)
     if not shift_mean:
         chosen += first + mean
-    if is_in is None:
-        return chosen.astype(_result_dtype(given))
-    whitened = np.zeros(given.shape, _result_dtype(given))
-    whitened[is_in] = chosen
+    whitened[... if is_in is None else is_in] = chosen
     return whitened
 
 

@@ -120,4 +120,6 @@ def _numbered(group: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
 
 
 def _as_json(name: Any) -> Any:
-    return name if isinstance(name, str | int | float | bool) else repr(name)
+    if isinstance(name, str | int | float | bool):
+        return name
+    return repr(name)

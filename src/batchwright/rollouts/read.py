@@ -193,7 +193,9 @@ class _Reading:
     def _token_column(self, key: str, tokens: _Tokens) -> NDArray[np.float32] | None:
         """A column of one number per token, beside the tokens; None where no row has it."""
         column = self._column(key)
-        return None if column is None else tokens.placed(self._per_token(key, column, tokens))
+        if column is None:
+            return None
+        return tokens.placed(self._per_token(key, column, tokens))
 
     def _per_token(self, key: str, column: Any, tokens: _Tokens) -> Ragged:
         """A number for each token of a response, or for each that is trained."""
@@ -363,7 +365,7 @@ class _Reading:
         column = self.table.column(self.names["group"])
         if column is None:
             return None
-        return column[row].as_py() if is_arrow(column) else _as_python(column[row])
+        return _as_python(column[row])
 
 
 def _checked_names(columns: Mapping[str, str] | None, table: Table) -> dict[str, str]:
@@ -407,5 +409,9 @@ def _is_per_token(column: Any) -> bool:
 
 
 def _as_python(value: Any) -> Any:
-    """A number of NumPy or of a framework as Python's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    """A number of Arrow, NumPy or a framework as Python's."""
+    if hasattr(value, "as_py"):
+        return value.as_py()
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return value

@@ -93,9 +93,9 @@ class RolloutLog:
         self.lease_seconds: float = _seconds(lease_seconds=lease_seconds)
         self.max_attempts: int = at_least(1, max_attempts=max_attempts)
         self.on_stuck: str = one_of(("raise", "drop"), on_stuck=on_stuck)
-        self.ahead: int | None = _optional_count(ahead=ahead)
+        self.ahead: int | None = _optional(1, ahead=ahead)
         self.stale: str = one_of(("reissue", "drop"), stale=stale)
-        self.vocab_size: int | None = _optional_count(vocab_size=vocab_size)
+        self.vocab_size: int | None = _optional(1, vocab_size=vocab_size)
         self.read_only: bool = bool(read_only)
         self._prompts = None if prompts is None else read_prompts(prompts, prompt_column, format, self.vocab_size)
         self._warned_of_lower_version = False
@@ -255,8 +255,8 @@ class RolloutLog:
         `policy_version - max_staleness` is stale: not used, and its prompt issued again or dropped.
         """
         wanted = at_least(0, num_groups=num_groups)
-        version = None if policy_version is None else at_least(0, policy_version=policy_version)
-        staleness = None if max_staleness is None else at_least(0, max_staleness=max_staleness)
+        version = _optional(0, policy_version=policy_version)
+        staleness = _optional(0, max_staleness=max_staleness)
         if staleness is not None and version is None:
             raise SpecError(
                 "groups cannot be too old without a version to compare with",
@@ -452,9 +452,11 @@ def _attempts(timeout: float) -> Iterator[None]:
         yield
 
 
-def _optional_count(**parameter: Any) -> int | None:
-    ((_, value),) = parameter.items()
-    return None if value is None else at_least(1, **parameter)
+def _optional(smallest: int, **parameter: Any) -> int | None:
+    """None, or a number that is `smallest` or more."""
+    if None in parameter.values():
+        return None
+    return at_least(smallest, **parameter)
 
 
 def _seconds(*, smallest: float = 1e-3, **parameter: Any) -> float:
