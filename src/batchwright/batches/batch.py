@@ -1,4 +1,4 @@
-"""From gathered rows to the fields of a batch: masks, and on request what document borders mean for them."""
+"""From gathered rows to the fields of a batch: masks, and fields that depend on document borders."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Block:
     widths: NDArray[np.int64] | None = None
     """Of rows of samples: tokens of the batch that each one is in."""
     seams: NDArray[np.bool_] | None = None
-    """Where parts begin that do not attend to each other, [rows, row_tokens], if that is asked for."""
+    """The first token of each part that attends to no other, [rows, row_tokens], if fields ask for it."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What goes into metadata, [rows, row_tokens + 1] each, aligned with tokens."""
+    """Fields for metadata, [rows, row_tokens + 1] each, aligned with tokens."""
 
 
 @lru_cache(maxsize=64)

@@ -41,12 +41,12 @@ PACKINGS = ("best_fit", "first_fit", "greedy")
 
 
 class Packing(NamedTuple):
-    """Which items stand in which row, as two arrays: every item once."""
+    """The items of each row, as two arrays: every item once."""
 
     items: NDArray[np.int64]
     """Item numbers, row after row."""
     row_starts: NDArray[np.int64]
-    """Where each row begins in `items`, and at last where the last row ends: num_rows + 1 numbers."""
+    """The first item of each row in `items`, and the end of the last row: num_rows + 1 numbers."""
 
     @property
     def num_rows(self) -> int:
@@ -203,7 +203,7 @@ def _first_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity:
         first_rows, sizes, rooms = runs[:, fits]
         per_row = rooms // length
         taken = np.cumsum(sizes * per_row)
-        whole = int(np.searchsorted(taken, count, side="right"))  # so many runs take all they can
+        whole = int(np.searchsorted(taken, count, side="right"))  # runs that take all they can
         if whole:
             steps.frombytes(np.stack([first_rows[:whole], sizes[:whole], per_row[:whole]], axis=1).tobytes())
             runs[2, fits[:whole]] -= per_row[:whole] * length
@@ -251,7 +251,7 @@ def _fills(steps: array[int]) -> _Fills:
 
 
 def _greedy_starts(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Where rows begin that are filled in order, and where the last one ends."""
+    """The first items of rows that are filled in order, and the end of the last row."""
     ends = np.cumsum(lengths)
     # For every item: where the next row would begin if one began here. The rows are then one walk along these.
     following = np.searchsorted(ends, ends - lengths + capacity, side="right").data

@@ -66,7 +66,7 @@ def _from_frameworks() -> Ranks | None:
 
 
 def _from_environment() -> Ranks | None:
-    """What torchrun or srun set."""
+    """The rank that torchrun or srun set."""
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", _SLURM_TASKS)):
         if rank in os.environ and size in os.environ:
             return Ranks(_number(rank), _number(size), f"the environment: {rank}, {size}")

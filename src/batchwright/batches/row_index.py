@@ -25,7 +25,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """How rows are made of documents. Together with the documents it fixes every row."""
+    """The settings of rows. Together with the documents they fix every row."""
 
     row_tokens: int
     packing: str | None
@@ -33,7 +33,7 @@ class RowSpec:
     truncation: str
     """For a sample that is longer than a row. "split" cuts it into several."""
     loss: str | None = None
-    """Which tokens are trained, as `LossPolicy` writes it; None: all."""
+    """The tokens that are trained, as `LossPolicy` writes them; None: all."""
     pairs: bool = False
     """Whether a document is two samples, chosen and rejected, that come together."""
 

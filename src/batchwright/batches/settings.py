@@ -157,7 +157,7 @@ def _declarations(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
 
 @dataclass(frozen=True)
 class Shuffle(Value):
-    """Which rows change places with each other. Short forms: `shuffle=True`, `False`, or the scope."""
+    """The rows that change places with each other. Short forms: `shuffle=True`, `False`, or the scope."""
 
     scope: Scope | bool | None = setting(
         "among all rows (global), inside windows (pool; over raw files: window), or not at all (none)",
@@ -310,7 +310,7 @@ class Batching(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Fields(Value):
-    """What a batch has besides its tokens and masks."""
+    """Fields of a batch besides its tokens and masks."""
 
     position_ids: bool | None = switch("positions that start again with every document", default="True for packed rows")
     segment_ids: bool | None = switch(
@@ -343,7 +343,7 @@ class Fields(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(Value):
-    """How batches are made in time. None of it changes what they are."""
+    """How batches are made in time. It does not change their content."""
 
     prefetch: int | None = setting(
         "batches that a thread makes ahead", check=partial(at_least, 0), default="0; over raw files 2"

@@ -44,7 +44,7 @@ class Standing:
     batch: Mapping[str, str]
     """A digest of each field of the next batch; empty where the run is over."""
     failure: str | None = None
-    """Why there is no next batch, where reading it failed."""
+    """The error of reading the next batch, if there was one."""
     process: int = 0
     """The rank in torch.distributed's whole world: what messages call a rank."""
 

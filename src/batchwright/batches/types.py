@@ -22,7 +22,7 @@ _BORDERS = {
     "max_length_q": "max_seqlen",
     "max_length_k": "max_seqlen",
 }
-"""What Hugging Face calls the borders of packed samples, and the field that has them."""
+"""Hugging Face's names for the borders of packed samples, with the fields that have them."""
 _PLAIN = ("input_ids", "attention_mask", "labels")
 _PACKED = ("input_ids", "labels", "position_ids", "use_cache")
 _IGNORED = -100
@@ -343,7 +343,7 @@ class TrainingBatch(MutableMapping[str, Any]):
         return twin
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first rows, token by token."""
+        """The first rows, token by token, for notebooks."""
         from batchwright.batches.looking import look
 
         return look(self)._repr_html_()

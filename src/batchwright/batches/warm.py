@@ -2,7 +2,7 @@
 
 Plain reads of 4 MB: they let the interpreter go while they wait, work on every system, and were as fast as advice to
 the kernel (`posix_fadvise`) in pieces of any size. The kernel's own read-ahead is off for them: it would read past the
-end of every span, megabytes that nobody needs soon.
+end of every span, megabytes that are not needed soon.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class WindowRows:
     def addresses(
         self, index: NDArray[np.int64], epoch: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any], NDArray[np.int64]]:
-        """(address, whether the row lies whole there, what keeps it mapped, start in the stream) of each row."""
+        """(address, whether the whole row is there, what keeps it mapped, start in the stream) of each row."""
         starts = self.starts(index, epoch)
         address, whole, held = self.stream.addresses(starts, self.row_tokens + 1)
         if self._grown:
@@ -242,7 +242,7 @@ class JointWindows:
     def find(
         self, source: NDArray[np.int32], index: NDArray[np.int64], epoch: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """(address, whether the row lies whole there, start in its stream) of each row."""
+        """(address, whether the whole row is there, start in its stream) of each row."""
         offset, end = self._rings.of(source, epoch)
         start = index * (self.length - 1)
         start += offset
@@ -263,12 +263,12 @@ class JointWindows:
     def _map(self, shard: int) -> None:
         stream, number = self._shards[shard]
         self._held[shard] = mapped = stream.shard(number)
-        # Last: whoever sees an address may rely on the map.
+        # Last: a thread that sees an address relies on the map.
         self._token_0[shard] = mapped.address - int(self._shard_start[shard]) * self.itemsize
 
 
 class _Rings:
-    """What `ring` says for each (source, epoch), as arrays: the last few epochs of every source are remembered."""
+    """`ring` of each (source, epoch), as arrays. The last few epochs of every source are cached."""
 
     EPOCHS = 4
 

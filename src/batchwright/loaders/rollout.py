@@ -25,7 +25,7 @@ __all__ = ["RolloutDataLoader"]
 
 
 class RolloutDataLoader(Loader[TrainingBatch]):
-    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with targets.
+    """Rollouts as batches: prompts, responses and what they were worth, aligned with targets.
 
     RolloutDataLoader(rollout_samples, tokenizer, compute_advantages=True)         a list of dicts or dataclasses
     RolloutDataLoader("rollouts.jsonl", tokenizer, "leave_one_out", epochs=4)      a file; four passes over it
@@ -35,7 +35,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
     "reinforce" (the reward less the mean); a name asks for one, and `Advantages` says more: gamma, lam, kl_coef,
     whitening over the global batch, another library's conventions. Groups are normalised whole, before batches are cut.
 
-    Batches have `batch_size` rows over all ranks, or with `Batching(tokens=)` at most so many tokens, padding included;
+    Batches have `batch_size` rows over all ranks, or with `Batching(tokens=)` a limit of tokens, padding included;
     `Batching(balance=)` gives all ranks about the same work. `batch.metadata` has "rewards", "advantages", "returns",
     "old_log_probs", ... aligned with targets, and "global_tokens", "global_sequences", "global_groups" to divide by.
     """
@@ -100,14 +100,14 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
     @property
     def policy_version(self) -> int | None:
-        """Which weights the trainer has now: of a log, `max_staleness` counts from there. Never lower than it was."""
+        """The version of the trainer's weights, from which `max_staleness` counts in a log. It never decreases."""
         return None if self._policy is None else self._policy.version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         if self._policy is None:
             raise SpecError(
-                "policy_version decides which groups of a log are too old, and these rollouts are no log",
+                "policy_version decides which groups of a log are too old, and these rollouts are not a log",
                 parameter="policy_version",
                 remedy="RolloutDataLoader(log, ...), or leave it out",
             )
@@ -142,7 +142,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
 
 def _pad_of(tokenizer: Any, asked: int | str | None) -> int:
-    """The id that fills up rows. Any will do: masks come from lengths."""
+    """The id that fills up rows. Any id works: masks come from lengths."""
     if asked is not None:
         return at_least(0, pad=asked)
     return whole_number(pad=getattr(tokenizer, "eos_id", None) or 0)

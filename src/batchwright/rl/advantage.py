@@ -394,7 +394,7 @@ def _walk_each_row(
 
 @cache
 def _compiled_walk(dtype_name: str) -> Any:
-    """For one floating type; written out, so that arrays that may not be written to are no other type."""
+    """For one floating type. Types are explicit, so that read-only arrays do not compile it again."""
     numba = numba_or_none()
     types = numba.types
     number = types.float32 if dtype_name == "float32" else types.float64

@@ -54,7 +54,7 @@ __all__ = ["DIALECTS", "Dialect", "dialect"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """How one library computes advantages. A value: print it, compare it, `dataclasses.replace` a part of it."""
+    """The conventions of one library. A value: print it, compare it, `dataclasses.replace` a part of it."""
 
     name: str = "batchwright"
     group_baseline: str = "mean"
@@ -63,12 +63,12 @@ class Dialect:
     group_unbiased: bool = True
     group_eps: float = 1e-6
     group_singles: str = "zero"
-    """What a group of one gets: "zero", or its "reward" as if the mean were 0 and the std 1."""
+    """The advantage of a group of one: "zero", or its "reward" as if the mean were 0 and the std 1."""
     leave_one_out_singles: str = "zero"
     gamma: float = 1.0
     lam: float = 0.95
     gaps: str = "carry"
-    """What masked steps are to a recursion over time: "carry" or "zero"."""
+    """Masked steps in a recursion over time: "carry" or "zero"."""
     whitens_gae: bool = False
     """Whether the library whitens the advantages of GAE unless told not to. `gae` itself never does."""
     whiten_unbiased: bool = False

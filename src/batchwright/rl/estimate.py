@@ -42,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """How advantages are computed: `compute_advantages=Advantages("gae", gamma=0.99)`. Print it, compare it.
+    """The settings of advantages: `compute_advantages=Advantages("gae", gamma=0.99)`. Print it, compare it.
 
     `method` is "gae", "group_relative", "leave_one_out" or "reinforce"; True: the best that the columns of the data
     allow; False: rewards only. `dialect` takes another library's conventions: "verl", "trl", "openrlhf" or "nemo_rl".
@@ -99,7 +99,7 @@ class Advantages:
         return str(self.method)
 
     def _compares(self, rollouts: Rollouts) -> bool:
-        """Whether any row has another in its group: else all would be worth 0, in silence."""
+        """Whether any group has two rows: else all advantages would silently be 0."""
         if rollouts.group is None:
             return False
         return self.conventions.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1

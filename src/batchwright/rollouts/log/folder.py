@@ -93,7 +93,7 @@ class LogFolder:
             ) from None
 
     def new_events(self) -> Iterator[Record]:
-        """What was written since; call `applied` after each. Nothing is locked."""
+        """Records written since the last applied one; call `applied` after each. Nothing is locked."""
         if self._size_bytes() == self.end_offset:
             return iter(())
         return read_records(self.ledger_path, self.end_offset, after=self.number)
@@ -149,7 +149,7 @@ class LogFolder:
             Journal.create(self.ledger_path, 1, secrets.token_bytes(16)).close()
 
     def catch_up(self) -> list[Record]:
-        """What others wrote since; what a killed one left of a record is removed. Only inside `locked`."""
+        """Records that others wrote since. A killed process's unfinished record is removed. Only inside `locked`."""
         self._size_bytes()
         if self._ledger is None:
             self._ledger = Journal.open_shared(self.ledger_path)

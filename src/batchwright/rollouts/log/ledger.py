@@ -257,7 +257,7 @@ class Ledger:
     def _add(self, event: Add) -> None:
         if not accepts(self, event.ordinal, event.attempt):
             raise Contradiction(
-                f"an answer to prompt {event.ordinal:,}, attempt {event.attempt}, that nobody asked for"
+                f"an answer to prompt {event.ordinal:,}, attempt {event.attempt}, that was not asked for"
             )
         if self.in_flight.pop(event.ordinal, None) is None:
             self._remove_from_again(event.ordinal)
