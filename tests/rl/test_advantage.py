@@ -521,10 +521,20 @@ BROKEN = np.array([[1.0, 1.0, 1.0], [1.0, np.nan, 1.0]])
         (lambda: gae(ONES, -np.inf * ONES), SampleError, {"row": 0, "column": "values"}, "values has -inf in row 0"),
         (lambda: gae(ONES, BROKEN, mask=ONES), SampleError, {"row": 1}, "values has nan in row 1, step 1"),
         (lambda: gae(ONES, ONES, bootstrap=[0, np.nan]), SampleError, {"row": 1}, "bootstrap has nan in row 1"),
-        (lambda: gae(ONES, ONES[:, :2]), SpecError, {"parameter": "values"}, r"values has shape \(2, 2\), not \(2, 3\)"),
+        (
+            lambda: gae(ONES, ONES[:, :2]),
+            SpecError,
+            {"parameter": "values"},
+            r"values has shape \(2, 2\), not \(2, 3\)",
+        ),
         (lambda: gae(ONES, ONES, mask=[1, 0, 1]), SpecError, {"parameter": "mask"}, r"mask has shape \(3,\)"),
         (lambda: gae(ONES, ONES, dones=ONES.T), SpecError, {"parameter": "dones"}, r"dones has shape \(3, 2\)"),
-        (lambda: gae(ONES, ONES, bootstrap=1.0), SpecError, {"parameter": "bootstrap"}, r"bootstrap has shape \(\), not \(2,\)"),
+        (
+            lambda: gae(ONES, ONES, bootstrap=1.0),
+            SpecError,
+            {"parameter": "bootstrap"},
+            r"bootstrap has shape \(\), not \(2,\)",
+        ),
         (
             lambda: gae(ONES, ONES, gamma=1.5),
             SpecError,

@@ -23,7 +23,7 @@ from batchwright.base.errors import TokenizerError
 from batchwright.base.words import first_line, suggest
 from batchwright.prepare.chat.messages import LIKELY_ROLES, MESSAGES_ROLES
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
-from batchwright.rollouts.columns import offsets
+from batchwright.rl.columns import offsets
 from batchwright.rollouts.ragged import BadValue, Ragged, concatenated, is_arrow, joined, kind_of_value, ragged_of
 
 if TYPE_CHECKING:
