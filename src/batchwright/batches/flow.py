@@ -33,7 +33,7 @@ from batchwright.order.schedule import Draw, Order
 from batchwright.order.sharding import Share, last_row, row_numbers
 from batchwright.store.stream import StoredDocument, TokenStream
 
-__all__ = ["Flow", "Located", "Picked", "Task"]
+__all__ = ["Flow", "LocatedRows", "Picked", "Task"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +126,14 @@ class Flow:
             return str(self.row_tokens)
         return f"up to {self.row_tokens}"
 
-    def locate(self, task: Task | Picked) -> Located:
+    def locate(self, task: Task | Picked) -> LocatedRows:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
         if isinstance(task, Picked):
             draw = self.order.at(task.positions)
-            return Located(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
+            return LocatedRows(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
         positions = self.order.skips.positions(task.live_rows())
         widths = self._widths(task) if self.has_samples else None
-        return Located(self, positions, task.weights(), self.order.at(positions), widths)
+        return LocatedRows(self, positions, task.weights(), self.order.at(positions), widths)
 
     def _widths(self, task: Task) -> NDArray[np.int64]:
         """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
@@ -181,13 +181,13 @@ class Flow:
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, also at such as are skipped."""
-        return Located(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
+        return LocatedRows(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
 
     def make(self, task: Task | Picked, allocate: Allocate) -> Block:
         return self.locate(task).make(0, task.num_rows, allocate)
 
 
-class Located:
+class LocatedRows:
     """Rows at some positions, looked up. `make` gathers any run of them."""
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from batchwright.base.checks import at_least, one_of, whole_number
 from batchwright.base.errors import SpecError
+from batchwright.base.words import shortened
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan
@@ -132,17 +133,11 @@ class Value:
         """The value itself, or its short form: the first field alone."""
         if asked is None or isinstance(asked, cls):
             return asked or cls()
-        if isinstance(asked, Value):
-            raise SpecError(
-                f"a {type(asked).__name__} was given where a {cls.__name__} belongs",
-                parameter=next(declared.name for _, declared in _declarations(cls)),
-                remedy=f"{cls.__name__}(...)",
-            )
         first = fields(cls)[0]
-        if first.kw_only:
+        if isinstance(asked, Value) or first.kw_only:
             raise SpecError(
-                f"{asked!r} was given where {cls.__name__}(...) belongs",
-                parameter=cls.__name__.lower(),
+                f"{shortened(asked)} was given where {cls.__name__}(...) belongs",
+                parameter=cls.names()[0] if not first.kw_only else cls.__name__.lower(),
                 remedy=f"{cls.__name__}({first.name}=...)",
             )
         return cls(**{first.name: asked})

@@ -39,7 +39,7 @@ class WindowStream(Protocol):
     def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
 
 
-class MappedShard(Protocol):
+class ShardTokens(Protocol):
     """Tokens end to end in memory, for as long as this object is kept."""
 
     @property
@@ -53,7 +53,7 @@ class ShardedStream(Protocol):
     token_starts: NDArray[np.int64]
     """Where each shard begins in the stream, and where the last one ends."""
 
-    def shard(self, shard: int) -> MappedShard: ...
+    def shard(self, shard: int) -> ShardTokens: ...
 
 
 class WindowRows:
@@ -223,7 +223,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
-        self._held: list[MappedShard | None] = [None] * len(self._shards)
+        self._held: list[ShardTokens | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod
