@@ -36,7 +36,9 @@ class Padding:
 
     @property
     def as_json(self) -> str | int | list[int]:
-        return list(self.to) if isinstance(self.to, tuple) else self.to
+        if isinstance(self.to, tuple):
+            return list(self.to)
+        return self.to
 
     def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
         """Widths of batches by the tokens of their longest rows, where no row has more than `most`.

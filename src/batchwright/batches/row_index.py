@@ -98,7 +98,7 @@ def plan_rows(
     one_of(TRUNCATIONS, truncation=spec.truncation)
     at_least(1, max_length=spec.row_tokens)
     counts = {"documents": len(borders) - 1}
-    pieces, per_row = _whole(borders, sides), 1 if sides is None else 2
+    pieces, per_row = _whole(borders, sides), 1 + (sides is not None)
     if per_row == 2 and spec.packing is not None:
         raise SpecError(
             "preference pairs cannot be packed: each is two rows of a batch, chosen and rejected",

@@ -137,7 +137,7 @@ class Value:
         if isinstance(asked, Value) or first.kw_only:
             raise SpecError(
                 f"{shortened(asked)} was given where {cls.__name__}(...) belongs",
-                parameter=cls.names()[0] if not first.kw_only else cls.__name__.lower(),
+                parameter=cls.__name__.lower() if first.kw_only else cls.names()[0],
                 remedy=f"{cls.__name__}({first.name}=...)",
             )
         return cls(**{first.name: asked})
@@ -174,7 +174,7 @@ class Shuffle(Value):
     lanes: int | None = setting(
         "parallel lanes of windows, so that each rank reads its own",
         check=_COUNT,
-        planned=lambda plan: None if plan.lanes is None else plan.lanes[0],
+        planned=lambda plan: plan.lanes and plan.lanes[0],
         streams=False,
         metavar="N",
     )

@@ -139,13 +139,15 @@ class TrainingBatch(MutableMapping[str, Any]):
 
         def __getattr__(self, name: str) -> Any:
             """Only called for what is not there yet."""
-            made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
+            made = self._make(name)
             if name != "loss_mask" or name in self._ones:  # made of targets, it follows them
                 self.__dict__[name] = made
             return made
 
     def _make(self, name: str) -> Any:
         match name:
+            case "targets":
+                return _contiguous(self._raw_targets())
             case "labels":
                 targets = self._raw_targets()
                 return _joined(_ignored_column(targets), targets[:, :-1])
@@ -287,7 +289,9 @@ class TrainingBatch(MutableMapping[str, Any]):
         from batchwright.batches.parts import parts_of
 
         adapter = _adapter_of(self.input_ids)
-        return parts_of(self, max_tokens, (lambda array, rows: array[rows]) if adapter is None else adapter.picked)
+        if adapter is None:
+            return parts_of(self, max_tokens, lambda array, rows: array[rows])
+        return parts_of(self, max_tokens, adapter.picked)
 
     def _adapter(self) -> Any:
         adapter = _adapter_of(self.input_ids)
@@ -310,8 +314,9 @@ class TrainingBatch(MutableMapping[str, Any]):
         adapter = _adapter_of(self.input_ids)
         if adapter is None:
             return ()
-        own = self.__dict__
-        return tuple(n for n in _MASKS if (adapter.is_shared(own[n]) if n in own else n in self._ones))
+        made = {name: self.__dict__[name] for name in _MASKS if name in self.__dict__}
+        shared = {name for name, mask in made.items() if adapter.is_shared(mask)}
+        return tuple(name for name in _MASKS if name in shared or (name in self._ones and name not in made))
 
     def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
         def moved(value: Any) -> Any:
@@ -357,7 +362,9 @@ class TrainingBatch(MutableMapping[str, Any]):
 
 def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
     """A batch of what `_parts` gave."""
-    batch = TrainingBatch(arrays["input_ids"] if tokens is None else tokens[:, :-1], metadata=metadata)
+    if tokens is not None:
+        arrays = {**arrays, "input_ids": tokens[:, :-1]}
+    batch = TrainingBatch(arrays["input_ids"], metadata=metadata)
     batch.__dict__.update(arrays, _block=tokens, _ones=ones)
     return batch
 

@@ -74,12 +74,12 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         """
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
         asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and rollouts have none")
-        given = compute_advantages
-        estimator = given if isinstance(given, Advantages) else Advantages(given)
+        if not isinstance(compute_advantages, Advantages):
+            compute_advantages = Advantages(compute_advantages)
         resolved = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         read = partial(read_rollouts, tokenizer=resolved, chat_template=chat_template, vocab_size=vocab_size)
         how: dict[str, Any] = {
-            "estimator": estimator,
+            "estimator": compute_advantages,
             "pad": _pad_of(resolved, asked["pad"]),
             "tokenizer": tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         }

@@ -168,7 +168,10 @@ def _plan_of(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
         scope = shuffle_of(asked["shuffle"], "train")
         return _plan(rollouts, asked.get("seed", 0), scope, asked.get("epoch_end", "short"))
     plan = with_state_read(plan)
-    made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
+    if isinstance(plan, Mapping):
+        made = _plan_of_state(rollouts, plan)
+    else:
+        made = find_plan((), plan)
     mine, theirs = rollouts.fingerprint(), made.sources[0].fingerprint
     if mine != theirs:
         raise PlanError(

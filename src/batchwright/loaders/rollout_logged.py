@@ -65,7 +65,7 @@ def open_log(
     reader = LogReader(log, read, how["estimator"], policy, timeout, by_count=budget is None)
     if budget is not None:  # the cursor counts rows: reading shows how many of them a batch has
         asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
-    return LogStream(_plan_of_log(log, asked["epoch_end"]), asked, reader, budget, how), asked
+    return LogStream(_plan_of_log(log, asked.get("epoch_end", "short")), asked, reader, budget, how), asked
 
 
 def _refuse_settings_of_a_set(asked: Asked, of_data: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def _refuse_settings_of_a_set(asked: Asked, of_data: Mapping[str, Any]) -> None:
         )
 
 
-def _plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
+def _plan_of_log(log: RolloutLog, epoch_end: str) -> Plan:
     """A stream without epochs and without a known end. Its rows are fixed by the journal of one log."""
     source = PlanSource(
         name="rollouts",
@@ -100,7 +100,7 @@ def _plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
         row_tokens=1,
         seed=0,
         shuffle="none",
-        epoch_end=one_of(("short", "pad", "drop"), epoch_end="short" if epoch_end is None else epoch_end),
+        epoch_end=one_of(("short", "pad", "drop"), epoch_end=epoch_end),
         sources=(source,),
         segments=((0, (("rollouts", 1.0),)),),
         order_version=ORDER_VERSION,
@@ -398,7 +398,9 @@ class LogBatches:
         counts, multiple = np.arange(1, len(widths) + 1), budget.row_multiple
         does_fit = -(-counts // multiple) * multiple * widths <= budget.batch_tokens
         fits = int(np.count_nonzero(does_fit))  # of growing batches, those that fit come first
-        return fits if fits == found.count else fits // multiple * multiple
+        if fits == found.count:
+            return fits
+        return fits // multiple * multiple
 
     def _batch(self, found: LogRows, position: int, state: State) -> TrainingBatch:
         multiple = 1

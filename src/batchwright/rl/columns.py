@@ -74,11 +74,11 @@ class Rollouts:
         begins, lengths = self.starts[:-1][index], self.lengths()[index]
         found: dict[str, Any] = {"starts": offsets(lengths)}
         for name in OF_TOKENS:
-            column = getattr(self, name)
-            found[name] = None if column is None else cut_rows(column, begins, lengths)
+            if getattr(self, name) is not None:
+                found[name] = cut_rows(getattr(self, name), begins, lengths)
         for name in OF_ROWS:
-            column = getattr(self, name)
-            found[name] = None if column is None else column[index]
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)[index]
         if self.group is not None:
             found["group"], old = _numbered(self.group[index])
             found["group_names"] = tuple(self.group_names[number] for number in old)

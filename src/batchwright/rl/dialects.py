@@ -42,6 +42,7 @@ At masked places some of them leave numbers that their losses then mask; here th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -50,6 +51,8 @@ from batchwright.rl import advantage
 from batchwright.rl.advantage import BASELINES, EPS_IN, GAPS, SINGLES, Floats
 
 __all__ = ["DIALECTS", "Dialect", "dialect"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,7 @@ class Dialect:
         return advantage.group_relative(
             rewards,
             group,
-            std=self.group_std if std is None else std,
+            std=_given(std, self.group_std),
             unbiased=self.group_unbiased,
             eps=self.group_eps,
             singles=self.group_singles,
@@ -113,8 +116,8 @@ class Dialect:
         return advantage.gae(
             rewards,
             values,
-            gamma=self.gamma if gamma is None else gamma,
-            lam=self.lam if lam is None else lam,
+            gamma=_given(gamma, self.gamma),
+            lam=_given(lam, self.lam),
             bootstrap=bootstrap,
             mask=mask,
             dones=dones,
@@ -123,7 +126,7 @@ class Dialect:
 
     def discounted(self, rewards: ArrayLike, mask: ArrayLike | None = None, gamma: float | None = None) -> Floats:
         """`advantage.discounted` with these conventions."""
-        return advantage.discounted(rewards, mask, self.gamma if gamma is None else gamma, gaps=self.gaps)
+        return advantage.discounted(rewards, mask, _given(gamma, self.gamma), gaps=self.gaps)
 
     def whiten(self, values: ArrayLike, mask: ArrayLike | None = None, *, shift_mean: bool = True) -> Floats:
         """`advantage.whiten` with these conventions."""
@@ -141,6 +144,10 @@ class Dialect:
         return advantage.whitening_divisor(
             count, squares, unbiased=self.whiten_unbiased, eps=self.whiten_eps, eps_in=self.whiten_eps_in
         )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 DIALECTS = {
@@ -171,4 +178,4 @@ def dialect(name: str | Dialect | None) -> Dialect:
     """
     if isinstance(name, Dialect):
         return name
-    return DIALECTS["batchwright" if name is None else one_of(DIALECTS, dialect=name)]
+    return DIALECTS[one_of(DIALECTS, dialect=name or "batchwright")]

@@ -102,8 +102,10 @@ class _Reading:
         # Required columns first: encoding may take long.
         prompts, responses, rewards = self._required("prompt"), self._required("response"), self._column("reward")
         prompt, response, trained = self._sequences(prompts, responses, encoder)
-        self._check_tokens("prompt", prompt, limit, "begin it with a BOS token: it predicts the response's first token")
-        self._check_tokens("response", response, limit, "leave the row out, or end it with an EOS token")
+        self._refuse_empty("prompt", prompt, "nothing could predict the first token", "begin it with a BOS token")
+        self._refuse_empty("response", response, "it has no token", "leave the row out, or end it with an EOS token")
+        self._check_ids("prompt", prompt, limit)
+        self._check_ids("response", response, limit)
         tokens = _end_to_end(prompt, response, self._mask(response, trained))
         values, old, ref = (self._token_column(key, tokens) for key in ("values", "old_log_probs", "ref_log_probs"))
         reward, token_rewards = self._rewards(rewards, tokens)
@@ -270,12 +272,11 @@ class _Reading:
             )
         return found
 
-    def _check_tokens(self, key: str, ids: Ragged, limit: int | None, if_empty: str) -> None:
+    def _refuse_empty(self, key: str, ids: Ragged, why: str, remedy: str) -> None:
         if not ids.lengths.all():
-            what = (
-                "an empty response" if key == "response" else "an empty prompt: nothing could predict the first token"
-            )
-            raise self._error(key, int(np.argmin(ids.lengths)), what, if_empty)
+            raise self._error(key, int(np.argmin(ids.lengths)), f"an empty {key}: {why}", remedy)
+
+    def _check_ids(self, key: str, ids: Ragged, limit: int | None) -> None:
         limit = min(limit or _MAX_IDS, _MAX_IDS)
         if int(ids.flat.min()) >= 0 and int(ids.flat.max()) < limit:
             return
@@ -324,9 +325,10 @@ class _Reading:
             row = next(row for row, value in enumerate(values) if not isinstance(value, Hashable))
             raise self._bad_name(row, f"a {type(values[row]).__name__}") from None
         for value, number in numbers.items():
-            if hasattr(value, "ndim") or value != value:  # a tensor is equal to no other, and neither is NaN
-                what = f"a {type(value).__name__}" if hasattr(value, "ndim") else "NaN"
-                raise self._bad_name(int(np.argmax(group == number)), what)
+            if hasattr(value, "ndim"):
+                raise self._bad_name(int(np.argmax(group == number)), f"a {type(value).__name__}")
+            if value != value:
+                raise self._bad_name(int(np.argmax(group == number)), "NaN")
         if group_size is not None:
             self._check_sizes(group, tuple(numbers), group_size)
         return group, tuple(numbers)

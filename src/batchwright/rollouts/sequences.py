@@ -198,7 +198,9 @@ def _arrow_kind(kind: Any) -> str | None:
     value = kind if is_a.is_struct(kind) else getattr(kind, "value_type", None)
     if value is None:
         return None
-    return "turns" if is_a.is_struct(value) or is_a.is_map(value) else "list"
+    if is_a.is_struct(value) or is_a.is_map(value):
+        return "turns"
+    return "list"
 
 
 def _with_kind(value: Any, number: int, key: str) -> tuple[Any, str]:
@@ -222,7 +224,7 @@ def _as_turns(value: Any) -> list[Any]:
         return value
     if isinstance(value, Mapping):
         return [value]
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+    return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
 # Each kind

@@ -154,11 +154,9 @@ def _rows_of_units(units: Iterable[Any], formats: Mapping[str, Any]) -> Iterator
         for span, number, row in read_unit(unit, formats):
             if isinstance(row, Malformed):
                 where = place(unit, span, number, formats) if formats else {"row": unit.first_row + number}
-                raise SourceError(
-                    f"{row.kind}: {row.reason}" if row.reason else row.kind,
-                    **where,
-                    remedy=row.remedy or "mend the row: a prompt that cannot be read would be lost",
-                )
+                what = f"{row.kind}: {row.reason}".removesuffix(": ")
+                remedy = row.remedy or "mend the row: a prompt that cannot be read would be lost"
+                raise SourceError(what, **where, remedy=remedy)
             if not isinstance(row, EndOfSpan):
                 yield row
 

@@ -36,7 +36,9 @@ class Rounds(NamedTuple):
         """
         full, left = divmod(last_use, self.passes * self.round_groups)
         needed = full * self.round_groups + min(left, self.round_groups)
-        return needed if last_group is None else min(needed, last_group)
+        if last_group is None:
+            return needed
+        return min(needed, last_group)
 
     def num_uses(self, num_groups: int, is_last: bool) -> int:
         """The number of uses that are known once `num_groups` are there. `is_last`: no group will follow.
