@@ -15,7 +15,6 @@ each returns an event for the journal. Nothing here reads a clock or a file.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
@@ -189,8 +188,7 @@ class Ledger:
         self.cursor: int = 0
         """Ordinals below it were issued at least once."""
         self.in_flight: dict[int, OpenLease] = {}
-        self.again: list[int] = []
-        """In order."""
+        self.again: set[int] = set()
         self.waiting: dict[int, Add] = {}
         """By ordinal, in the order in which they were answered."""
         self.taken: list[Add] = []
@@ -249,10 +247,10 @@ class Ledger:
 
     def _renew(self, event: Renew) -> None:
         for ordinal in event.ordinals:
-            held = self.in_flight.get(ordinal)
-            if held is None or held.writer != event.writer:
+            lease = self.in_flight.get(ordinal)
+            if lease is None or lease.writer != event.writer:
                 raise Contradiction(f"a lease of prompt {ordinal:,} was renewed that is not there")
-            self.in_flight[ordinal] = held._replace(renewed=event.at, until=event.at + event.seconds)
+            self.in_flight[ordinal] = lease._replace(renewed=event.at, until=event.at + event.seconds)
 
     def _add(self, event: Add) -> None:
         if not accepts(self, event.ordinal, event.attempt):
@@ -274,7 +272,7 @@ class Ledger:
                 self._forget(ordinal)
             elif event.reissue:
                 self.void[ordinal] = self.issued[ordinal]
-                bisect.insort(self.again, ordinal)
+                self.again.add(ordinal)
             else:
                 self.dropped[ordinal] = "stale"
                 self._forget(ordinal)
@@ -295,13 +293,12 @@ class Ledger:
     def _end_lease(self, ordinal: int) -> None:
         if self.in_flight.pop(ordinal, None) is None:
             raise Contradiction(f"a lease of prompt {ordinal:,} ended that is not there")
-        bisect.insort(self.again, ordinal)
+        self.again.add(ordinal)
 
     def _remove_from_again(self, ordinal: int) -> None:
-        at = bisect.bisect_left(self.again, ordinal)
-        if at == len(self.again) or self.again[at] != ordinal:
+        if ordinal not in self.again:
             raise Contradiction(f"prompt {ordinal:,} is not one of those to be issued again")
-        del self.again[at]
+        self.again.remove(ordinal)
 
     def _forget(self, ordinal: int) -> None:
         del self.issued[ordinal]
@@ -313,13 +310,8 @@ class Ledger:
 
 def accepts(ledger: Ledger, ordinal: int, attempt: int) -> bool:
     """Whether an answer would count: the prompt has none, and this attempt is newer than a stale one."""
-    is_open = ordinal in ledger.in_flight or _is_again(ledger, ordinal)
+    is_open = ordinal in ledger.in_flight or ordinal in ledger.again
     return is_open and ledger.void.get(ordinal, 0) < attempt <= ledger.issued[ordinal]
-
-
-def _is_again(ledger: Ledger, ordinal: int) -> bool:
-    at = bisect.bisect_left(ledger.again, ordinal)
-    return at < len(ledger.again) and ledger.again[at] == ordinal
 
 
 def failed_attempts(ledger: Ledger, ordinal: int) -> int:
@@ -330,10 +322,10 @@ def failed_attempts(ledger: Ledger, ordinal: int) -> int:
 def expired(ledger: Ledger, now: float, dead: Collection[str] = ()) -> tuple[list[int], list[int]]:
     """Leases that are over and not yet recorded as such: (those of dead writers, those whose time is up)."""
     died, overdue = [], []
-    for ordinal, held in ledger.in_flight.items():
-        if held.writer in dead:
+    for ordinal, lease in ledger.in_flight.items():
+        if lease.writer in dead:
             died.append(ordinal)
-        elif held.until <= now:
+        elif lease.until <= now:
             overdue.append(ordinal)
     return died, overdue
 
@@ -354,7 +346,7 @@ def to_issue(
     `ended` are leases that are over. Fresh ones only while fewer than `ahead` groups are asked for and not taken.
     """
     ended = set(ended)
-    every = sorted((*ledger.again, *ended))
+    every = sorted(ledger.again | ended)
     again = every[:num_prompts]
     num_fresh = num_prompts - len(again)
     left = num_fresh_left(ledger)

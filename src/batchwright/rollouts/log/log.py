@@ -417,7 +417,7 @@ class RolloutLog:
             return {
                 "cursor": ledger.cursor,
                 "in_flight": sorted(ledger.in_flight),
-                "again": list(ledger.again),
+                "again": sorted(ledger.again),
                 "waiting": len(ledger.waiting),
                 "consumed": len(ledger.taken),
                 "stale": ledger.num_stale,

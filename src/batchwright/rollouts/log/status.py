@@ -63,7 +63,7 @@ def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
             "prompts": {"fingerprint": settings.pop("prompts"), **settings},
             "cursor": ledger.cursor,
             "in_flight": _open_leases(folder, ledger),
-            "again": list(ledger.again),
+            "again": sorted(ledger.again),
             "waiting": len(ledger.waiting),
             "taken": len(ledger.taken),
             "stale": ledger.num_stale,
