@@ -203,15 +203,15 @@ def _first_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity:
         first_rows, sizes, rooms = runs[:, fits]
         per_row = rooms // length
         taken = np.cumsum(sizes * per_row)
-        whole = int(np.searchsorted(taken, count, side="right"))  # runs that take all they can
-        if whole:
-            steps.frombytes(np.stack([first_rows[:whole], sizes[:whole], per_row[:whole]], axis=1).tobytes())
-            runs[2, fits[:whole]] -= per_row[:whole] * length
-            count -= int(taken[whole - 1])
+        num_full = int(np.searchsorted(taken, count, side="right"))  # runs that take all they can
+        if num_full:
+            steps.frombytes(np.stack([first_rows[:num_full], sizes[:num_full], per_row[:num_full]], axis=1).tobytes())
+            runs[2, fits[:num_full]] -= per_row[:num_full] * length
+            count -= int(taken[num_full - 1])
         if not count:
             continue
-        if whole < len(fits):
-            at, run = int(fits[whole]), runs[:, fits[whole]].tolist()
+        if num_full < len(fits):
+            at, run = int(fits[num_full]), runs[:, fits[num_full]].tolist()
         else:
             at, run = num_runs, [num_rows, -(-count // (capacity // length)), capacity]
             num_runs, num_rows = num_runs + 1, num_rows + run[1]

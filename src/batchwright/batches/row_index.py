@@ -75,7 +75,7 @@ class _Pieces(NamedTuple):
     length: Numbers
     goes_on: NDArray[np.uint8]
 
-    def kept(self, which: NDArray[np.bool_]) -> _Pieces:
+    def where(self, which: NDArray[np.bool_]) -> _Pieces:
         return _Pieces(self.document[which], self.begin[which], self.length[which], self.goes_on[which])
 
 
@@ -142,10 +142,10 @@ def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
 
 def _left_out(pieces: _Pieces, which: NDArray[np.bool_], why: str, counts: dict[str, int], per_row: int) -> _Pieces:
     """The pieces without those of `which`, which are counted; of a pair, both or none."""
-    whole = which.reshape(-1, per_row).any(axis=1)
-    if whole.any():
-        counts[why] = int(whole.sum())
-    return pieces.kept(~np.repeat(whole, per_row))
+    is_left_out = which.reshape(-1, per_row).any(axis=1)
+    if is_left_out.any():
+        counts[why] = int(is_left_out.sum())
+    return pieces.where(~np.repeat(is_left_out, per_row))
 
 
 def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: int, source: str) -> _Pieces:

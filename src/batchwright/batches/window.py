@@ -123,11 +123,11 @@ class WindowRows:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any], NDArray[np.int64]]:
         """(address, whether the whole row is there, what keeps it mapped, start in the stream) of each row."""
         starts = self.starts(index, epoch)
-        address, whole, held = self.stream.addresses(starts, self.row_tokens + 1)
+        address, is_whole, mapped = self.stream.addresses(starts, self.row_tokens + 1)
         if self._grown:
             for e in np.unique(epoch).tolist():
-                whole &= (epoch != e) | (starts + self.row_tokens + 1 <= self._tokens(e))
-        return address, whole, held, starts
+                is_whole &= (epoch != e) | (starts + self.row_tokens + 1 <= self._tokens(e))
+        return address, is_whole, mapped, starts
 
     def read_row(self, start: int, out: NDArray[np.int64], epoch: int = 0) -> None:
         """One row, from wherever its tokens lie: over the border of a shard, or the end of the stream."""
@@ -137,16 +137,16 @@ class WindowRows:
             self.stream.read(0, len(out) - here, out[here:])
 
     def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-        address, whole, _held, starts = self.addresses(index, epoch)
-        if whole.all():
+        address, is_whole, _mapped, starts = self.addresses(index, epoch)
+        if is_whole.all():
             gather_windows(address, self.stream.dtype, out)
             return
-        if whole.any():
-            rows = np.flatnonzero(whole)
+        if is_whole.any():
+            rows = np.flatnonzero(is_whole)
             part = np.empty((len(rows), out.shape[1]), np.int64)
             gather_windows(address[rows], self.stream.dtype, part)
             out[rows] = part
-        for row in np.flatnonzero(~whole).tolist():
+        for row in np.flatnonzero(~is_whole).tolist():
             self.read_row(int(starts[row]), out[row], int(epoch[row]))
 
     def pieces(self, start: int, epoch: int = 0) -> list[tuple[int, int, int]]:
@@ -223,7 +223,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
-        self._held: list[ShardTokens | None] = [None] * len(self._shards)
+        self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod
@@ -247,10 +247,10 @@ class JointWindows:
         start = index * (self.length - 1)
         start += offset
         number = self._base[source]
-        whole = start + self.length <= end
+        is_whole = start + self.length <= end
         number += start
         shard = source if self._one_each else np.searchsorted(self._shard_start, number, side="right") - 1
-        whole &= number + self.length <= self._shard_stop[shard]
+        is_whole &= number + self.length <= self._shard_stop[shard]
         token_0 = self._token_0[shard]
         if not token_0.all():
             for each in np.unique(shard[token_0 == 0]).tolist():
@@ -258,11 +258,11 @@ class JointWindows:
             token_0 = self._token_0[shard]
         number *= self.itemsize
         number += token_0
-        return number, whole, start
+        return number, is_whole, start
 
     def _map(self, shard: int) -> None:
         stream, number = self._shards[shard]
-        self._held[shard] = mapped = stream.shard(number)
+        self._mapped[shard] = mapped = stream.shard(number)
         # Last: a thread that sees an address relies on the map.
         self._token_0[shard] = mapped.address - int(self._shard_start[shard]) * self.itemsize
 
@@ -276,17 +276,17 @@ class _Rings:
         self.rows = rows
         shape = len(rows) * self.EPOCHS
         # (epoch, offset, end): never written into, so that a thread which reads them sees three that belong together.
-        self._known = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._cached = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def of(self, source: NDArray[np.int32], epoch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(offset, end) of each row."""
         place = source * np.int64(self.EPOCHS)
         place += epoch % self.EPOCHS
-        epochs, offsets, ends = self._known
+        epochs, offsets, ends = self._cached
         offset, end = offsets[place], ends[place]
-        known = epochs[place] == epoch
-        if not known.all():
-            rest = np.flatnonzero(~known)
+        is_cached = epochs[place] == epoch
+        if not is_cached.all():
+            rest = np.flatnonzero(~is_cached)
             pairs = list(zip(source[rest].tolist(), epoch[rest].tolist(), strict=True))
             found = {(s, e): self.rows[s].ring(e) for s, e in set(pairs)}
             offset[rest], end[rest] = np.array([found[pair] for pair in pairs], np.int64).T
@@ -294,7 +294,7 @@ class _Rings:
             for (s, e), ring in found.items():
                 slot = s * self.EPOCHS + e % self.EPOCHS
                 epochs[slot], (offsets[slot], ends[slot]) = e, ring
-            self._known = epochs, offsets, ends
+            self._cached = epochs, offsets, ends
         return offset, end
 
 
