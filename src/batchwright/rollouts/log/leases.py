@@ -91,8 +91,9 @@ class Leases:
                     if mine:
                         ordinals = sorted({job.ordinal for job in mine})
                         self.shared.write(Renew(now, self.shared.writer(), self.lease_seconds, ordinals))
+            still_leased = {(job.ordinal, job.attempt) for job in mine}
             for job in jobs:
-                if job not in mine:
+                if (job.ordinal, job.attempt) not in still_leased:
                     self.forget(job)
             return mine
 
