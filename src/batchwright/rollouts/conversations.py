@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -94,7 +95,7 @@ class Conversations:
         first_with = {key: number for number, key in reversed(list(enumerate(keys)))}
         numbers = sorted(first_with.values())
         try:
-            rendered = _each([rows[n] for n in numbers], lambda row: self._asking(*row))
+            rendered = _each([rows[n] for n in numbers], lambda row: self._rendered_prompt(*row))
             encoded = self._encoded(rendered)
         except BadValue as bad:
             bad.row = numbers[bad.row]
@@ -102,12 +103,11 @@ class Conversations:
         tokens = {keys[n]: one.tokens for n, one in zip(numbers, encoded, strict=True)}
         return ragged_of([tokens[key] for key in keys])
 
-    def _asking(self, prompt: Any, tools: Any) -> Rendered:
+    def _rendered_prompt(self, prompt: Any, tools: Any) -> Rendered:
         conversation = self._asked({"prompt": _plain(prompt), "tools": tools})
-        whole = self.template.render(conversation, add_generation_prompt=True)
+        asking = self.template.render(conversation, add_generation_prompt=True)
         plain = self.template.rendered(conversation)
-        differs = (n for n, (a, b) in enumerate(zip(plain.text, whole, strict=False)) if a != b)
-        shared = next(differs, min(len(plain.text), len(whole)))
+        shared = len(os.path.commonprefix([plain.text, asking]))  # noqa: RUF071  (of characters, as meant)
         if plain.said and plain.said[-1][1] > shared:
             raise ChatError(
                 "no generation prompt",
@@ -115,9 +115,9 @@ class Conversations:
                 remedy="token ids as the prompt too",
             )
         spans = [span._replace(stop=min(span.stop, shared)) for span in plain.spans if span.start < shared]
-        if shared < len(whole):
-            spans.append(TextSpan(shared, len(whole), 0, TEMPLATE, -1))
-        return Rendered(whole, tuple(spans), plain.said)
+        if shared < len(asking):
+            spans.append(TextSpan(shared, len(asking), 0, TEMPLATE, -1))
+        return Rendered(asking, tuple(spans), plain.said)
 
     def _encoded(self, rendered: Sequence[Rendered]) -> list[Any]:
         try:
