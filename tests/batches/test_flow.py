@@ -83,7 +83,7 @@ def test_sources_that_are_found_together_are_gathered_as_one_by_one(store, weigh
     task = Task(0, 1, 1500, range(1500), 1500)
     together = flow.make(task, fresh).tokens
     assert flow.joint is not None
-    flow.joint = None
+    flow.one_gather = False
     assert np.array_equal(flow.make(task, fresh).tokens, together)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchwright.base.memory import BlockPool
 from batchwright.batches.ahead import by_processes, by_threads
 from batchwright.batches.batch import Block, constant_mask, seqlens_of
-from batchwright.batches.flow import Flow, Located, Picked, Task
+from batchwright.batches.flow import Flow, LocatedRows, Picked, Task
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Record, state_at
 from batchwright.order.sharding import Share
@@ -46,7 +46,7 @@ _AHEAD_BYTES = 4 << 20
 
 Gathered = tuple[int, Block]
 """(number of steps, their rows)."""
-Piece = tuple[int, Located, int, int]
+Piece = tuple[int, LocatedRows, int, int]
 """(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
 
 
