@@ -11,10 +11,10 @@ from providers import SETTINGS, Numbered
 from test_queue_folder import Kill, Killed, kill
 
 from batchwright import BusyError, DatasetConsumer, NotReadyError
-from batchwright.queue.claim import Claim
+from batchwright.queue.claims import Claim, claim_next
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census, Member
-from batchwright.queue.ranks import Progress, RankRecords
+from batchwright.queue.members import Liveness, QueueMember
+from batchwright.queue.ranks import RankProgress, RankRecords
 from batchwright.queue.reading import Position
 from refusals import refused
 
@@ -62,7 +62,7 @@ def close(consumers: list[DatasetConsumer]) -> None:
 def die(*consumers: DatasetConsumer) -> None:
     """As in a kill -9: the lock is gone, and nothing is recorded."""
     for one in consumers:
-        kill(one._seats[0].member)
+        kill(one._memberships[0].member)
 
 
 def again(consumer: DatasetConsumer) -> int:
@@ -246,21 +246,21 @@ def test_killed_between_any_two_steps_a_single_consumer_goes_on_where_ranks_were
     def claimed(change: int | None) -> int:
         queue = QueueFolder(tmp_path / str(change))
         queue.make(("train",))
-        split = queue.split("train", Census(queue.who))
+        split = queue.split("train", Liveness(queue.who))
         for number in range(4):
             split.ready_path(number).touch()
         split.returned.joinpath("00000003").write_text("1 1\n")  # old: ranks began after it
-        split.records.write_began(Progress(Position(0, 0), Position(0, 0)), ["consumer-1-dead"])
+        split.records.write_began(RankProgress(Position(0, 0), Position(0, 0)), ["consumer-1-dead"])
         for rank, row in enumerate((5, 9, 7)):
-            place = Progress(Position(2, row), Position(2, row + 3))
+            place = RankProgress(Position(2, row), Position(2, row + 3))
             split.records.path(rank, 3).write_bytes(place.packed())
-        killed = Member(queue.who, "consumer", 30)
+        killed = QueueMember(queue.who, "consumer", 30)
         with monkeypatch.context() as patch:
             count = Kill(patch, before_change=change)
             with contextlib.suppress(Killed):
-                split.claim(killed)
+                claim_next(split, killed)
         killed.leave()
-        claim = split.claim(Member(queue.who, "consumer", 30))
+        claim = claim_next(split, QueueMember(queue.who, "consumer", 30))
         assert isinstance(claim, Claim)
         assert (claim.number, claim.recorded, claim.handed) == (2, 5, 12), change
         assert split.listing().ready == (3,)
@@ -275,12 +275,12 @@ def test_killed_between_any_two_steps_a_single_consumer_goes_on_where_ranks_were
 
 
 def test_killed_between_any_two_steps_a_new_run_of_ranks_goes_on_where_the_one_before_was(tmp_path, monkeypatch):
-    def left_off(change: int | None) -> tuple[Progress | None, int]:
+    def left_off(change: int | None) -> tuple[RankProgress | None, int]:
         records = RankRecords(tmp_path / str(change))
         records.folder.mkdir()
-        records.write_began(Progress(Position(0, 0), Position(0, 0)), [])
+        records.write_began(RankProgress(Position(0, 0), Position(0, 0)), [])
         for rank, row in enumerate((5, 9, 7)):
-            records.path(rank, 3).write_bytes(Progress(Position(2, row), Position(2, row + 3)).packed())
+            records.path(rank, 3).write_bytes(RankProgress(Position(2, row), Position(2, row + 3)).packed())
         with monkeypatch.context() as patch:
             count = Kill(patch, before_change=change)
             with contextlib.suppress(Killed):
@@ -290,7 +290,7 @@ def test_killed_between_any_two_steps_a_new_run_of_ranks_goes_on_where_the_one_b
         return records.left_off(), count.num_changes
 
     left, num_changes = left_off(None)
-    assert left == Progress(Position(2, 5), Position(2, 12))
+    assert left == RankProgress(Position(2, 5), Position(2, 12))
     assert num_changes > 3
     for change in range(num_changes):
         assert left_off(change)[0] == left, change
@@ -340,7 +340,7 @@ def test_a_rank_that_seemed_dead_and_was_not_replaced_comes_back_where_it_was(da
     both = ranks(data, delete=delete)
     ids(both, 3)
     die(both[0])
-    (data / "queue/who" / both[0]._seats[0].member.id).unlink()  # buried
+    (data / "queue/who" / both[0]._memberships[0].member.id).unlink()  # buried
     assert ids(both, 3) == rows(24, 48)
     assert [again(one) for one in both] == [0, 0]
     die(*both)
@@ -351,8 +351,8 @@ def test_a_rank_that_seemed_dead_goes_on_after_the_one_that_was_started_in_its_p
     both = ranks(data)
     ids(both, 1)
     die(both[0])
-    (data / "queue/who" / both[0]._seats[0].member.id).unlink()
-    place = Progress(Position(1, 4), Position(1, 8))  # as another process recorded it, and ended
+    (data / "queue/who" / both[0]._memberships[0].member.id).unlink()
+    place = RankProgress(Position(1, 4), Position(1, 8))  # as another process recorded it, and ended
     (data / "queue/control/train/ranks/00000-of-00002").write_bytes(place.packed())
     assert ids(both[0], 1) == rows(24, 28)
     assert again(both[0]) == 1
@@ -401,7 +401,7 @@ def test_a_batch_that_could_not_be_converted_comes_again_on_every_rank(data, mon
 
     for one in both:
         with monkeypatch.context() as patch:
-            patch.setattr(one, "_handed", fail)
+            patch.setattr(one, "_converted", fail)
             for _ in range(2):
                 with pytest.raises(MemoryError, match="no room"):
                     one.get_batch("train")

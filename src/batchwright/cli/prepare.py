@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.queue.config import load_config
-    from batchwright.queue.find import open_provider
+    from batchwright.queue.provider_file import open_provider
 
     find_modules_here()
     config = load_config(arguments.config, arguments.settings)

@@ -27,7 +27,7 @@ from batchwright.cli.main import main as batchwright
 from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
 from batchwright.demo.runs import check_end, perform, python_process, reports
 from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
-from batchwright.queue.find import open_provider
+from batchwright.queue.provider_file import open_provider
 
 __all__ = ["main"]
 

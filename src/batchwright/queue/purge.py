@@ -1,4 +1,4 @@
-"""Remove a queue: its files and all that it remembers. What is not a queue's is left, and named."""
+"""Removing a queue: its files and all that it remembers. Other files in its folder are left, and named."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pathlib import Path
 
 from batchwright.base.errors import BusyError, QueueError, SpecError
 from batchwright.base.files import one_at_a_time
+from batchwright.base.words import counted
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census
+from batchwright.queue.members import Liveness
 from batchwright.queue.status import find_queue, names_of_splits
 
 __all__ = ["Purged", "is_of_a_queue", "purge"]
 
 _PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
-"""What somebody wrote and did not finish."""
+"""Files that were not finished."""
 _OF_A_SPLIT = (
     rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
     rf"control/SPLIT/(?:taken|seen|{_PART})",
@@ -47,14 +48,14 @@ def is_of_a_queue(name: str, splits: Sequence[str], *, all_of_it: bool = True) -
 
 @dataclass
 class Purged:
-    """What a purge did."""
+    """The result of a purge."""
 
     queue: Path
     removed: list[str] = field(default_factory=list)
     """Files, as named from the queue's folder on."""
     num_bytes: int = 0
     left: list[str] = field(default_factory=list)
-    """What is there and not of a queue: it was not touched."""
+    """Files that are not of a queue: they were not touched."""
 
 
 def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool = False) -> Purged:
@@ -74,7 +75,7 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
         )
     chosen = splits if split is None else [split]
     done = Purged(queue.path)
-    # Whoever comes now waits for this lock, or finds that the queue is gone.
+    # A process that comes now waits for this lock, or finds that the queue is gone.
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
         if not force:
             _refuse_if_used(queue)
@@ -95,11 +96,10 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
 
 
 def _refuse_if_used(queue: QueueFolder) -> None:
-    census = Census(queue.who)
-    living = [facts for role in ("provider", "consumer") for facts in census.living(role)]
+    living = Liveness(queue.who).living()
     if living:
         raise BusyError(
-            f"{len(living)} {'process uses' if len(living) == 1 else 'processes use'} this queue",
+            f"{counted(len(living), 'process uses', 'processes use')} this queue",
             folder=queue.path,
             process="\n".join(facts.name for facts in living),
             remedy="stop them first; --force removes the queue under them",
@@ -107,7 +107,7 @@ def _refuse_if_used(queue: QueueFolder) -> None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Everything that is no folder; a link to one is not followed. meta.json first: without it nobody begins."""
+    """All files; a link to a folder is not followed. meta.json first: without it no process begins."""
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # which somebody removed meanwhile

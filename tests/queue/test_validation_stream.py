@@ -12,7 +12,7 @@ from providers import SETTINGS, Counting, Numbered
 
 from batchwright import DatasetConsumer, NotReadyError, WorkerError
 from batchwright.queue.batch_file import read_facts
-from batchwright.queue.members import Member
+from batchwright.queue.members import QueueMember
 from harness import wait_for
 from refusals import refused
 
@@ -102,7 +102,7 @@ def test_what_a_dead_provider_began_is_removed(tmp_path, val_batches):
 def test_what_a_living_provider_makes_is_left_to_it_until_it_is_dead(tmp_path, running):
     queue = tmp_path / "data/queue"
     prepare(tmp_path / "data", 0)
-    member = Member(queue / "who", "provider", 30.0)
+    member = QueueMember(queue / "who", "provider", 30.0)
     part = queue / f"val/.kept.{member.id}.part"
     part.touch()
     running(val_batches=2, sleep_seconds=0.01)
