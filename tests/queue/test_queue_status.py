@@ -463,7 +463,7 @@ def test_what_is_not_a_queues_is_left_and_named(data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "00000007.batches").write_text("mine")
-    left = ["README", "control/train/claimed/todo.txt", "mine/next", "train/.hidden.part", "train/x.batches"]
+    left = ["README", "control/train/claimed/todo.txt", "mine/next", "train/x.batches"]
     for name in left:
         (data / "queue" / name).parent.mkdir(exist_ok=True)
         (data / "queue" / name).write_text("mine")

@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
 
-    find_modules_here()
     if arguments.providers < 1:
         raise SpecError("at least one has to prepare", parameter="--providers", remedy="--providers 1")
     config = load_config(arguments.config, arguments.settings)

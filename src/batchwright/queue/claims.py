@@ -13,7 +13,7 @@ from pathlib import Path
 from batchwright.queue.file_names import EXTENSION, write_number
 from batchwright.queue.folder import Listing, SplitFolder
 from batchwright.queue.members import QueueMember
-from batchwright.queue.rank_changes import continue_for_ranks
+from batchwright.queue.rank_start import refuse_after_ranks
 
 __all__ = ["Claim", "beginning", "claim_in_place", "claim_next", "give_back", "read_rows", "return_claims_of_dead"]
 
@@ -101,8 +101,7 @@ def claim_next(folder: SplitFolder, consumer: QueueMember, mine: AbstractSet[int
     claimed by a call that was interrupted.
     """
     with folder.one_at_a_time():
-        if (missing := continue_for_ranks(folder, consumer)) is not None:
-            return missing
+        refuse_after_ranks(folder, consumer)
         there = folder.listing()
         interrupted = [n for n, holder in there.claimed.items() if holder == consumer.id and n not in mine]
         for number in interrupted:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
-from batchwright.base.errors import MissingQueueError, QueueError, SpecError, WorkerError
+from batchwright.base.errors import MissingQueueError, QueueError, SpecError
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.claimed_stream import ClaimedStream
 from batchwright.queue.consumer_state import checked_state, place_in_state
 from batchwright.queue.folder import QueueFolder
 from batchwright.queue.in_process_stream import InProcessStream
-from batchwright.queue.members import Liveness, read_failures
+from batchwright.queue.members import Liveness, raise_failure
 from batchwright.queue.membership import Membership
 from batchwright.queue.meta import Meta, read_meta
 from batchwright.queue.rank_stream import RankStream
@@ -144,13 +144,7 @@ class DatasetConsumer:
             meta = read_meta(self._queue.meta)
             if meta is not None:
                 return meta
-            failures = read_failures(self._queue.who)
-            if failures:
-                raise WorkerError(
-                    failures[-1].headline,
-                    traceback=failures[-1].traceback,
-                    remedy="mend it, and run batchwright prepare CONFIG again",
-                )
+            raise_failure(self._queue.who, "mend it, and run batchwright prepare CONFIG again")
             living = self._liveness.living("provider")
             waited = time.monotonic() - began
             if waited > self.timeout_seconds or (not living and waited > _START_SECONDS):

@@ -8,18 +8,8 @@ from pathlib import Path
 from batchwright.base.files import is_part
 
 __all__ = [
-    "EXTENSION",
-    "KEPT",
-    "digits_of",
-    "file_in_words",
-    "file_name",
-    "number_and_member",
-    "number_of",
-    "numbers_in",
-    "read_number",
-    "read_rows_text",
-    "write_number",
-    "write_text",
+    *("EXTENSION", "KEPT", "digits_of", "file_in_words", "file_name", "number_and_member", "number_of", "numbers_in"),
+    *("read_number", "read_rows_text", "write_number", "write_text"),
 ]
 
 EXTENSION = ".batches"

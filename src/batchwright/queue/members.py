@@ -24,12 +24,22 @@ from typing import Any
 
 import msgspec
 
+from batchwright.base.errors import WorkerError
 from batchwright.base.files import part_name
 from batchwright.base.machine import boot_id
 from batchwright.base.words import error_in_words
 from batchwright.queue.file_names import file_in_words
 
-__all__ = ["Activity", "Liveness", "MemberFacts", "ProviderFailure", "QueueMember", "place_of", "read_failures"]
+__all__ = [
+    "Activity",
+    "Liveness",
+    "MemberFacts",
+    "ProviderFailure",
+    "QueueMember",
+    "place_of",
+    "raise_failure",
+    "read_failures",
+]
 
 _BEATS_PER_LEASE = 6
 _LONGEST_BEAT_SECONDS = 2.0
@@ -329,6 +339,13 @@ def _is_free(descriptor: int) -> bool:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return True
+
+
+def raise_failure(who: Path, remedy: str) -> None:
+    """Raise the error that ended a provider, if one was left."""
+    failures = read_failures(who)
+    if failures:
+        raise WorkerError(failures[-1].headline, traceback=failures[-1].traceback, remedy=remedy)
 
 
 def read_failures(who: Path) -> list[ProviderFailure]:

@@ -47,19 +47,19 @@ class _Stopped(BaseException):
 def produce(provider: DataProviderBase, splits: tuple[str, ...], max_files: int | None, *, accept_change: bool) -> int:
     """Make files until the provider is stopped. Returns how many were made."""
     queue = QueueFolder(provider.data_dir / "queue")
-    with clear_errors(queue.path):
+    wanted = [queue.path / "control" / split / "wanted" for split in splits]
+    with _ended_by_signals(provider), clear_errors(queue.path):
         queue.make(splits)
         production = _Production(provider, queue, splits)
-    wanted = [queue.path / "control" / split / "wanted" for split in splits]
-    provider._watch = FolderWatch(*(queue.path / split for split in splits), *wanted)
-    try:
-        with _ended_by_signals(provider), contextlib.closing(provider._watch):
+        provider._watch = FolderWatch(*(queue.path / split for split in splits), *wanted)
+        try:
             return production.until_stopped(max_files, accept_change)
-    except _Stopped:
-        return 0
-    finally:
-        provider._watch = None
-        production.member.leave()
+        except _Stopped:
+            return 0
+        finally:
+            provider._watch.close()
+            provider._watch = None
+            production.member.leave()
 
 
 class _Production:
@@ -80,10 +80,9 @@ class _Production:
     def until_stopped(self, max_files: int | None, accept_change: bool) -> int:
         num_made = 0
         try:
-            with clear_errors(self.queue.path):
-                self._begin(accept_change)
-                while not self.provider._stopping.is_set() and (max_files is None or num_made < max_files):
-                    num_made += self._make_next()
+            self._begin(accept_change)
+            while not self.provider._stopping.is_set() and (max_files is None or num_made < max_files):
+                num_made += self._make_next()
         except Exception as error:
             self._report(error)
             raise
@@ -147,11 +146,9 @@ class _Production:
         self.provider.go_by(meta)
 
     def _others_have_begun(self) -> bool:
-        others = [(facts, activity) for facts, activity in self.liveness.members("provider")]
-        return any(
-            facts.id != self.member.id and activity.what != _READS and self.liveness.is_alive(facts.id)
-            for facts, activity in others
-        )
+        members = self.liveness.members("provider")
+        others = [facts.id for facts, activity in members if activity.what != _READS and facts.id != self.member.id]
+        return any(map(self.liveness.is_alive, others))
 
     def _begins_anew(self) -> bool:
         """Throw away files of which no batch was handed out. False where one was: then nothing is touched."""
@@ -352,7 +349,7 @@ def _ended_by_signals(provider: DataProviderBase) -> Iterator[None]:
         if provider._stopping.is_set():
             raise KeyboardInterrupt
         provider.stop()
-        if provider._knows is None:
+        if provider._knows is None and provider._watch is not None:
             raise _Stopped
         if sys.stderr.isatty():
             print("stops after this batch; Ctrl-C again: at once", file=sys.stderr)

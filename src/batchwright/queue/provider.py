@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
+import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from batchwright.base.words import suggest
 from batchwright.batches.frameworks import adapter
 from batchwright.queue.file_names import file_in_words
 from batchwright.queue.meta import Meta, check_meta
+from batchwright.queue.production import produce
 from batchwright.queue.schema import BatchField, checked, fields_of
 from batchwright.queue.settings import checked_setting, count
 from batchwright.queue.stamp import stamp_of
@@ -99,9 +102,7 @@ class DataProviderBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__ == "__main__":
-            from batchwright.queue.direct_run import refuse_direct_run
-
-            refuse_direct_run(cls)
+            _refuse_direct_run(cls)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):  # a property that failed: its own error says more
@@ -237,8 +238,6 @@ class DataProviderBase:
         files began; the change is recorded in its meta. An error of `sample_batch` or `build_meta` ends it, and is
         raised in every consumer that waits.
         """
-        from batchwright.queue.production import produce
-
         names = _checked_splits(splits)
         if max_files is not None:
             count("max_files", max_files, 0)
@@ -299,10 +298,21 @@ def _fingerprints_of(provider: DataProviderBase) -> dict[str, str]:
 
 def _checked_splits(splits: Sequence[str]) -> tuple[str, ...]:
     names = tuple(splits) if isinstance(splits, tuple | list) else ()
-    if not names or len(set(names)) < len(names) or not set(names) <= set(_SPLITS):
+    if not names or any(names.count(name) > 1 or name not in _SPLITS for name in names):
         raise SpecError(
             f"splits must be a tuple of 'train' and 'val', or of one of them, got {splits!r}",
             parameter="splits",
             remedy='run(splits=("train",))',
         )
     return names
+
+
+def _refuse_direct_run(kind: type) -> None:
+    """End a process whose main file is a provider's: without the config it would make other data."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if isinstance(file, str) and Path(file).name == "prepare_streaming.py":
+        config = shlex.quote(next((word for word in sys.argv[1:] if word.endswith(".py")), "CONFIG"))
+        raise SystemExit(
+            f"batchwright: {file} is not run by itself: {kind.__qualname__} needs the shared config\n"
+            f"  try        batchwright prepare {config}, or python prepare.py {config}"
+        )

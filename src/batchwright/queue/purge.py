@@ -20,30 +20,28 @@ from batchwright.queue.status import find_queue, names_of_splits
 
 __all__ = ["Purged", "is_of_a_queue", "purge"]
 
-_PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
-"""Files that were not finished."""
+_PART = r"\.[^/]+\.part"
 _OF_A_SPLIT = (
-    rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
-    rf"control/SPLIT/(?:taken|seen|{_PART})",
-    rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
-    rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
-    rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",
-    r"quarantine/\.?SPLIT-(?:\d+|kept)\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
+    rf"SPLIT/((\d+|kept)\.batches|next|{_PART})",
+    rf"control/SPLIT/(taken|seen|{_PART})",
+    rf"control/SPLIT/(claimed|returned|wanted|ranks)/(\d+(\.[\w-]+\.(batches|rows)|-of-\d+)?|begin|{_PART})",
+    rf"quarantine/(SPLIT-(\d+|kept)\.\d+\.(batches|json)|\.SPLIT-{_PART[2:]})",
 )
-_OF_ALL = (r"meta\.json", _PART, rf"who/(?:(?:provider|consumer)-[\w-]+(?:\.died)?|{_PART})")
+_OF_ALL = (r"meta\.json", _PART, rf"who/((provider|consumer)-[\w-]+(\.died)?|{_PART})")
 
 
 def is_of_a_queue(name: str, splits: Sequence[str], *, all_of_it: bool = True) -> bool:
-    """Whether a queue with these splits writes files of this name, given from its folder on; or whether the splits do.
+    """Whether a queue with these splits writes a file of this name, given from its folder on; or whether a split does.
 
     >>> is_of_a_queue("train/00000117.batches", ["train"]), is_of_a_queue("train/notes.txt", ["train"])
     (True, False)
     >>> is_of_a_queue("meta.json", ["train"]), is_of_a_queue("meta.json", ["train"], all_of_it=False)
     (True, False)
     """
-    one_of_them = f"(?:{'|'.join(map(re.escape, splits))})"
-    patterns = [pattern.replace("SPLIT", one_of_them) for pattern in _OF_A_SPLIT if splits]
-    return any(re.fullmatch(pattern, name) for pattern in (*patterns, *(_OF_ALL if all_of_it else ())))
+    patterns = [pattern.replace("SPLIT", re.escape(split)) for pattern in _OF_A_SPLIT for split in splits]
+    if all_of_it:
+        patterns += _OF_ALL
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 @dataclass
@@ -73,7 +71,9 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
             splits=", ".join(splits) or "none",
             remedy=f"--split {splits[0]}" if splits else "leave out --split",
         )
-    chosen = splits if split is None else [split]
+    is_all, chosen, tops = split is None, splits, [queue.path]
+    if split is not None:
+        chosen, tops = [split], [queue.path / split, queue.path / "control" / split]
     done = Purged(queue.path)
     # A process that comes now waits for this lock, or finds that the queue is gone.
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
@@ -83,15 +83,19 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
         _refuse_if_not_allowed(files)
         for file in files:
             name = file.relative_to(queue.path).as_posix()
-            if is_of_a_queue(name, chosen, all_of_it=split is None) and not file.is_symlink():
+            is_file = not file.is_symlink()
+            if is_file and is_of_a_queue(name, chosen, all_of_it=is_all):
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = file.stat().st_size
                     file.unlink()
                     done.num_bytes += num_bytes
                     done.removed.append(name)
-            elif file.is_symlink() or not is_of_a_queue(name, splits):
+            elif not (is_file and is_of_a_queue(name, splits)):
                 done.left.append(name)
-        _remove_empty_folders(queue, chosen, all_of_it=split is None)
+        for top in tops:
+            for folder, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(folder)
     return done
 
 
@@ -134,14 +138,3 @@ def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:
         reason=reason,
         remedy=f"chmod u+rwx {shlex.quote(str(folder))}, or as the user that it belongs to; nothing was removed",
     )
-
-
-def _remove_empty_folders(queue: QueueFolder, splits: Sequence[str], *, all_of_it: bool) -> None:
-    """Folders of a queue that hold nothing any more."""
-    parts = ("claimed", "returned", "wanted", "ranks")
-    folders = [f"control/{name}/{part}" for name in splits for part in parts]
-    folders += [*(f"control/{name}" for name in splits), *splits]
-    folders += ["control", "who", "quarantine", ""] if all_of_it else []
-    for name in folders:
-        with contextlib.suppress(OSError):  # not there, a link, or not empty
-            (queue.path / name).rmdir()

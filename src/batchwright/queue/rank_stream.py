@@ -17,7 +17,7 @@ from batchwright.queue.claims import beginning, return_claims_of_dead
 from batchwright.queue.file_names import write_number
 from batchwright.queue.members import MemberFacts
 from batchwright.queue.membership import Membership
-from batchwright.queue.rank_changes import forget_returned, left_off, living_ranks, names_of_ranks
+from batchwright.queue.rank_start import left_off, living_ranks, names_of_ranks
 from batchwright.queue.ranks import RankProgress
 from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
 from batchwright.queue.rewind import rewind
@@ -194,7 +194,8 @@ class RankStream:
                 progress = progress or self._left_off()
                 records.begin_again(progress, self._world_size, [me.id])
                 progress = records.of_rank(self._rank, self._world_size) or progress
-                forget_returned(folder)
+                for marker in folder.returned.iterdir():  # how far single consumers were is in the record now
+                    marker.unlink(missing_ok=True)
             path = records.path(self._rank, self._world_size)
             self._record = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._write(progress)
@@ -227,7 +228,7 @@ class RankStream:
 
     def _left_off(self) -> RankProgress:
         """Where the ranks before were, or single consumers."""
-        return self.folder.records.left_off() or left_off(self.folder, self.folder.listing())
+        return self.folder.records.left_off() or left_off(self.folder)
 
     # Recording
 

@@ -99,10 +99,7 @@ class RankRecords:
             else:
                 path.unlink(missing_ok=True)
 
-    def clear(self, progress: RankProgress | None = None) -> None:
-        """Forget all ranks. `progress`: where they were, which stays until the last record is gone."""
-        if progress is not None:
-            self.write_began(progress, [])
+    def clear(self) -> None:
         for path in self._of_ranks():
             path.unlink(missing_ok=True)
         self._begin.unlink(missing_ok=True)

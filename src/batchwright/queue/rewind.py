@@ -10,7 +10,7 @@ from batchwright.queue.claims import Claim, claim_in_place, rows_beside
 from batchwright.queue.file_names import write_number
 from batchwright.queue.folder import Listing, SplitFolder
 from batchwright.queue.members import QueueMember
-from batchwright.queue.rank_changes import living_ranks, refuse_beside_ranks
+from batchwright.queue.rank_start import living_ranks, refuse_beside_ranks
 
 __all__ = ["rewind"]
 

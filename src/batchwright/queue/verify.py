@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchwright.base.errors import QueueError, SpecError
-from batchwright.queue.batch_file import DamagedFile, FileFacts, read_batches
+from batchwright.base.memory import BlockPool
+from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches
 from batchwright.queue.file_names import file_in_words, number_and_member, number_of
 from batchwright.queue.folder import QueueFolder, SplitFolder
 from batchwright.queue.members import Liveness
@@ -52,14 +50,14 @@ def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> V
     queue = find_queue(path)
     found = Verified(queue.path)
     meta, fields = _meta_of(queue, found)
-    memory = _Memory()
+    memory = pooled(BlockPool())
     liveness = Liveness(queue.who)
     for split in (queue.split(name, liveness) for name in names_of_splits(queue)):
         _check_counters(split, found)
         for number, file, is_claimed in _files_of(split):
             try:
                 status = file.stat()
-                facts, _ = read_batches(file, memory.of)
+                facts = read_batches(file, memory)[0]
             except FileNotFoundError:
                 found.num_gone += 1
                 continue
@@ -78,19 +76,6 @@ def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> V
                     moved_to = quarantine_file(split, number, what, file, status.st_ino)
                 found.damaged.append(FileDamage(file, what, moved_to))
     return found
-
-
-class _Memory:
-    """Room for one file at a time, used again for the next."""
-
-    def __init__(self) -> None:
-        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def of(self, num_bytes: int) -> NDArray[np.uint8]:
-        if len(self._bytes) < num_bytes:
-            self._bytes = np.empty(0, np.uint8)  # not both at once
-            self._bytes = np.empty(num_bytes, np.uint8)
-        return self._bytes[:num_bytes]
 
 
 def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[BatchField, ...] | None]:
@@ -122,21 +107,14 @@ def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
     """(number, file, whether a consumer has it) of all files of a split; None for that of the kept batches."""
     if split.kept_path.exists():
         yield None, split.kept_path, False
-    for name in sorted(_names_in(split.path)):
-        number = number_of(name)
+    for file in sorted(split.path.glob("*")):
+        number = number_of(file.name)
         if number is not None:
-            yield number, split.path / name, False
-    for name in sorted(_names_in(split.claimed)):
-        claimed = number_and_member(name)
+            yield number, file, False
+    for file in sorted(split.claimed.glob("*")):
+        claimed = number_and_member(file.name)
         if claimed is not None:
-            yield claimed[0], split.claimed / name, True
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+            yield claimed[0], file, True
 
 
 def _mismatch(

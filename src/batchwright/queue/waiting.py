@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from batchwright.base.errors import NotReadyError, SpecError, WorkerError
+from batchwright.base.errors import NotReadyError, SpecError
 from batchwright.base.machine import FolderWatch
 from batchwright.queue.file_names import file_in_words
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Activity, Liveness, read_failures
+from batchwright.queue.members import Activity, Liveness, raise_failure
 from batchwright.queue.system_errors import deleted
 
 __all__ = ["Waiter"]
@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 _LONGEST_LOOK_SECONDS = 0.5
 """The death of a process wakes nobody: it is looked for this often."""
+_AFTER_A_FAILURE = (
+    "mend it and start the provider again: batchwright prepare CONFIG --accept-change; this consumer then goes on"
+)
 
 
 class Waiter:
@@ -60,7 +63,9 @@ class Waiter:
                         parameter="consumer",
                         remedy="DatasetConsumer(...) opens the queue again",
                     )
-                self._raise_if_a_provider_failed()
+                raise_failure(self.queue.who, _AFTER_A_FAILURE)
+                if not self.queue.path.is_dir():
+                    raise deleted(self.queue.path)
                 left = self.timeout_seconds - (time.monotonic() - began)
                 if left <= 0:
                     raise self._late(what or file_in_words(self.split, found))
@@ -74,18 +79,6 @@ class Waiter:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
-
-    def _raise_if_a_provider_failed(self) -> None:
-        failures = read_failures(self.queue.who)
-        if failures:
-            raise WorkerError(
-                failures[-1].headline,
-                traceback=failures[-1].traceback,
-                remedy="mend it and start the provider again: batchwright prepare CONFIG --accept-change; "
-                "this consumer then goes on",
-            )
-        if not self.queue.path.is_dir():
-            raise deleted(self.queue.path)
 
     def _late(self, what: str) -> NotReadyError:
         members = list(self.liveness.members("provider"))
