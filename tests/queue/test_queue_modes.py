@@ -132,6 +132,7 @@ def test_a_single_consumer_cannot_go_on_for_ranks_and_is_told_the_two_ways(data)
         assert again(consumer) == 0
     with single(data) as consumer:
         consumer.load_state_dict(state)
+        prepare(data, 1)  # file 1 was deleted
         assert ids(consumer, 5) == rows(32, 52)
         assert not list((data / "queue/control/train/ranks").iterdir())
 
