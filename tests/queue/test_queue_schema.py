@@ -66,7 +66,7 @@ def test_every_dtype_that_all_frameworks_have_is_allowed(dtype):
         ({"batch_schema": [entry("a b")]}, "field 'a b': name must be a word"),
         ({"batch_schema": [entry("a\n")]}, r"field 'a\\n': name must be a word"),
         ({"batch_schema": [entry(7)]}, "field number 0: name must be a word that can be printed, got 7"),
-        ({"batch_schema": [entry(dtype="bfloat16")]}, "field 'x': dtype must be one of bool, int8, .*; got 'bfloat16'"),
+        ({"batch_schema": [entry(dtype="bfloat16")]}, "field 'x': dtype must be one of bool, int8, .*, got 'bfloat16'"),
         ({"batch_schema": [entry(dtype="str")]}, "field 'x': dtype must be one of"),
         ({"batch_schema": [entry(dtype=np.int64)]}, "got <class 'numpy.int64'>"),
         (

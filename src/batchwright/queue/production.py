@@ -15,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from batchwright.base.errors import BatchwrightError, QueueError, WorkerError
 from batchwright.base.files import one_at_a_time
 from batchwright.base.machine import FolderWatch
@@ -74,8 +72,6 @@ class _Production:
         self.at: tuple[str | None, int | None] = (None, None)
         """The split and the number that are being made."""
         self.is_full = False
-        self.is_checked = not provider.reproducible
-        """The first batch was made twice, and was the same."""
 
     def until_stopped(self, max_files: int | None, accept_change: bool) -> int:
         num_made = 0
@@ -125,6 +121,8 @@ class _Production:
         self.liveness.remove_dead()
         for folder in self.folders:
             folder.sweep()
+        if self.provider.reproducible and not self.provider._stopping.is_set():
+            self._check_is_reproducible()
 
     def _go_on(self, there: Meta, mine: Meta, accept_change: bool) -> None:
         """Make files for a queue that is there: of the same provider, or of one that differs and may."""
@@ -253,9 +251,8 @@ class _Production:
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
         """Write all batches of a file. False where the provider was stopped before."""
+        batches = self.provider.batches(folder.name, part.number or 0)
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
-            with self._naming_errors(folder.name, part.number):
-                batches = self._checked_batches(folder.name, part.number)
             while not self.provider._stopping.is_set():
                 with self._naming_errors(folder.name, part.number):
                     arrays = next(batches, None)
@@ -265,31 +262,23 @@ class _Production:
                 writer.append(arrays)
         return False
 
-    def _checked_batches(self, split: str, number: int | None) -> Iterator[list[NDArray[Any]]]:
-        """The batches of a file. The first one of this process is made twice: files must come out the same again."""
-        batches = self.provider.batches(split, number or 0)
-        if self.is_checked or self.provider._stopping.is_set():
-            return batches
-        first = [array.tobytes() for array in next(batches)]
-        return self._compared(first, self.provider.batches(split, number or 0), split, number)
-
-    def _compared(
-        self, first: list[bytes], batches: Iterator[list[NDArray[Any]]], split: str, number: int | None
-    ) -> Iterator[list[NDArray[Any]]]:
-        again = next(batches)
-        names = [field.name for field in self.provider._known()[1]]
-        wrong = [name for name, one, other in zip(names, first, again, strict=True) if one != other.tobytes()]
+    def _check_is_reproducible(self) -> None:
+        """Make one batch twice: files must come out the same again."""
+        split = self.folders[0].name
+        self.at = split, 0
+        with self._naming_errors(split, 0):
+            first = [array.tobytes() for array in next(self.provider.batches(split, 0))]
+            again = [array.tobytes() for array in next(self.provider.batches(split, 0))]
+        fields = self.provider._known()[1]
+        wrong = [field.name for field, one, other in zip(fields, first, again, strict=True) if one != other]
         if wrong:
-            file = file_in_words(split, number)
             raise WorkerError(
-                f"sample_batch made the first batch of {file} twice, and not the same",
+                f"sample_batch made the first batch of {file_in_words(split, 0)} twice, and not the same",
                 provider=type(self.provider).__name__,
                 field=", ".join(wrong),
                 remedy="draw from rng, the second argument, and only from it; or say reproducible = False in the class",
             )
-        self.is_checked = True
-        yield again
-        yield from batches
+        self.at = None, None
 
     @contextlib.contextmanager
     def _naming_errors(self, split: str, number: int | None) -> Iterator[None]:

@@ -79,24 +79,25 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
         if not force:
             _refuse_if_used(queue)
-        files = _files_below(queue.path)
-        _refuse_if_not_allowed(files)
-        for file in files:
+        for file in _removable_files(queue.path):
             name = file.relative_to(queue.path).as_posix()
-            is_file = not file.is_symlink()
-            if is_file and is_of_a_queue(name, chosen, all_of_it=is_all):
+            if file.is_symlink() or not is_of_a_queue(name, splits):
+                done.left.append(name)
+            elif is_of_a_queue(name, chosen, all_of_it=is_all):
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = file.stat().st_size
                     file.unlink()
                     done.num_bytes += num_bytes
                     done.removed.append(name)
-            elif not (is_file and is_of_a_queue(name, splits)):
-                done.left.append(name)
         for top in tops:
-            for folder, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(folder)
+            _remove_empty_folders(top)
     return done
+
+
+def _remove_empty_folders(top: Path) -> None:
+    for folder, _, _ in os.walk(top, topdown=False):
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(folder)
 
 
 def _refuse_if_used(queue: QueueFolder) -> None:
@@ -110,25 +111,23 @@ def _refuse_if_used(queue: QueueFolder) -> None:
         )
 
 
-def _files_below(folder: Path) -> list[Path]:
-    """All files; a link to a folder is not followed. meta.json first: without it no process begins."""
+def _removable_files(top: Path) -> list[Path]:
+    """All files; a link to a folder is not followed. meta.json first: without it no process begins.
+
+    Refused before the first one is gone: half a queue, without its meta, would be taken for a new one.
+    """
 
     def refuse(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # which somebody removed meanwhile
+        if not isinstance(error, FileNotFoundError):  # which another process has removed just now
             raise _not_allowed(error.filename, error.strerror) from error
 
-    names = []
-    for parent, folders, files in os.walk(folder, onerror=refuse):
+    found = []
+    for parent, folders, files in os.walk(top, onerror=refuse):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        names += [Path(parent, name) for name in (*files, *links)]
-    return sorted(names, key=lambda path: (path.name != "meta.json", path))
-
-
-def _refuse_if_not_allowed(files: Sequence[Path]) -> None:
-    """Before the first file is gone: half a queue, without its meta, would be taken for a new one."""
-    for folder in dict.fromkeys(file.parent for file in files):
-        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-            raise _not_allowed(folder, os.strerror(errno.EACCES))
+        found += [Path(parent, name) for name in (*files, *links)]
+        if (files or links) and not os.access(parent, os.W_OK | os.X_OK):
+            raise _not_allowed(parent, os.strerror(errno.EACCES))
+    return sorted(found, key=lambda path: (path.name != "meta.json", path))
 
 
 def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:

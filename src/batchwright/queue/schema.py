@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,31 +67,37 @@ def fields_of(meta: Mapping[str, Any]) -> tuple[BatchField, ...]:
     >>> fields_of({"batch_schema": [{"name": "x", "dtype": "uint8", "shape": [28, 28], "role": "input"}]})
     (BatchField(name='x', dtype=dtype('uint8'), shape=(28, 28), role='input'),)
     """
-    if not isinstance(meta, Mapping):
-        raise _wrong_schema([f"build_meta() must return a dict, not {_kind(meta)}"])
-    if "batch_schema" not in meta:
-        raise _wrong_schema(["'batch_schema' is missing"])
-    schema = meta["batch_schema"]
-    if not isinstance(schema, list | tuple):
-        raise _wrong_schema([f"'batch_schema' must be a list with one dict per field, not {_kind(schema)}"])
-    if not schema:
-        raise _wrong_schema(["'batch_schema' is empty: a batch needs at least one field"])
-    problems = [problem for number, entry in enumerate(schema) for problem in _entry_problems(entry, number)]
-    names = [entry.get("name") for entry in schema if isinstance(entry, Mapping)]
-    twice = dict.fromkeys(name for name in names if isinstance(name, str) and names.count(name) > 1)
-    problems += [f"field {name!r} is there {names.count(name)} times" for name in twice]
+    problems = list(_schema_problems(meta))
     if problems:
         raise _wrong_schema(problems)
     fields = [
         BatchField(entry["name"], DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), entry.get("role"))
-        for entry in schema
+        for entry in meta["batch_schema"]
     ]
-    large = [field for field in fields if field.row_bytes > _MOST_BYTES_PER_ROW]
-    if large:
-        raise _wrong_schema(
-            [f"field {one.name!r}: shape {list(one.shape)} is {one.row_bytes:,} bytes per row" for one in large]
-        )
+    for field in fields:
+        if field.row_bytes > _MOST_BYTES_PER_ROW:
+            raise _wrong_schema(
+                [f"field {field.name!r}: shape {list(field.shape)} is {field.row_bytes:,} bytes per row"]
+            )
     return tuple(fields)
+
+
+def _schema_problems(meta: Any) -> Iterator[str]:
+    if not isinstance(meta, Mapping):
+        yield f"build_meta() must return a dict, not {_kind(meta)}"
+        return
+    schema = meta.get("batch_schema", ())
+    if "batch_schema" not in meta:
+        yield "'batch_schema' is missing"
+    elif not isinstance(schema, list | tuple):
+        yield f"'batch_schema' must be a list with one dict per field, not {_kind(schema)}"
+    elif not schema:
+        yield "'batch_schema' is empty: a batch needs at least one field"
+    else:
+        for number, entry in enumerate(schema):
+            yield from _entry_problems(entry, number)
+        names = Counter(str(entry["name"]) for entry in schema if isinstance(entry, Mapping) and "name" in entry)
+        yield from (f"field {name!r} is there {count} times" for name, count in names.items() if count > 1)
 
 
 def _wrong_schema(problems: list[str]) -> SpecError:
@@ -109,22 +116,15 @@ def _entry_problems(entry: Any, number: int) -> Iterator[str]:
     if not isinstance(entry, Mapping):
         yield f"field number {number} must be a dict, not {_kind(entry)}"
         return
-    name, dtype, role = entry.get("name"), entry.get("dtype"), entry.get("role")
     called = f"field number {number}"
-    if isinstance(name, str) and name:
-        called = f"field {name!r}"
-    missing = [key for key in ("name", "dtype", "shape") if key not in entry]
+    if isinstance(entry.get("name"), str) and entry["name"]:
+        called = f"field {entry['name']!r}"
+    missing = [repr(key) for key in _RULES if key not in entry and key != "role"]
     if missing:
-        yield f"{called} has no {' and no '.join(map(repr, missing))}"
-    if "name" in entry and not _is_name(name):
-        yield f"{called}: name must be a word that can be printed, got {shortened(name)}"
-    if "dtype" in entry and not (isinstance(dtype, str) and dtype in DTYPES):
-        yield f"{called}: dtype must be one of {', '.join(DTYPES)}; got {shortened(dtype)}"
-    if "shape" in entry and not _is_shape(entry["shape"]):
-        sizes = f"at most {_MOST_DIMENSIONS} sizes of at least 1, without the batch size"
-        yield f"{called}: shape must be a list of {sizes}; got {shortened(entry['shape'])}"
-    if role is not None and not isinstance(role, str):
-        yield f"{called}: role must be text, got {shortened(role)}"
+        yield f"{called} has no {' and no '.join(missing)}"
+    for key, (is_right, must_be) in _RULES.items():
+        if key in entry and not is_right(entry[key]):
+            yield f"{called}: {key} must be {must_be}, got {shortened(entry[key])}"
 
 
 def _is_name(name: Any) -> bool:
@@ -135,6 +135,22 @@ def _is_shape(shape: Any) -> bool:
     if not isinstance(shape, list | tuple) or len(shape) > _MOST_DIMENSIONS:
         return False
     return all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1 for size in shape)
+
+
+def _is_dtype(dtype: Any) -> bool:
+    return isinstance(dtype, str) and dtype in DTYPES
+
+
+def _is_role(role: Any) -> bool:
+    return role is None or isinstance(role, str)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_name, "a word that can be printed"),
+    "dtype": (_is_dtype, f"one of {', '.join(DTYPES)}"),
+    "shape": (_is_shape, f"a list of at most {_MOST_DIMENSIONS} sizes of at least 1, without the batch size"),
+    "role": (_is_role, "text"),
+}
 
 
 def _kind(value: Any) -> str:

@@ -86,24 +86,14 @@ def queue_status(path: str | os.PathLike[str], look_seconds: float = 0.3) -> Sta
     queue = find_queue(path)
     meta = read_meta(queue.meta)
     liveness = Liveness(queue.who)
-    splits = [queue.split(name, liveness) for name in names_of_splits(queue)]
-    rows_before = {split.name: _rows_read(split) for split in splits}
-    contents, began = _contents(liveness), time.monotonic()
-    time.sleep(look_seconds)
-    silent = [facts for facts, _ in liveness.members() if _silent_seconds(queue, facts) > facts.lease_seconds]
-    if silent:
-        longest = max(min(facts.lease_seconds / 2, _BEAT_IS_DUE_SECONDS) for facts in silent)
-        time.sleep(max(longest - look_seconds, 0.0))
-    members = {
-        facts.id: _member(queue, liveness, contents.get(facts.id), facts, activity)
-        for facts, activity in liveness.members()
-    }
-    found = {split.name: _split(split, members, meta) for split in splits}
+    splits = {name: queue.split(name, liveness) for name in names_of_splits(queue)}
+    rows_before = {name: _rows_read(split) for name, split in splits.items()}
+    began = time.monotonic()
+    members = _members(queue, liveness, look_seconds)
+    found = {name: _split(split, members, meta) for name, split in splits.items()}
     seconds = time.monotonic() - began
-    for split in splits:
-        found[split.name]["reading_rows_per_second"] = _reading_rate(
-            rows_before[split.name], _rows_read(split), seconds
-        )
+    for name, split in splits.items():
+        found[name]["reading_rows_per_second"] = _reading_rate(rows_before[name], _rows_read(split), seconds)
     return {
         "queue": str(queue.path),
         "stamp": meta and meta.fingerprint,
@@ -174,15 +164,16 @@ def _listing(split: SplitFolder) -> Listing:
 
 def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None) -> Status:
     there = _listing(split)
-    ready = [file for number in there.ready if (file := _look_at(number, split.ready_path(number)))]
-    ready = [file for file in ready if file.number not in there.claimed]
+    waiting = {number: split.ready_path(number) for number in there.ready if number not in there.claimed}
+    ready = list(filter(None, (_look_at(number, path) for number, path in waiting.items())))
+    made = [(file.number or 0, file.made_at) for file in ready]
     claimed = []
     for number, consumer in there.claimed.items():
         if file := _look_at(number, split.claimed_path(number, consumer)):
-            claimed.append((file, consumer))
+            claimed.append(file.status(**_rows(read_rows(file.path)), by=_by(consumer, members)))
+            made.append((number, file.made_at))
     kept = _look_at(None, split.kept_path)
     making = [*((None, maker) for maker in split.makers_of_kept()), *sorted(there.making.items())]
-    made = [(file.number, file.made_at) for file in (*ready, *(file for file, _ in claimed)) if file.number is not None]
     return {
         "next": there.next,
         "taken": there.taken,
@@ -190,13 +181,8 @@ def _split(split: SplitFolder, members: Mapping[str, Status], meta: Meta | None)
         "kept": kept and kept.status(),
         "backlog": len(ready),
         "ready": [file.status() for file in ready],
-        "claimed": [
-            file.status(**_rows(read_rows(file.path)), by=_by(consumer, members)) for file, consumer in claimed
-        ],
-        "making": [
-            {"number": number, "by": _by(maker, members), "age_seconds": _making_seconds(split, number, maker, members)}
-            for number, maker in making
-        ],
+        "claimed": claimed,
+        "making": [_making(split, number, maker, members) for number, maker in making],
         "returned": [{"number": number, **_rows(split.read_returned(number))} for number in there.returned],
         "wanted": list(there.wanted),
         "ranks": [
@@ -217,13 +203,12 @@ def _seconds_since(clock: float) -> float:
     return max(time.time() - clock, 0.0)
 
 
-def _making_seconds(split: SplitFolder, number: int | None, maker: str, members: Mapping[str, Status]) -> float | None:
-    """How long a file is being made, as its maker says: its first batch may be older than its last write."""
-    member = members.get(maker)
-    if member is None or (member["split"], member["number"]) != (split.name, number):
-        return None
-    seconds: float | None = member["doing_seconds"]
-    return seconds
+def _making(split: SplitFolder, number: int | None, maker: str, members: Mapping[str, Status]) -> Status:
+    """A file that is being made, and for how long: as its maker says, since its first batch may be older than it."""
+    seconds, member = None, members.get(maker)
+    if member is not None and (member["split"], member["number"]) == (split.name, number):
+        seconds = member["doing_seconds"]
+    return {"number": number, "by": _by(maker, members), "age_seconds": seconds}
 
 
 def production_rate(made: list[tuple[int, float]]) -> float | None:
@@ -269,13 +254,19 @@ def _reading_rate(before: tuple[int, int] | None, after: tuple[int, int] | None,
 # Members
 
 
-def _contents(liveness: Liveness) -> dict[str, bytes]:
-    """The content of each member's file, of which a counter is a part."""
-    found = {}
+def _members(queue: QueueFolder, liveness: Liveness, look_seconds: float) -> dict[str, Status]:
+    """Members by their ids, looked at twice: a counter that moves is in their files."""
+    before = {}
     for name in liveness.ids():
         with contextlib.suppress(OSError):
-            found[name] = (liveness.who / name).read_bytes()
-    return found
+            before[name] = (queue.who / name).read_bytes()
+    time.sleep(look_seconds)
+    silent = [facts for facts, _ in liveness.members() if _silent_seconds(queue, facts) > facts.lease_seconds]
+    if silent:
+        longest = max(min(facts.lease_seconds / 2, _BEAT_IS_DUE_SECONDS) for facts in silent)
+        time.sleep(max(longest - look_seconds, 0.0))
+    looks = [(before.get(facts.id), facts, activity) for facts, activity in liveness.members()]
+    return {facts.id: _member(queue, liveness, content, facts, activity) for content, facts, activity in looks}
 
 
 def _silent_seconds(queue: QueueFolder, facts: MemberFacts) -> float:
