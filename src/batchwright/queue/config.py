@@ -166,18 +166,12 @@ class _Loading:
 
     def run_files(self, given: str | None) -> None:
         """Run the files of the dataset, then the shared config. `given`: the dataset of the command line."""
-        dataset: Any = literal_dataset(self.path)
-        if given is not None:
-            dataset = _plain_text(given)
-        if dataset is None:
-            alone = Namespace()
-            run_file(self.path, alone)
-            dataset = alone.get("dataset")
-        files = [self.path]
+        dataset = self._find_dataset(given)
+        before = []
         if _is_folder_name(dataset):
             folder = self.data / dataset / "config"
             before = [folder / name for name in _python_files(folder)]
-            files = [*(file for file in before if not os.path.samefile(file, self.path)), self.path]
+        files = [*(file for file in before if not os.path.samefile(file, self.path)), self.path]
         namespace = Namespace()
         failures = [problem for file in files if (problem := run_file(file, namespace))]
         self.problems += failures
@@ -188,6 +182,16 @@ class _Loading:
         if given is None and final != dataset and not failures:
             what = f"dataset is {dataset!r} before and {final!r} after {self.data / str(dataset) / 'config'} was loaded"
             self._add(what, self._at("dataset"), f"dataset = {dataset!r}, as a plain string, in {self.path}")
+
+    def _find_dataset(self, given: str | None) -> Any:
+        if given is not None:
+            return _plain_text(given)
+        dataset = literal_dataset(self.path)
+        if dataset is not None:
+            return dataset
+        alone = Namespace()
+        run_file(self.path, alone)
+        return alone.get("dataset")
 
     # The command line
 

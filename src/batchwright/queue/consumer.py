@@ -80,12 +80,7 @@ class DatasetConsumer:
         """
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         _check_sizes(batch_size=batch_size, block_size=block_size, target_size=target_size)
-        if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
-            raise _bad("timeout_seconds", timeout_seconds, "seconds, at least 0", "timeout_seconds=60")
-        if not is_seconds(lease_seconds):
-            raise _bad("lease_seconds", lease_seconds, "seconds above 0", "lease_seconds=30")
-        if delete not in ("consumed", "checkpoint"):
-            raise _bad("delete", delete, "'consumed' or 'checkpoint'", "delete='consumed'")
+        _check_choices(timeout_seconds, lease_seconds, delete)
         _check_ranks(rank, world_size)
         self._rank, self._world_size = rank, world_size
         self._framework = _checked_framework(framework, device)
@@ -183,14 +178,9 @@ class DatasetConsumer:
                 stream = self._stream(split)
             if self._memberships and self._memberships[0].was_silent:
                 self._come_back()
-            if device is not None and self._converted is None:
-                raise _no_device(device)
             try:
                 arrays, taken = stream.peek(self._batch_size)
-                batch: dict[str, Any] = dict(zip(self._names, arrays, strict=True))
-                if self._converted is not None:
-                    batch = self._converted(batch, self._device if device is None else device)
-                handed = (batch["x"], batch["y"]) if self._is_pair else batch
+                batch = self._on_device(dict(zip(self._names, arrays, strict=True)), device)
                 stream.counts.rows += len(arrays[0])
                 stream.counts.batches += 1
                 if split == "train":
@@ -199,7 +189,17 @@ class DatasetConsumer:
             except OSError as error:
                 with self._clear_errors():
                     raise error
-        return handed
+        if self._is_pair:
+            return batch["x"], batch["y"]
+        return batch
+
+    def _on_device(self, batch: dict[str, Any], device: Device | None) -> dict[str, Any]:
+        if self._converted is None:
+            if device is not None:
+                raise _no_device(device)
+            return batch
+        converted: dict[str, Any] = self._converted(batch, self._device if device is None else device)
+        return converted
 
     def _begin_validation_again(self) -> None:
         validation = self._streams.get("val")
@@ -396,6 +396,15 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 # Checks
+
+
+def _check_choices(timeout_seconds: Any, lease_seconds: Any, delete: Any) -> None:
+    if not isinstance(timeout_seconds, int | float) or not timeout_seconds >= 0:
+        raise _bad("timeout_seconds", timeout_seconds, "seconds, at least 0", "timeout_seconds=60")
+    if not is_seconds(lease_seconds):
+        raise _bad("lease_seconds", lease_seconds, "seconds above 0", "lease_seconds=30")
+    if delete not in ("consumed", "checkpoint"):
+        raise _bad("delete", delete, "'consumed' or 'checkpoint'", "delete='consumed'")
 
 
 def _checked_framework(framework: str | None, device: Any) -> str:

@@ -78,8 +78,7 @@ class RankStream:
             self._renew_membership()
             if self._at is None or self._record < 0:
                 self._at = self._join(None)
-            for number in [number for number in self._files if number < self._at.file]:
-                del self._files[number]  # from memory: `record` may keep them on disk
+            self._forget_files_before(self._at.file)
             start = self._inside_file(self._at)
             if self.at_once and start != self._written.recorded and self._member_number == self.membership.number:
                 self._record_place(start)
@@ -90,6 +89,11 @@ class RankStream:
                 break
             # Others took this process for dead while it waited, and may have gone on without it.
         return rows, _Step(start, self._end_of(start, size * self._world_size), first_row, after_last_row, shape)
+
+    def _forget_files_before(self, number: int) -> None:
+        """Free their memory. On disk they may be kept until `record`."""
+        for old in [old for old in self._files if old < number]:
+            del self._files[old]
 
     def move(self, step: _Step) -> None:
         self._look_ahead(step.end)
@@ -184,18 +188,16 @@ class RankStream:
             began = records.began()[0]
             joined_before = [facts.id for facts in living_ranks(folder, me)]
             comes_back = position is None and self._at is not None and self._is_my_record()
-            progress = RankProgress(position, position) if position is not None else None
-            if comes_back:
+            progress: RankProgress | None = None
+            if position is not None:
+                progress = RankProgress(position, position)
+            elif comes_back:
                 progress = self._written
             if joined_before or comes_back:
                 progress = progress or records.of_rank(self._rank, self._world_size) or self._left_off()
                 records.write_began(began or progress, [*joined_before, me.id])
-            else:  # the first of its run, though others may be about to join
-                progress = progress or self._left_off()
-                records.begin_again(progress, self._world_size, [me.id])
-                progress = records.of_rank(self._rank, self._world_size) or progress
-                for marker in folder.returned.iterdir():  # how far single consumers were is in the record now
-                    marker.unlink(missing_ok=True)
+            else:
+                progress = self._begin_run(progress or self._left_off())
             path = records.path(self._rank, self._world_size)
             self._record = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._write(progress)
@@ -203,6 +205,13 @@ class RankStream:
         if comes_back and self._at is not None:
             return self._at
         return progress.recorded
+
+    def _begin_run(self, progress: RankProgress) -> RankProgress:
+        """Begin a run as its first rank. The progress of this rank in it."""
+        self.folder.records.begin_again(progress, self._world_size, [self.membership.member.id])
+        for marker in self.folder.returned.iterdir():  # how far single consumers were is in the record now
+            marker.unlink(missing_ok=True)
+        return self.folder.records.of_rank(self._rank, self._world_size) or progress
 
     def _is_my_record(self) -> bool:
         """Whether no process went on for this rank while it seemed dead: it would have recorded more."""
