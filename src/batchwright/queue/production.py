@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from batchwright.base.errors import BatchwrightError, QueueError, WorkerError
 from batchwright.base.files import one_at_a_time
 from batchwright.base.machine import FolderWatch
@@ -251,11 +253,10 @@ class _Production:
 
     def _write(self, folder: SplitFolder, part: UnfinishedFile) -> bool:
         """Write all batches of a file. False where the provider was stopped before."""
-        batches = self.provider.batches(folder.name, part.number or 0)
+        batches = self._batches(folder.name, part.number)
         with BatchFileWriter(part.path, self._facts(folder.name, part.number)) as writer:
             while not self.provider._stopping.is_set():
-                with self._naming_errors(folder.name, part.number):
-                    arrays = next(batches, None)
+                arrays = next(batches, None)
                 if arrays is None:
                     writer.finish(durable=self.provider.durable)
                     return True
@@ -266,9 +267,7 @@ class _Production:
         """Make one batch twice: files must come out the same again."""
         split = self.folders[0].name
         self.at = split, 0
-        with self._naming_errors(split, 0):
-            first = [array.tobytes() for array in next(self.provider.batches(split, 0))]
-            again = [array.tobytes() for array in next(self.provider.batches(split, 0))]
+        first, again = ([array.tobytes() for array in next(self._batches(split, 0))] for _ in range(2))
         fields = self.provider._known()[1]
         wrong = [field.name for field, one, other in zip(fields, first, again, strict=True) if one != other]
         if wrong:
@@ -280,11 +279,10 @@ class _Production:
             )
         self.at = None, None
 
-    @contextlib.contextmanager
-    def _naming_errors(self, split: str, number: int | None) -> Iterator[None]:
-        """An error of the user's code becomes one that says which file was made, and where it came from."""
+    def _batches(self, split: str, number: int | None) -> Iterator[list[NDArray[Any]]]:
+        """The batches of a file. An error of the user's code says which file was made, and where it came from."""
         try:
-            yield
+            yield from self.provider.batches(split, number or 0)
         except BatchwrightError:
             raise
         except (Exception, SystemExit) as error:
