@@ -1,30 +1,27 @@
-"""Validation batches that are made once and kept: every evaluation reads the same ones, from the first."""
+"""The stream of kept validation batches: every evaluation reads the same ones, from the first."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from batchwright.queue.batch_file import DamagedFile
-from batchwright.queue.claimed import Counts, check_facts
-from batchwright.queue.folder import SplitFolder
-from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, Reader, joined
-from batchwright.queue.waiting import Waiter
+from batchwright.queue.reading import Arrays, FileShape, LoadedFile, Position, joined
+from batchwright.queue.streams import SplitReader, StreamCounts
 
-__all__ = ["KeptStream"]
+__all__ = ["ValidationStream"]
 
 
-class KeptStream:
-    """The rows of the file of kept batches, again and again. No claim: all who want read it."""
+class ValidationStream:
+    """The rows of the file of kept batches, again and again. It is not claimed: all consumers read it."""
 
-    def __init__(self, folder: SplitFolder, waiter: Waiter, fingerprint: str) -> None:
-        self.folder = folder
-        self.waiter = waiter
-        self.fingerprint = fingerprint
-        self.counts: Counts = Counts()
-        self._reader = Reader()
+    def __init__(self, source: SplitReader) -> None:
+        self.source = source
+        self.folder = source.folder
+        self.counts: StreamCounts = source.counts
         self._file: LoadedFile | None = None
         self._status: os.stat_result | None = None
         self._is_first = True
+        """The next batch is the first one of an evaluation."""
         self._row = 0
 
     def peek(self, num_rows: int | None) -> tuple[Arrays, int]:
@@ -43,39 +40,33 @@ class KeptStream:
     def _loaded(self) -> LoadedFile:
         """The file that this evaluation reads: the one that is there when it begins, else the one of the last."""
         if self._file is not None and self._is_first:
-            found = self._look()
+            found = self._find()
             if isinstance(found, os.stat_result) and not _is_same(found, self._status):
                 self._load(found)
         while self._file is None:
             what = f"the file of kept {self.folder.name} batches"
-            self._load(self.waiter.until(self.folder.name, self._look, what))
+            self._load(self.source.waiter.until(self._find, what))
         self._is_first = False
         return self._file
 
     def _load(self, found: os.stat_result) -> None:
-        """Take what is there now for what was read before, if it can be read."""
-        path = self.folder.kept_path
-        try:
-            file = self._reader.load(path)
-            check_facts(file.facts, self.folder, 0, self.fingerprint)
-        except FileNotFoundError:
-            return
-        except DamagedFile as error:
-            self.folder.quarantine(None, error.reason, path, found.st_ino)
-            self.counts.quarantined_files += 1
-            return
-        self._file, self._status = file, found
-        self.folder.say_kept_was_read()
-        self.counts.files += 1
+        """Take the file that is there now in place of the last one, if it can be read."""
+        with contextlib.suppress(FileNotFoundError):
+            file = self.source.load(self.folder.kept_path, None)
+            if file is not None:
+                self._file, self._status = file, found
+                self.counts.files += 1
+                with contextlib.suppress(OSError):  # this reader may have no right to write here
+                    self.folder.kept_seen_path.touch()
 
-    def _look(self) -> os.stat_result | int:
+    def _find(self) -> os.stat_result | int:
         try:
             return self.folder.kept_path.stat()
         except FileNotFoundError:
             return 0
 
     def begin_again(self) -> None:
-        """The next evaluation. Kept batches that were made anew meanwhile, or are others, count from here."""
+        """Begin the next evaluation, with the file that is there now."""
         self._row = 0
         self._is_first = True
 
@@ -93,7 +84,7 @@ class KeptStream:
 
     def drop(self) -> None:
         self._file = None
-        self._reader.end()
+        self.source.reader.end()
 
     def forget_lost_files(self) -> None:
         """It holds none."""

@@ -1,26 +1,26 @@
-"""A provider in the consumer's own process, without files: for breakpoints and tests. The batches are the same."""
+"""The stream of a provider in the consumer's own process, without files: for breakpoints and tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from batchwright.queue.claimed import Counts, check_shape
 from batchwright.queue.reading import Arrays, FileShape, Position, joined
+from batchwright.queue.streams import StreamCounts, check_shape
 
 if TYPE_CHECKING:
     from batchwright.queue.provider import DataProviderBase
 
-__all__ = ["DirectStream"]
+__all__ = ["InProcessStream"]
 
 
-class DirectStream:
-    """The rows that a provider makes, when they are asked for. Kept batches of a split come again and again."""
+class InProcessStream:
+    """The rows that a provider makes, when they are asked for: the same ones as in its files."""
 
     def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
         self.provider = provider
         self.split = split
-        self.counts: Counts = Counts()
+        self.counts: StreamCounts = StreamCounts()
         self._is_kept = split == "val" and bool(provider.val_batches)
         self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
         self._kept: list[Arrays] = []

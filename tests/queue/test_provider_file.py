@@ -15,7 +15,7 @@ import pytest
 import batchwright as bw
 from batchwright.base.errors import SpecError
 from batchwright.queue.config import SharedConfig
-from batchwright.queue.find import open_provider
+from batchwright.queue.provider_file import open_provider
 
 HEAD = "from batchwright import DataProviderBase\n"
 CODE = HEAD + "class P(DataProviderBase): pass\n"
@@ -135,17 +135,17 @@ NOT_ONE = {
     "several": (
         CODE + "\nclass Q(P): pass\n",
         "several subclasses",
-        "P (line 2)\nQ (line 4)",
+        "P, Q",
         "Provider = P at its end",
     ),
-    "none": ("x = 1", "no subclass of DataProviderBase in toy/", "no subclass", "class MyProvider"),
+    "none": ("x = 1", "no subclass of DataProviderBase in toy/", "no subclass", "class YourSubclass(DataProviderBase)"),
     "imported": (
         "from toy_base import P",
         "no subclass of DataProviderBase in toy/",
-        "P (imported from toy_base, which does not count)",
+        "P (imported from toy_base)",
         "Provider = P at its end",
     ),
-    "another": (CODE + "Provider = 7", "is no subclass of DataProviderBase: 7", "P (line 2)", "Provider = P"),
+    "another": (CODE + "Provider = 7", "is no subclass of DataProviderBase: 7", "P", "Provider = P"),
     "the base": (HEAD + "Provider = DataProviderBase", "is no subclass", "no subclass", "Provider = YourSubclass"),
 }
 
@@ -166,7 +166,11 @@ def test_where_no_one_class_is_meant_what_was_found_is_listed(case, opened, tmp_
 # A file that cannot be loaded
 
 BAD = {
-    "syntax": ("x = (\n", "data/toy/prepare_streaming.py:1: SyntaxError: '(' was never closed", "py_compile"),
+    "syntax": (
+        "x = (\n",
+        "data/toy/prepare_streaming.py:1: SyntaxError while it was loaded: '(' was never closed",
+        "py_compile",
+    ),
     "raises": ("x = 1\nx / 0\n", "data/toy/prepare_streaming.py:2: ZeroDivisionError while it was loaded", "correct"),
     "exits": ("\nraise SystemExit\n", "data/toy/prepare_streaming.py:2: SystemExit while it was loaded", "correct"),
     "no module": ("import not_there\n", ":1: ModuleNotFoundError while it was loaded", "pip install not_there"),
@@ -259,7 +263,7 @@ def test_an_import_with_a_dot_says_how_a_file_beside_it_is_imported(opened):
 
 def test_an_init_that_asks_for_what_nobody_sets_is_named(opened):
     code = HEAD + "class P(DataProviderBase):\n    def __init__(self, data_dir, batch_size, rate): pass\n"
-    with pytest.raises(SpecError, match=r"P.__init__ takes rate, and the config does not set it") as refused:
+    with pytest.raises(SpecError, match=r"P.__init__ takes rate, which the config does not set") as refused:
         opened(code)
     assert refused.value.where["parameter"] == "rate"
     assert "rate = ... in the config" in str(refused.value.remedy)
