@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.batches.frameworks import adapter, adapter_of
-from batchwright.buffer.convert import pylist, to_arrow
+from batchwright.buffer.arrow import pylist, to_arrow
 from batchwright.buffer.schema import Columns, Numbers, Schema, Values
 
 __all__ = ["RowBatch", "converted", "filled"]

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least, local_path, whole_number
 from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
+from batchwright.base.forks import lock_across_forks
 from batchwright.buffer import codec
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.incoming import columns_in
-from batchwright.buffer.locks import new_lock
+from batchwright.buffer.incoming import columns_to_extend
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
@@ -75,7 +75,7 @@ class DatasetBuffer(Reads):
         settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
         self._contents = Contents(settings)
-        self._lock = new_lock()
+        self._lock = lock_across_forks()
         self._disk: Durable | None = None
         if read_only and path is None:
             raise SpecError(
@@ -168,14 +168,11 @@ class DatasetBuffer(Reads):
         found = normalize(samples)
         with self._lock:
             self._check_writer()
-            if isinstance(found.rows, list) and not found.rows and self.kind is not None:
-                found = found._replace(kind=self.kind)  # nothing is of any kind
+            if found.columns is None and not found.rows:  # no samples are of any kind
+                return self._add({}, self._table.schema, self.kind or "dict", retain_prior, retain_prior_by, origin)
             known = self._known_schema(found.kind)
-            if isinstance(found.rows, pa.Table):
-                arrays = {name: found.rows.column(name) for name in found.rows.column_names}
-                columns, schema = arrays_to_columns(arrays, known)
-            elif not found.rows:
-                columns, schema = {}, self._table.schema
+            if found.columns is not None:
+                columns, schema = arrays_to_columns(found.columns, known)
             else:
                 columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
             return self._add(columns, schema, found.kind, retain_prior, retain_prior_by, origin)
@@ -197,7 +194,7 @@ class DatasetBuffer(Reads):
                 count = self._table.put_columns(columns) if self._can_put() else 0
                 if count:
                     return self._accept(count)
-        kind, arrays = columns_in(columns)
+        kind, arrays = columns_to_extend(columns)
         with self._lock:
             self._check_writer()
             prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
@@ -328,7 +325,7 @@ class DatasetBuffer(Reads):
             values = found.rows[0]
             some = Schema(tuple(field for field in known if field.name in values))
             columns, changed = rows_to_columns([values], some if len(some) else known)
-            self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
+            self._change(view.ids_at(at), {n: columns[n] for n in values}, known.merged(changed.fields))
 
     def set(self, ids: Array, /, **columns: object) -> None:
         """New values in `columns` of many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
@@ -350,7 +347,7 @@ class DatasetBuffer(Reads):
                 prepared[name], field = column_for_set(name, values, len(ids), known.by_name.get(name))
                 fields.append(field)
             if len(ids):
-                self._change(ids, prepared, _merged(known, fields))
+                self._change(ids, prepared, known.merged(fields))
 
     def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
         def record(number: int, time_us: int) -> codec.Change:
@@ -569,14 +566,6 @@ def _declared(schema: Any) -> Schema:
             remedy="schema=pa.schema([pa.field('label', pa.int64(), nullable=False)])",
         )
     return schema_of_arrow(schema)
-
-
-def _merged(schema: Schema, fields: Sequence[Field]) -> Schema:
-    """A schema in which some fields are others, or new."""
-    changed = {field.name: field for field in fields}
-    new = [field for field in fields if field.name not in schema.by_name]
-    merged = Schema((*(changed.get(field.name, field) for field in schema), *new))
-    return schema if merged == schema else merged
 
 
 def _checked_text(strategy: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.buffer.blocks import Segment
 from batchwright.buffer.retain import Settings, column_of, drop, keep, kept_count
 from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
 from batchwright.buffer.table import Table
@@ -54,8 +53,7 @@ class Contents:
         if (np.diff(index) > 0).all():
             table.keep(index)
         else:
-            block = table.gathered(view, index)
-            table.replace([Segment(block, block.columns, 0, block.num_rows)], view.schema)
+            table.replace([table.gathered(view, index)], view.schema)
         table.number = 1
         return made
 

@@ -19,7 +19,6 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
-from batchwright.buffer.blocks import Counters
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
@@ -271,7 +270,7 @@ class Durable:
             "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
             "settings": list(contents.settings),
             "origins": table.origins,
-            "segments": [self._parts.write(segment, table.schema, table.counters) for segment in table.segments()],
+            "segments": [self._parts.write(segment, table.schema) for segment in table.segments()],
         }
 
     def _restore(self, contents: Contents, document: Document) -> None:
@@ -298,4 +297,4 @@ class Durable:
         """The rows that a document names, over the memory of their files."""
         schema = codec.decode_schema(base64.b64decode(document["schema"]))
         segments = [self._parts.read(entry, schema) for entry in document["segments"]]
-        return View(segments, schema, document["number"], document["origins"], Counters())
+        return View(segments, schema, document["number"], document["origins"])

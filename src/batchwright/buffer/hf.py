@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchwright.base.errors import MissingExtraError
-from batchwright.buffer.convert import joined
+from batchwright.buffer.arrow import joined
 
 __all__ = ["to_dataset"]
 

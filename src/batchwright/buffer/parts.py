@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.buffer.blocks import ArrowColumn, Block, Column, Counters, NumberColumn, Segment
+from batchwright.buffer.blocks import ArrowColumn, Block, Column, NumberColumn, Segment
 from batchwright.buffer.folder import BufferFolder
 from batchwright.buffer.schema import Columns, Schema, Values
 from batchwright.buffer.view import View
@@ -54,7 +54,7 @@ class Parts:
 
     # Writing
 
-    def write(self, segment: Segment, schema: Schema, counters: Counters) -> Document:
+    def write(self, segment: Segment, schema: Schema) -> Document:
         """Have a segment's rows on disk, and say where."""
         block = segment.block
         parts = self._parts.setdefault(block.serial, [])
@@ -66,7 +66,7 @@ class Parts:
         missing.setdefault(has_ledger, [])
         for first, names in sorted(missing.items()):
             if first < stop or (not stop and not parts):
-                parts.append(self._write_part(segment, schema, names, first, first == has_ledger, counters))
+                parts.append(self._write_part(segment, schema, names, first, first == has_ledger))
         columns: dict[str, list[str]] = {part.file: [] for part in parts}
         for name, column in segment.columns.items():
             for part in _with_column(parts, name, column):
@@ -92,16 +92,9 @@ class Parts:
             ],
         }
 
-    def _write_part(
-        self, segment: Segment, schema: Schema, names: list[str], first: int, has_ledger: bool, counters: Counters
-    ) -> _Part:
+    def _write_part(self, segment: Segment, schema: Schema, names: list[str], first: int, has_ledger: bool) -> _Part:
         block, last = segment.block, segment.stop
-        columns: Columns = {}
-        for name in names:
-            column = segment.columns[name]
-            columns[name] = (
-                column.read(first, last) if isinstance(column, NumberColumn) else column.read(first, last, counters)
-            )
+        columns: Columns = {name: segment.columns[name].read(first, last) for name in names}
         extra = {}
         if has_ledger:
             ledger = block.origins()
@@ -145,7 +138,7 @@ class Parts:
             if key not in self._columns:
                 self._columns[key] = _column(schema, name, found)
             block.columns[name] = column = self._columns[key]
-            if entry["stop"] > (len(column.values) if isinstance(column, NumberColumn) else column.num_rows):
+            if entry["stop"] > column.num_rows:
                 raise self.folder.damaged_block(files[name][-1], f"too few rows in {name!r}")
         self._remember(block, entry["parts"])
         keep = None if entry["keep"] is None else self._read_list(entry, schema)

@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
+from batchwright.buffer.arrow import pylist, to_arrow
 from batchwright.buffer.batch import RowBatch, converted
-from batchwright.buffer.compare import equal_mask
-from batchwright.buffer.convert import pylist, to_arrow
+from batchwright.buffer.compare import equal_rows
 from batchwright.buffer.normalize import normalize
 from batchwright.buffer.retain import check_by
 from batchwright.buffer.sample import Priorities, draw, weights
@@ -162,7 +162,7 @@ class Reads:
             return False
         equal = np.ones(len(view), bool)
         for field in schema:
-            equal &= equal_mask(view.column(field.name), one[field.name])
+            equal &= equal_rows(view.column(field.name), one[field.name])
         return bool(equal.any())
 
     @_steady

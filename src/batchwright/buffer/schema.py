@@ -1,11 +1,11 @@
-"""What the columns of a buffer are: a type and a shape each, whether a row must have it, and how columns travel.
+"""What the columns of a buffer are: their types and shapes, which ones a row must have, and how columns travel.
 
 Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from batchwright.buffer.arrow_types import has_null, numbers_of
 
 __all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of"]
 
@@ -27,10 +29,18 @@ class Numbers(NamedTuple):
     valid: NDArray[np.bool_] | None = None
     """None: all of them. Where False, the value is of no meaning."""
 
+    @property
+    def has_value(self) -> NDArray[np.bool_]:
+        return np.ones(len(self.values), bool) if self.valid is None else self.valid
+
+    def part(self, rows: slice | NDArray[Any]) -> Numbers:
+        """Some rows, by number or by mask."""
+        return Numbers(self.values[rows], None if self.valid is None else self.valid[rows])
+
 
 Values: TypeAlias = Numbers | pa.Array
 Columns: TypeAlias = dict[str, Values]
-"""Rows on their way in or out, by column: all of one length. Which of the two a column is follows from its field."""
+"""Rows on their way in or out, by column: all of one length. The field says which of the two a column is."""
 
 
 def num_rows_of(columns: Columns) -> int:
@@ -56,6 +66,11 @@ class Field:
         return bool(self.type == pa.null())
 
     @cached_property
+    def is_open(self) -> bool:
+        """Whether the type, or a part of it, is not known yet."""
+        return has_null(self.type)
+
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a number or array of this column; 0 of one that is kept as Arrow."""
         return 0 if self.numbers is None else self.numbers[0].itemsize * prod(self.numbers[1])
@@ -63,28 +78,19 @@ class Field:
     @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
-        kind, shape = self.type, ()
-        if isinstance(kind, pa.FixedShapeTensorType):
-            kind, shape = kind.value_type, tuple(kind.shape)
-        dtype = _DTYPES.get(str(kind))
-        return None if dtype is None else (dtype, shape)
+        return numbers_of(self.type)
+
+    @cached_property
+    def message(self) -> pa.Schema:
+        """The schema of this column alone, for Arrow's messages."""
+        return pa.schema([pa.field("", self.type)])
 
     def __str__(self) -> str:
         """`float32[84]`, `int64`, `string`: as errors name it."""
         if self.numbers is None:
             return str(self.type)
         dtype, shape = self.numbers
-        return f"{dtype}{list(shape)}" if shape else str(dtype)
-
-
-_DTYPES = {
-    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-    "bool": np.dtype(bool),
-    "halffloat": np.dtype("f2"),
-    "float": np.dtype("f4"),
-    "double": np.dtype("f8"),
-}
-"""By Arrow's names of types."""
+        return f"{dtype}{list(shape) or ''}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,11 @@ class Schema:
     @cached_property
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(field.name, field.type, nullable=field.nullable) for field in self.fields])
+
+    def merged(self, fields: Iterable[Field]) -> Schema:
+        """This schema with some fields replaced, and new ones at its end; itself, where nothing changes."""
+        merged = Schema(tuple({**self.by_name, **{field.name: field for field in fields}}.values()))
+        return self if merged == self else merged
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
-from batchwright.buffer.compare import is_equal
-from batchwright.buffer.convert import pylist
-from batchwright.buffer.schema import Numbers, Values
+from batchwright.buffer.compare import equal_rows, has_value
 from batchwright.buffer.view import View
 
 __all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
@@ -115,11 +113,11 @@ def _differs(
     was_there = name in older.schema.by_name
     if not was_there or name not in newer.schema.by_name:
         view, index = (older, at_old) if was_there else (newer, at_new)
-        return _has_value(view.columns_at(index, [name])[name])
+        return has_value(view.columns_at(index, [name])[name])
     differs = np.zeros(len(at_old), bool)
     suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
     mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
-    differs[suspects] = ~_equal(mine[name], other[name])
+    differs[suspects] = ~equal_rows(mine[name], other[name])
     return differs
 
 
@@ -127,24 +125,3 @@ def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.in
     """Which column of which block each row lies in, as a number. The rows of one are the same in all versions."""
     columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
     return columns[view.locate(index)[0]] if len(index) else index
-
-
-def _has_value(values: Values) -> NDArray[np.bool_]:
-    if isinstance(values, Numbers):
-        return np.ones(len(values.values), bool) if values.valid is None else values.valid
-    return np.asarray(values.is_valid())
-
-
-def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
-    if isinstance(one, Numbers) and isinstance(other, Numbers):
-        count = len(one.values)
-        same = one.values == other.values
-        if one.values.dtype.kind == "f":
-            same |= np.isnan(one.values) & np.isnan(other.values)
-        equal = same.reshape(count, -1).all(axis=1) if count else np.empty(0, bool)
-        has_one, has_other = _has_value(one), _has_value(other)
-        return (equal & has_one & has_other) | ~(has_one | has_other)
-    if isinstance(one, Numbers) or isinstance(other, Numbers):  # of one version, nobody knows what the column is
-        return ~(_has_value(one) | _has_value(other))
-    pairs = zip(pylist(one), pylist(other), strict=True)
-    return np.fromiter((is_equal(*pair) for pair in pairs), bool, len(one))

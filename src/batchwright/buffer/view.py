@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.words import suggest
-from batchwright.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
+from batchwright.buffer.blocks import ArrowColumn, Block, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import Table, gather
 
@@ -37,13 +37,11 @@ class View:
         schema: Schema,
         number: int,
         origins: Sequence[str | None],
-        counters: Counters,
     ) -> None:
         self.segments: list[Segment] = [segment for segment in segments if segment.num_rows]
         self.schema: Schema = schema
         self.number: int = number
         self.origins: Sequence[str | None] = origins
-        self._counters = counters
         self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
         """Number of the first row of each segment, and of all rows."""
         self._num_rows = int(self._first[-1])
@@ -201,7 +199,7 @@ class View:
             if not isinstance(column, ArrowColumn):
                 taken.append(pa.nulls(end - begin, field.type))
                 continue
-            pieces = column.pieces(self._counters, self.segments[segment[begin]].stop)
+            pieces = column.pieces(self.segments[segment[begin]].stop)
             first = np.cumsum([0, *map(len, pieces)])
             cuts = np.searchsorted(rows, first)
             taken += [
@@ -222,7 +220,7 @@ class View:
         Whoever keeps it must have asked to `share` first: rows may get new values in the same memory otherwise.
         """
         field = self.schema.by_name[name]
-        found = [segment.values(field, self._counters) for segment in self.segments]
+        found = [segment.values(field) for segment in self.segments]
         if len(found) == 1:
             if isinstance(found[0], Numbers):
                 found[0].values.flags.writeable = False
@@ -287,7 +285,7 @@ class View:
                 remedy=f"columns=[{near or next(iter(self.schema.names), '...')!r}]",
             )
         schema = Schema(tuple(self.schema.by_name[name] for name in dict.fromkeys(names)))
-        return View(self.segments, schema, self.number, self.origins, self._counters)
+        return View(self.segments, schema, self.number, self.origins)
 
     def share(self) -> View:
         """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""
@@ -336,7 +334,7 @@ def _from_content(
                 if isinstance(values, tuple)
                 else ArrowColumn(schema.by_name[name].type, values)
             )
-    return View([Segment(block, block.columns, 0, len(ids))], schema, number, origins, Counters())
+    return View([Segment(block, block.columns, 0, len(ids))], schema, number, origins)
 
 
 class _Memory:
