@@ -96,9 +96,9 @@ def test_reading_where_there_is_no_buffer_says_so_and_makes_nothing(tmp_path):
 
 def test_a_reader_cannot_write(folder):
     reader = BufferFolder.open_to_read(folder.path)
-    with refused(StoreError, folder=folder.path):
+    with refused(SpecError, folder=folder.path):
         reader.write_checkpoint(0, {})
-    with refused(StoreError, folder=folder.path):
+    with refused(SpecError, folder=folder.path):
         reader.write_block(0, {}, Schema(), {})
 
 

@@ -213,12 +213,12 @@ class DatasetBuffer(Reads):
 
     def _check_writer(self) -> None:
         if self._disk is not None:
-            self._disk.check_writer()
+            self._disk.folder.check_writer()
 
     def _can_put(self) -> bool:
         contents = self._contents
         by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
-        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.is_writer)
+        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.folder.is_writer)
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
@@ -485,7 +485,7 @@ class DatasetBuffer(Reads):
         Versions are not taken along.
         """
         disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
-        disk.close()
+        disk.folder.close()
         if (local_path(to=to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
         saved = cls(**found.settings._asdict(), path=to)
@@ -508,7 +508,7 @@ class DatasetBuffer(Reads):
 
         Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
         """
-        damaged = [] if self._disk is None else self._disk.damaged()
+        damaged = [] if self._disk is None else list(self._disk.folder.damaged_blocks())
         if damaged:
             raise StoreError(
                 f"{len(damaged)} of this buffer's files {'is' if len(damaged) == 1 else 'are'} damaged",
@@ -531,7 +531,7 @@ class DatasetBuffer(Reads):
     def close(self) -> None:
         """Let go of the folder. What is in memory can still be read."""
         if self._disk is not None:
-            self._disk.close()
+            self._disk.folder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
 """What a buffer holds, and the changes that can be made to it: each a function of what is there, the seed and a number.
 
-Whoever makes a change has checked it and written it down. Opening a folder makes the same changes again.
+A change that arrives here was checked and written down. Opening a folder makes the same changes again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,8 @@ class Contents:
         self.versions: list[Kept] = []
 
     @classmethod
-    def of(
-        cls,
-        view: View,
-        kind: str | None,
-        settings: Settings,
-        index: NDArray[np.int64] | None = None,
-        *,
-        next_id: int | None = None,
-    ) -> Contents:
-        """The rows of a view, or some of them in any order, which keep their ids. Memory is shared where it can be."""
+    def of(cls, view: View, kind: str | None, settings: Settings, *, next_id: int | None = None) -> Contents:
+        """The rows of a view, which keep their ids and their memory."""
         made = cls(settings)
         made.kind = kind
         table = made.table
@@ -48,18 +40,19 @@ class Contents:
         table.next_serial = 1 + max((segment.block.serial for segment in view.segments), default=-1)
         table.next_id = 1 + int(view.ids.max(initial=-1)) if next_id is None else next_id
         table.replace(view.segments, view.schema)
-        if index is None:
-            return made
-        if (np.diff(index) > 0).all():
-            table.keep(index)
-        else:
-            table.replace([table.gathered(view, index)], view.schema)
-        table.number = 1
         return made
+
+    def select(self, view: View, index: NDArray[np.int64]) -> None:
+        """Let only some rows of the view stay, in this order."""
+        if (np.diff(index) > 0).all():
+            self.table.keep(index)
+        else:
+            self.table.replace([self.table.gathered(view, index)], view.schema)
+        self.table.number = 1
 
     @contextmanager
     def or_nothing(self) -> Iterator[None]:
-        """What fails inside leaves all as it was. Values that were changed where they lie are not undone."""
+        """What fails inside leaves all as it was. Values that were changed in place are not undone."""
         saved, kind = self.table.save(), self.kind
         try:
             yield
@@ -73,12 +66,11 @@ class Contents:
     def add(
         self, schema: Schema, columns: Columns, *, kind: str, retain: Any, by: str, origin: str | None, time_us: int
     ) -> range:
-        """Decide what is kept of the rows that are there, add others, and drop what is too many."""
+        """Decide which of the rows that are there stay, add others, and drop what is above `max_size`."""
         table = self.table
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
-            values, valid = self._values_of(by)
-            table.keep(keep(table.num_rows, kept, by, values, valid, seed=self.settings.seed, number=number))
+            table.keep(keep(table.num_rows, kept, by, *self._values_of(by), seed=self.settings.seed, number=number))
         ids = table.add(table.schema if schema == table.schema else schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
@@ -111,13 +103,8 @@ class Contents:
         """Drop what is above `max_size`."""
         table, (max_size, strategy, seed) = self.table, self.settings
         over = 0 if max_size is None else table.num_rows - max_size
-        if over <= 0:
-            return
-        if strategy == "oldest":
-            table.drop_first(over)
-            return
-        values, valid = self._values_of(strategy)
-        table.drop(drop(table.num_rows, over, strategy, values, valid, seed=seed, number=table.number))
+        if over > 0:
+            table.drop(drop(table.num_rows, over, strategy, *self._values_of(strategy), seed=seed, number=table.number))
 
     def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
         """(values, valid) of the column that rows are chosen by, if it is one."""

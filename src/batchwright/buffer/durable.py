@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.base.checks import local_path
-from batchwright.base.errors import SpecError, StoreError
+from batchwright.base.errors import StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
 from batchwright.buffer.contents import Contents
@@ -43,11 +43,8 @@ log: logging.Logger = logging.getLogger("batchwright")
 class Durable:
     """The folder behind a buffer: writes changes down, makes checkpoints, opens again."""
 
-    def __init__(self, folder: BufferFolder, *, read_only: bool) -> None:
+    def __init__(self, folder: BufferFolder) -> None:
         self.folder: BufferFolder = folder
-        self.read_only: bool = read_only
-        self._is_open = True
-        self._process = os.getpid()
         self._parts = Parts(folder)
         self._checkpoint_number = self._try_again_at = 0
         self._seen: tuple[str, int | None] = ("", None)
@@ -62,7 +59,7 @@ class Durable:
         """A folder to write to (or to read), and what is in it. Settings that were asked for are taken."""
         path = local_path(path=path).absolute()  # whoever changes the current folder later means this one still
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
-        disk = cls(folder, read_only=read_only)
+        disk = cls(folder)
         try:
             contents = disk._load(salvage=salvage)
             if not read_only:
@@ -90,7 +87,7 @@ class Durable:
             return contents, last
 
         contents, last = self.folder.read(load)
-        if not self.read_only:
+        if not self.folder.is_read_only:
             self.folder.open_journal(after=last)
         return contents
 
@@ -149,7 +146,7 @@ class Durable:
 
     def refresh(self, contents: Contents) -> Contents:
         """What the folder has now: the same contents with what was written since, or others."""
-        if not self.read_only:
+        if not self.folder.is_read_only:
             return contents
         journal, offset = self._seen
         if self.folder.pointer.journal == journal:
@@ -168,26 +165,9 @@ class Durable:
 
     # Writing down
 
-    @property
-    def is_writer(self) -> bool:
-        return not self.read_only and self._is_open and self._process == os.getpid()
-
-    def check_writer(self) -> None:
-        if self.read_only:
-            raise SpecError(
-                "this buffer was opened to read",
-                parameter="read_only",
-                folder=self.folder.path,
-                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
-            )
-        if not self._is_open:
-            raise SpecError(
-                "this buffer was closed", folder=self.folder.path, remedy="DatasetBuffer(path=...) opens it again"
-            )
-
     def write(self, change: codec.Operation) -> None:
         """Write a change down. If this raises, nothing happened."""
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
     def write_rows(self, contents: Contents, columns: Columns, count: int, time_us: int) -> None:
@@ -199,7 +179,7 @@ class Durable:
 
     def caught_up(self, contents: Contents) -> Contents | None:
         """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
-        is_behind = self.is_writer and self.folder.journal.last_number != contents.table.number
+        is_behind = self.folder.is_writer and self.folder.journal.last_number != contents.table.number
         return self._load() if is_behind else None
 
     def after_change(self, contents: Contents) -> None:
@@ -216,7 +196,7 @@ class Durable:
 
     def checkpoint(self, contents: Contents) -> None:
         """Have everything in files that are read at once, and begin the journal anew."""
-        self.check_writer()
+        self.folder.check_writer()
         number = contents.table.number
         self.folder.write_checkpoint(number, self._document(contents))
         self._checkpoint_number = number
@@ -227,7 +207,7 @@ class Durable:
         self.folder.remove_blocks(unused)
 
     def commit(self, contents: Contents, ordinal: int, info: VersionInfo) -> None:
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.journal.sync()
         document = self._document(contents)
         document["version"] = {
@@ -239,23 +219,14 @@ class Durable:
         self.folder.write_version(ordinal, document)
 
     def forget(self, ordinal: int) -> None:
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.remove_version(ordinal)
         self.folder.remove_blocks(self.folder.unused() - self._parts.files())
 
-    def damaged(self) -> list[tuple[Path, str]]:
-        """Files whose bytes are not those that were written. Journal, checkpoint and versions were read to get here."""
-        return list(self.folder.damaged_blocks())
-
     def sync(self) -> None:
-        if not self.read_only:
-            self.check_writer()
+        if not self.folder.is_read_only:
+            self.folder.check_writer()
             self.folder.journal.sync()
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.folder.close()
 
     # Documents: all that a checkpoint or a version says
 

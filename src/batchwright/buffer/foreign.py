@@ -91,6 +91,8 @@ def array_of_tensor(tensor: Any) -> NDArray[Any]:
             remedy="array.filled(value), and the mask as a column of its own",
         )
     array = np.asarray(tensor) if isinstance(tensor, np.ndarray) else np.asarray(_numpy_of(tensor))
+    if array.dtype in DTYPES:
+        return array
     native = array.dtype.newbyteorder("=")
     return array.astype(native, copy=False) if native in DTYPES else array
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.buffer.arrow_types import has_null, numbers_of
+from batchwright.buffer.arrow_types import has_null, is_bytes, is_text, numbers_of
 
 __all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of"]
 
@@ -79,6 +79,11 @@ class Field:
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
         return numbers_of(self.type)
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether values are text or bytes."""
+        return is_text(self.type) or is_bytes(self.type)
 
     @cached_property
     def message(self) -> pa.Schema:
