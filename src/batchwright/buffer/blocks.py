@@ -317,6 +317,9 @@ class Block:
 
     __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
+    edition = 0
+    """Of its ledger, as columns have one: what is there does not change."""
+
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
         self.serial: int = serial
         self.capacity: int = capacity

@@ -71,34 +71,27 @@ class DatasetBuffer(Reads):
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
         `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
         """
+        if not isinstance(drop_strategy, str):
+            check_by(drop_strategy, (), (), parameter="drop_strategy")
         most = None if max_size is None else at_least(1, max_size=max_size)
-        settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
+        settings = Settings(most, drop_strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
-        self._contents = Contents(settings)
-        self._lock = lock_across_forks()
-        self._disk: Durable | None = None
         if read_only and path is None:
             raise SpecError(
                 "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
             )
+        self._contents = Contents(settings)
+        self._lock = lock_across_forks()
+        self._disk: Durable | None = None
         if path is not None:
             self._disk, self._contents = Durable.open(path, settings, read_only=read_only)
         try:
             if declared is not None:
                 self._declare(declared)
             if data is not None:
-                if self._table.next_id:  # only a folder has had any
-                    raise SpecError(
-                        f"{path} holds {len(self):,} rows already: data= would add to them each time it is opened",
-                        parameter="data",
-                        remedy="buffer.append(...) what is new, or another path",
-                    )
-                is_columns = isinstance(data, dict) and bool(data) and all(map(_is_column, data.values()))
-                (self.extend if is_columns else self.append)(data)
-        except BaseException as error:
+                self._fill(data)
+        except BaseException:
             self.close()
-            if isinstance(error, SampleTypeError) and isinstance(data, str | os.PathLike):
-                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
             raise
 
     def _declare(self, schema: Schema) -> None:
@@ -114,6 +107,22 @@ class DatasetBuffer(Reads):
                 got=", ".join(f"{field.name} {field}" for field in schema),
                 remedy="leave schema= out: the folder has its own",
             )
+
+    def _fill(self, data: Any) -> None:
+        """The first rows."""
+        if self._table.next_id:  # only a folder has had any
+            raise SpecError(
+                f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened",
+                parameter="data",
+                remedy="buffer.append(...) what is new, or another path",
+            )
+        is_columns = isinstance(data, dict) and data and all(len(getattr(v, "shape", ())) for v in data.values())
+        try:
+            (self.extend if is_columns else self.append)(data)
+        except SampleTypeError as error:
+            if isinstance(data, str | os.PathLike):
+                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
+            raise
 
     @property
     def _table(self) -> Table:
@@ -171,10 +180,10 @@ class DatasetBuffer(Reads):
             if found.columns is None and not found.rows:  # no samples are of any kind
                 return self._add({}, self._table.schema, self.kind or "dict", retain_prior, retain_prior_by, origin)
             known = self._known_schema(found.kind)
-            if found.columns is not None:
-                columns, schema = arrays_to_columns(found.columns, known)
-            else:
+            if found.columns is None:
                 columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
+            else:
+                columns, schema = arrays_to_columns(found.columns, known)
             return self._add(columns, schema, found.kind, retain_prior, retain_prior_by, origin)
 
     def extend(
@@ -216,33 +225,33 @@ class DatasetBuffer(Reads):
             self._disk.folder.check_writer()
 
     def _can_put(self) -> bool:
+        """Whether rows that are right as they are can be written without a closer look."""
         contents = self._contents
         by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
         return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.folder.is_writer)
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
-        contents, now = self._contents, time.time_ns() // 1000
+        contents, disk, now = self._contents, self._disk, time.time_ns() // 1000
         table, (max_size, strategy, _) = contents.table, contents.settings
-        if max_size is None and self._disk is None:
+        if max_size is None and disk is None:
             return table.accept(count, now)
         is_over = max_size is not None and table.num_rows + count > max_size
         saved = table.save() if is_over and strategy != "oldest" else None
         try:
-            if self._disk is not None:
-                self._catch_up(self._disk)
-                self._disk.write_rows(contents, table.last_put(count), count, now)
+            if disk is not None:
+                self._catch_up(disk)
+                disk.write_rows(contents, table.last_put(count), count, now)
             ids = table.accept(count, now)
-            if is_over:
-                contents.drop_over()
+            contents.drop_over()
         except BaseException:
             if saved is not None:
                 table.restore(saved)
             elif contents is self._contents:
                 contents.drop_over()
             raise
-        if self._disk is not None:
-            self._disk.after_change(contents)
+        if disk is not None:
+            disk.after_change(contents)
         return ids
 
     def _catch_up(self, disk: Durable) -> None:
@@ -263,7 +272,7 @@ class DatasetBuffer(Reads):
             check_by(by, schema.numeric, schema.not_numeric, parameter="retain_prior_by")
         if self.max_size is not None and self.drop_strategy != "oldest" and len(schema):
             check_by(self.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
-        if origin is not None and not (isinstance(origin, str) and _is_text(origin)):
+        if origin is not None and not _is_name(origin):
             raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
         if not count and kept == table.num_rows:
             return range(table.next_id, table.next_id)
@@ -271,15 +280,12 @@ class DatasetBuffer(Reads):
         def record(number: int, time_us: int) -> codec.Append:
             data = codec.encode_columns(schema, columns)
             known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
-            share = float(retain) if retain > 0 else 0.0
-            return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
+            return codec.Append(number, time_us, data, count, max(float(retain), 0.0), by, origin, kind, known)
 
-        return self._do(
-            record,
-            lambda contents, now: contents.add(
-                schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now
-            ),
-        )
+        def apply(contents: Contents, now: int) -> range:
+            return contents.add(schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now)
+
+        return self._do(record, apply)
 
     def _do(
         self,
@@ -351,7 +357,7 @@ class DatasetBuffer(Reads):
 
     def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
         def record(number: int, time_us: int) -> codec.Change:
-            data = codec.encode_columns(Schema(tuple(f for f in schema if f.name in columns)), columns)
+            data = codec.encode_columns(schema, columns)
             known = None if schema == self._table.schema else codec.encode_schema(schema)
             return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
 
@@ -568,14 +574,8 @@ def _declared(schema: Any) -> Schema:
     return schema_of_arrow(schema)
 
 
-def _checked_text(strategy: Any) -> str:
-    if not isinstance(strategy, str):
-        check_by(strategy, [], [], parameter="drop_strategy")
-    return str(strategy)
-
-
 def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
-    if not isinstance(name, str) or not name or not name.isprintable():
+    if not name or not _is_name(name):
         raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
     if name in [info.name for info in known]:
         raise SpecError(
@@ -586,13 +586,5 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
     return name
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
-    return True
-
-
-def _is_column(value: Any) -> bool:
-    return hasattr(value, "shape") and len(value.shape) >= 1
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isprintable()  # half a surrogate pair is not

@@ -103,8 +103,13 @@ class Contents:
         """Drop what is above `max_size`."""
         table, (max_size, strategy, seed) = self.table, self.settings
         over = 0 if max_size is None else table.num_rows - max_size
-        if over > 0:
-            table.drop(drop(table.num_rows, over, strategy, *self._values_of(strategy), seed=seed, number=table.number))
+        if over <= 0:
+            return
+        if strategy == "oldest":  # with each row that comes to a full buffer
+            table.drop_first(over)
+            return
+        values = self._values_of(strategy)
+        table.drop(drop(table.num_rows, over, strategy, *values, seed=seed, number=table.number))
 
     def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
         """(values, valid) of the column that rows are chosen by, if it is one."""

@@ -393,20 +393,14 @@ class BufferFolder:
     def _remove_leftovers(self) -> None:
         """What killed writers left. Only names of our own making, and only once all that counts was read."""
         self.remove_blocks(self.unused())
-        for folder, pattern in (
-            ("", _JOURNAL_NAME),
-            ("blocks", None),
-            ("checkpoints", _DOCUMENT_NAME),
-            ("versions", None),
-        ):
-            for name in _listed(self.path / folder):
-                is_old = (
-                    pattern is not None
-                    and pattern.fullmatch(name)
-                    and os.path.join(folder, name) not in self._pointer.files
-                )
-                if is_old or is_part(name):
-                    (self.path / folder / name).unlink(missing_ok=True)
+        journals = filter(_JOURNAL_NAME.fullmatch, _listed(self.path))
+        checkpoints = filter(_DOCUMENT_NAME.fullmatch, _listed(self.path / "checkpoints"))
+        old = {*journals, *(f"checkpoints/{name}" for name in checkpoints)} - set(self._pointer.files)
+        parts = (
+            f"{folder}/{name}" for folder in (".", *_FOLDERS) for name in _listed(self.path / folder) if is_part(name)
+        )
+        for name in (*old, *parts):
+            (self.path / name).unlink(missing_ok=True)
 
 
 # The folder and its pointer
