@@ -340,7 +340,7 @@ def test_a_dataset_shows_what_its_format_shows(dataset):
     assert table_of(everything).column_names == ["n", "text", "v"]
     transformed = dataset.with_transform(lambda batch: {"double": [2 * n for n in batch["n"]]})
     assert table_of(transformed).to_pydict() == {"double": [0, 2, 4, 6]}
-    assert columns_to_extend(transformed) == ("dict", {"double": [0, 2, 4, 6]})
+    assert columns_to_extend(transformed).columns == {"double": [0, 2, 4, 6]}
 
 
 def test_a_datasets_arrays_and_images_keep_their_types():
@@ -353,7 +353,7 @@ def test_a_datasets_arrays_and_images_keep_their_types():
         {"m": values.tolist(), "image": [image] * 3},
         features=datasets.Features({"m": datasets.Array2D((2, 3), "int16"), "image": datasets.Image()}),
     )
-    columns, schema = arrays_to_columns(columns_to_extend(made.select([2, 0]))[1], None)
+    columns, schema = arrays_to_columns(columns_to_extend(made.select([2, 0])).columns, None)
     assert str(schema.by_name["m"]) == "int16[2, 3]"
     np.testing.assert_array_equal(columns["m"].values, values[[2, 0]])
     opened = Image.open(io.BytesIO(columns["image"][0].as_py()["bytes"]))
@@ -390,7 +390,7 @@ def test_columns_are_found_in_whatever_has_some(dataset):
         dataset.select([1, 2]).select_columns("n"),
     ]
     for source in sources:
-        kind, arrays = columns_to_extend(source)
+        kind, _, arrays = columns_to_extend(source)
         columns, schema = arrays_to_columns(arrays, None)
         assert (kind, str(schema.fields[0]), columns["n"].values.tolist()) == ("dict", "int64", [1, 2])
 
@@ -399,7 +399,7 @@ def test_a_tensor_is_a_column_of_its_rows():
     import torch
 
     tensor = torch.ones(4, 2)
-    kind, arrays = columns_to_extend(tensor)
+    kind, _, arrays = columns_to_extend(tensor)
     assert (kind, list(arrays)) == ("tensor", ["tensor"])
     assert arrays["tensor"].shape == (4, 2)
     assert np.shares_memory(arrays["tensor"], tensor.numpy())

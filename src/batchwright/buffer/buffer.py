@@ -20,19 +20,13 @@ from batchwright.buffer import codec
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.incoming import columns_to_extend
+from batchwright.buffer.incoming import Normalized, columns_to_extend
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
 from batchwright.buffer.schema import Columns, Field, Schema, num_rows_of
 from batchwright.buffer.table import Table
-from batchwright.buffer.values import (
-    arrays_to_columns,
-    column_for_set,
-    infer_schema,
-    rows_to_columns,
-    schema_of_arrow,
-)
+from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
@@ -71,10 +65,11 @@ class DatasetBuffer(Reads):
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
         `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
         """
-        if not isinstance(drop_strategy, str):
-            check_by(drop_strategy, (), (), parameter="drop_strategy")
+        strategy: Any = drop_strategy
+        if not isinstance(strategy, str):
+            check_by(strategy, (), (), parameter="drop_strategy")
         most = None if max_size is None else at_least(1, max_size=max_size)
-        settings = Settings(most, drop_strategy, whole_number(seed=seed))
+        settings = Settings(most, strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
         if read_only and path is None:
             raise SpecError(
@@ -153,12 +148,7 @@ class DatasetBuffer(Reads):
     # Rows in
 
     def append(
-        self,
-        samples: object,
-        retain_prior: float = 1.0,
-        retain_prior_by: str = "random",
-        *,
-        origin: str | None = None,
+        self, samples: object, retain_prior: float = 1.0, retain_prior_by: str = "random", *, origin: str | None = None
     ) -> range:
         """Add a sample, or a list of `samples`, and give their ids. What is kept of the rows before is decided first:
         the share `retain_prior` of them, chosen by `retain_prior_by` ("random", "oldest", "latest" or a column).
@@ -174,25 +164,10 @@ class DatasetBuffer(Reads):
                 except BaseException:
                     self._table.take_back()
                     raise
-        found = normalize(samples)
-        with self._lock:
-            self._check_writer()
-            if found.columns is None and not found.rows:  # no samples are of any kind
-                return self._add({}, self._table.schema, self.kind or "dict", retain_prior, retain_prior_by, origin)
-            known = self._known_schema(found.kind)
-            if found.columns is None:
-                columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
-            else:
-                columns, schema = arrays_to_columns(found.columns, known)
-            return self._add(columns, schema, found.kind, retain_prior, retain_prior_by, origin)
+        return self._add_new(normalize(samples), retain_prior, retain_prior_by, origin)
 
     def extend(
-        self,
-        columns: object,
-        retain_prior: float = 1.0,
-        retain_prior_by: str = "random",
-        *,
-        origin: str | None = None,
+        self, columns: object, retain_prior: float = 1.0, retain_prior_by: str = "random", *, origin: str | None = None
     ) -> range:
         """Add many rows by `columns`, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...].
 
@@ -203,11 +178,19 @@ class DatasetBuffer(Reads):
                 count = self._table.put_columns(columns) if self._can_put() else 0
                 if count:
                     return self._accept(count)
-        kind, arrays = columns_to_extend(columns)
+        return self._add_new(columns_to_extend(columns), retain_prior, retain_prior_by, origin)
+
+    def _add_new(self, found: Normalized, retain: Any, by: Any, origin: str | None) -> range:
         with self._lock:
             self._check_writer()
-            prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
-            return self._add(prepared, schema, kind, retain_prior, retain_prior_by, origin)
+            if found.columns is None and not found.rows:  # no samples are of any kind
+                return self._add({}, self._table.schema, self.kind or "dict", retain, by, origin)
+            known = self._known_schema(found.kind)
+            if found.columns is None:
+                columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
+            else:
+                columns, schema = arrays_to_columns(found.columns, known)
+            return self._add(columns, schema, found.kind, retain, by, origin)
 
     def _known_schema(self, kind: str) -> Schema | None:
         """What new rows must fit; None where they are the first."""
@@ -583,7 +566,7 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
             parameter="name",
             remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
         )
-    return name
+    return str(name)
 
 
 def _is_name(name: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from batchwright.base.errors import SampleError
+from batchwright.base.errors import BatchwrightError, SampleError
 from batchwright.base.words import suggest
 from batchwright.buffer.arrow_types import merge
 from batchwright.buffer.fit import fit
@@ -117,6 +117,6 @@ def refuse_missing(row: int | None, field: Field) -> None:
     )
 
 
-def sample_error(misfit: Misfit, row: int | None, column: str | None) -> SampleError:
+def sample_error(misfit: Misfit, row: int | None, column: str | None) -> BatchwrightError:
     where = (column or "") + misfit.path
-    return SampleError(misfit.what, row=row, column=where or None, has=misfit.has, got=misfit.got, remedy=misfit.remedy)
+    return misfit.kind(misfit.what, row=row, column=where or None, has=misfit.has, got=misfit.got, remedy=misfit.remedy)

@@ -37,7 +37,7 @@ def _equal_numbers(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.boo
     same: NDArray[np.bool_] = np.asarray(values == others)
     if values.dtype.kind == "f":
         same |= np.isnan(values) & np.isnan(others)
-    return same.all(axis=tuple(range(1, same.ndim)))  # type: ignore[no-any-return]
+    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
 
 
 def _equal_arrays(values: pa.Array, others: pa.Array) -> NDArray[np.bool_]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import sys
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
 from batchwright.base.words import first_line
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "members_of",
     "plain",
     "png",
+    "rows_of_tensor",
 ]
 
 DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
@@ -36,10 +36,16 @@ class Misfit(Exception):
     """A value that cannot be kept, before anyone knows which row it is in."""
 
     def __init__(
-        self, what: str, *, path: str = "", has: str | None = None, got: str | None = None, remedy: str | None = None
+        self,
+        what: str,
+        *,
+        has: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+        kind: type[BatchwrightError] = SampleError,
     ) -> None:
         super().__init__(what)
-        self.what, self.path, self.has, self.got, self.remedy = what, path, has, got, remedy
+        self.what, self.path, self.has, self.got, self.remedy, self.kind = what, "", has, got, remedy, kind
 
     def inside(self, step: str) -> Misfit:
         """The same, named from one level further out."""
@@ -47,7 +53,6 @@ class Misfit(Exception):
         return self
 
 
-@lru_cache(maxsize=1024)
 def kind_of(cls: type[Any]) -> str | None:
     """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
     for base in cls.__mro__:
@@ -80,6 +85,21 @@ _CLASSES = {
 
 def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or kind_of(type(value)) in ("tensor", "array")
+
+
+def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
+    """A tensor of numbers with at least one dimension; `remedy` says what to do about one without."""
+    array = array_of_tensor(tensor)
+    if not array.ndim:
+        what = "a tensor without dimensions is a number"
+        raise Misfit(what, got=describe(tensor), remedy=remedy, kind=SampleTypeError)
+    if array.dtype not in DTYPES:
+        raise Misfit(
+            f"a tensor of {array.dtype}: only numbers and bool are kept",
+            got=describe(tensor),
+            remedy='numbers, or extend({"name": array}) for texts and objects',
+        )
+    return array
 
 
 def array_of_tensor(tensor: Any) -> NDArray[Any]:
@@ -115,24 +135,18 @@ def _numpy_of(tensor: Any) -> Any:
 
 def png(image: Any) -> bytes:
     """An image as a PNG file that opens with the same mode and the same pixels."""
-    file, reopened = io.BytesIO(), None
-    if image.mode in _PNG_MODES:
-        try:
-            image.save(file, "PNG")
-            file.seek(0)
-            reopened = sys.modules["PIL.Image"].open(file).mode  # reads the header only; depends on the version
-        except (OSError, ValueError, KeyError, SystemError) as error:
-            raise Misfit(
-                f"this image cannot be written as PNG: {first_line(error)}",
-                got=f"image of mode {image.mode}, {image.size}",
-                remedy="an image that is loaded, and has at least one pixel",
-            ) from None
-    if reopened != image.mode:
+    if image.mode not in _PNG_MODES:
+        got, remedy = f"image of mode {image.mode}", 'image.convert("RGB")'
+        raise Misfit(f"PNG cannot keep an image of mode {image.mode!r}", got=got, remedy=remedy)
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG")
+    except (OSError, ValueError, KeyError, SystemError) as error:
         raise Misfit(
-            f"PNG cannot keep an image of mode {image.mode!r}",
-            got=f"image of mode {image.mode}",
-            remedy='image.convert("RGB")',
-        )
+            f"this image cannot be written as PNG: {first_line(error)}",
+            got=f"image of mode {image.mode}, {image.size}",
+            remedy="an image that is loaded, and has at least one pixel",
+        ) from None
     return file.getvalue()
 
 
@@ -173,9 +187,8 @@ def members_of(value: Any) -> dict[Any, Any] | None:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        return dict(zip(type(value)._fields, value, strict=True))
-    return None
+    names = getattr(type(value), "_fields", None)
+    return dict(zip(names, value, strict=True)) if names is not None and isinstance(value, tuple) else None
 
 
 def _array(array: NDArray[Any], depth: int) -> Any:

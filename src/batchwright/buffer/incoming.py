@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,20 +11,31 @@ import pyarrow as pa
 from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.base.words import first_line
 from batchwright.buffer.column import check_names, sample_error
-from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of
+from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, rows_of_tensor
+from batchwright.buffer.schema import Row
 
-__all__ = ["columns_of_table", "columns_to_extend"]
+__all__ = ["Normalized", "columns_of_table", "columns_to_extend"]
 
 
-def columns_to_extend(source: Any) -> tuple[str, dict[str, Any]]:
-    """(kind, arrays by name) of something with columns."""
+class Normalized(NamedTuple):
+    """What samples became. A buffer holds rows of one kind."""
+
+    kind: str
+    """What they were: "dict", "tensor" or "image"."""
+    rows: list[Row]
+    columns: dict[str, Any] | None = None
+    """Of a table, in the place of rows."""
+
+
+def columns_to_extend(source: Any) -> Normalized:
+    """The rows of something with columns."""
     try:
         if is_array(source):
-            return "tensor", {"tensor": _rows_of_tensor(source)}
+            return Normalized("tensor", [], {"tensor": rows_of_tensor(source, "a tensor [rows, ...]")})
     except Misfit as misfit:
         raise sample_error(misfit, None, None) from None
     if isinstance(source, Mapping) and kind_of(type(source)) is None:
-        return "dict", _columns_of_dict(source)
+        return Normalized("dict", [], _columns_of_dict(source))
     found = columns_of_table(source)
     if found is None:
         raise SampleTypeError(
@@ -32,7 +43,7 @@ def columns_to_extend(source: Any) -> tuple[str, dict[str, Any]]:
             got=describe(source),
             remedy='extend({"obs": array, "label": array}), a table or a data frame; append(...) takes samples',
         )
-    return "dict", found
+    return Normalized("dict", [], found)
 
 
 def columns_of_table(source: Any) -> dict[str, Any] | None:
@@ -104,21 +115,6 @@ def _column(name: Any, column: Any) -> Any:
         got=describe(column),
         remedy="append(...) for one row; a list or an array of values for many",
     )
-
-
-def _rows_of_tensor(tensor: Any) -> np.ndarray:
-    if not len(tensor.shape):
-        raise SampleTypeError(
-            "a tensor without dimensions has no rows", got=describe(tensor), remedy="a tensor [rows, ...]"
-        )
-    array = array_of_tensor(tensor)
-    if array.dtype not in DTYPES:
-        raise Misfit(
-            f"a tensor of {array.dtype}: only numbers and bool are kept",
-            got=describe(tensor),
-            remedy='numbers, or extend({"name": array}) for texts and objects',
-        )
-    return array
 
 
 # Data frames and datasets

@@ -14,7 +14,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +22,11 @@ import pyarrow as pa
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
 from batchwright.base.words import error_in_words
 from batchwright.buffer.column import sample_error
-from batchwright.buffer.foreign import (
-    DTYPES,
-    Misfit,
-    array_of_tensor,
-    describe,
-    is_array,
-    kind_of,
-    members_of,
-    png,
-)
-from batchwright.buffer.incoming import columns_of_table
+from batchwright.buffer.foreign import Misfit, describe, is_array, kind_of, members_of, png, rows_of_tensor
+from batchwright.buffer.incoming import Normalized, columns_of_table
 from batchwright.buffer.schema import Row
 
-__all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
+__all__ = ["normalize", "register_normalizer", "takes_dicts"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 Normalizer = Callable[[Any], Any]
@@ -44,16 +35,6 @@ F = TypeVar("F", bound=Normalizer)
 _NORMALIZERS: dict[type, Normalizer] = {}
 """In the order in which they were registered."""
 _logged: set[str] = set()
-
-
-class Normalized(NamedTuple):
-    """What samples became. A buffer holds rows of one kind."""
-
-    kind: str
-    """What they were: "dict", "tensor" or "image"."""
-    rows: list[Row]
-    columns: dict[str, Any] | None = None
-    """Of a table, in the place of rows."""
 
 
 def register_normalizer(kind: type) -> Callable[[F], F]:
@@ -174,20 +155,7 @@ def _by_normalizer(normalizer: Normalizer, sample: Any, number: int | None) -> l
 
 
 def _tensor(tensor: Any, number: int | None) -> np.ndarray:
-    array = array_of_tensor(tensor)
-    if not array.ndim:
-        raise SampleTypeError(
-            "a tensor without dimensions is a number, not a sample",
-            row=number,
-            got=describe(tensor),
-            remedy='{"value": tensor}, or tensor.reshape(1)',
-        )
-    if array.dtype not in DTYPES:
-        raise Misfit(
-            f"a tensor of {array.dtype}: only numbers and bool are kept",
-            got=describe(tensor),
-            remedy='numbers, or {"text": list(array)} for texts and objects',
-        )
+    array = rows_of_tensor(tensor, '{"value": tensor}, or tensor.reshape(1)')
     if not array.size:
         raise Misfit("a tensor without elements", got=describe(tensor), remedy="leave it out")
     if array.ndim > 1 and number is None and "tensor" not in _logged:

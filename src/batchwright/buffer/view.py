@@ -31,13 +31,7 @@ class View:
     A batch is one gather for each column of numbers: rows are found by their address, in however many blocks they lie.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        schema: Schema,
-        number: int,
-        origins: Sequence[str | None],
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], schema: Schema, number: int, origins: Sequence[str | None]) -> None:
         self.segments: list[Segment] = [segment for segment in segments if segment.num_rows]
         self.schema: Schema = schema
         self.number: int = number
@@ -307,7 +301,7 @@ class View:
 def joined_values(pieces: Sequence[Any]) -> Values:
     """Parts of one column, one after the other."""
     if len(pieces) == 1:
-        return pieces[0]  # type: ignore[no-any-return]
+        return pieces[0]
     if not isinstance(pieces[0], Numbers):
         return pa.concat_arrays(pieces)
     values = np.concatenate([piece.values for piece in pieces])
