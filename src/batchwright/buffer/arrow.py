@@ -35,9 +35,9 @@ def to_arrow(field: Field, values: Values) -> pa.Array:
 
 def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
     """An Arrow array as a column of this field. A `Misfit` where the field's type does not hold its values."""
-    array = _decoded(joined(array))
+    array = joined(array)
     if array.type != field.type:
-        array = _cast(array, field.type)
+        array = _cast(_decoded(array), field.type)
     if field.numbers is None:
         return _owned(array)
     if is_tensor(array.type):

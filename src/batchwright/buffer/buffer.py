@@ -17,6 +17,7 @@ from batchwright.base.checks import at_least, local_path, whole_number
 from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
 from batchwright.base.forks import lock_across_forks
 from batchwright.buffer import codec
+from batchwright.buffer.column import refuse_column
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
@@ -24,7 +25,7 @@ from batchwright.buffer.incoming import Normalized, columns_to_extend
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
-from batchwright.buffer.schema import Columns, Field, Schema, num_rows_of
+from batchwright.buffer.schema import Columns, Schema, num_rows_of
 from batchwright.buffer.table import Table
 from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
@@ -210,8 +211,10 @@ class DatasetBuffer(Reads):
     def _can_put(self) -> bool:
         """Whether rows that are right as they are can be written without a closer look."""
         contents = self._contents
-        by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
-        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.folder.is_writer)
+        if contents.kind != "dict" or not (self._disk is None or self._disk.folder.is_writer):
+            return False
+        column = None if self.max_size is None else column_of(self.drop_strategy)
+        return column is None or column[0] in contents.table.schema.numeric
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
@@ -308,13 +311,13 @@ class DatasetBuffer(Reads):
         with self._lock:
             self._check_writer()
             view = self._table.view()
-            at = view.checked(whole_number(index=index))
+            ids = view.ids_at(view.checked(whole_number(index=index)))
             known = self._known_schema(found.kind)
             assert known is not None
-            values = found.rows[0]
-            some = Schema(tuple(field for field in known if field.name in values))
-            columns, changed = rows_to_columns([values], some if len(some) else known)
-            self._change(view.ids_at(at), {n: columns[n] for n in values}, known.merged(changed.fields))
+            for name in found.rows[0]:
+                if name not in known.by_name:
+                    refuse_column(name, known, row=0)
+            self._set(ids, {name: [value] for name, value in found.rows[0].items()})
 
     def set(self, ids: Array, /, **columns: object) -> None:
         """New values in `columns` of many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
@@ -324,25 +327,26 @@ class DatasetBuffer(Reads):
         with self._lock:
             self._check_writer()
             view = self._table.view()
-            index = view.index_of(ids)
-            ids = view.ids_at(index)
+            ids = view.ids_at(view.index_of(ids))
             refuse_twice(ids, "ids", remedy="ids, at = np.unique(ids, return_index=True), and of the values those [at]")
             if not columns:
                 raise SpecError("set needs a column", parameter="columns", remedy="buffer.set(ids, loss=array)")
-            known = self._table.schema
-            prepared: Columns = {}
-            fields: list[Field] = []
-            for name, values in columns.items():
-                prepared[name], field = column_for_set(name, values, len(ids), known.by_name.get(name))
-                fields.append(field)
-            if len(ids):
-                self._change(ids, prepared, known.merged(fields))
+            self._set(ids, columns)
 
-    def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
+    def _set(self, ids: NDArray[np.int64], values: dict[str, Any]) -> None:
+        known = self._table.schema
+        columns, fields = {}, []
+        for name, column in values.items():
+            columns[name], field = column_for_set(name, column, len(ids), known.by_name.get(name))
+            fields.append(field)
+        if not len(ids):
+            return
+        schema = known.merged(fields)
+
         def record(number: int, time_us: int) -> codec.Change:
             data = codec.encode_columns(schema, columns)
-            known = None if schema == self._table.schema else codec.encode_schema(schema)
-            return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
+            new = None if schema == known else codec.encode_schema(schema)
+            return codec.Change(number, time_us, codec.encode_ids(ids), data, new)
 
         self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 

@@ -59,20 +59,20 @@ def infer_column(name: str, values: list[Any]) -> pa.DataType:
 
 
 def fit_column(values: Sequence[Any], field: Field) -> Values:
-    return _checked(field.name, values, lambda some: fit(some, field))
+    return _checked(field.name, values, fit, field)
 
 
-def _checked(name: str, values: Sequence[Any], check: Callable[[Sequence[Any]], T]) -> T:
+def _checked(name: str, values: Sequence[Any], check: Callable[..., T], *given: Any) -> T:
     """What `check` makes of a column. What it refuses is refused with the first row that it fails at."""
     try:
-        return check(values)
+        return check(values, *given)
     except Misfit as error:
         misfit = error
     passes, fails = 0, len(values)
     while fails - passes > 1:
         middle = (passes + fails) // 2
         try:
-            check(values[:middle])
+            check(values[:middle], *given)
             passes = middle
         except Misfit as error:
             fails, misfit = middle, error

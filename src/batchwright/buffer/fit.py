@@ -22,15 +22,16 @@ __all__ = ["fit"]
 
 _NONE = type(None)
 _PYTHONS_OWN = {np.dtype(np.int64): int, np.dtype(np.float64): float, np.dtype(bool): bool}
+_WIDEST = {"b": bool, "i": np.int64, "u": np.uint64, "f": np.float64}
 
 
 def fit(values: Sequence[Any], field: Field) -> Values:
     """(Plain) values as a column."""
     if not field.nullable and any(value is None for value in values):
         raise Misfit("no value in a column that must have one", has=str(field), got="null", remedy="a value")
-    if field.numbers is None:
-        return _array(values, field.type)
-    return _numbers(values, *field.numbers)
+    if field.numbers is not None:
+        return _numbers(values, *field.numbers)
+    return _texts(values, field.type) if field.is_text else _array(values, field.type)
 
 
 def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, remedy: str) -> None:
@@ -44,30 +45,31 @@ def _check_types(values: Sequence[Any], accepted: tuple[type, ...], has: str, re
 
 
 def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Numbers:
-    valid = None
-    if any(value is None for value in values):
+    valid, kinds = None, set(map(type, values))
+    if _NONE in kinds:
         valid = np.fromiter((value is not None for value in values), bool, len(values))
         nothing = np.zeros(shape, dtype) if shape else dtype.type(0).item()
         values = [nothing if value is None else value for value in values]
-    return Numbers(_tensors(values, dtype, shape) if shape else _scalars(values, dtype), valid)
+        kinds = set(map(type, values))
+    return Numbers(_tensors(values, dtype, shape) if shape else _scalars(values, kinds, dtype), valid)
 
 
-def _scalars(values: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray:
+def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    kinds = set(map(type, values))
-    for kind in kinds:
+    is_own = kinds <= {dtype.type, _PYTHONS_OWN.get(dtype)}
+    for kind in () if is_own else kinds:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
             raise Misfit("a value of another type", has=str(dtype), got=describe(wrong), remedy=_remedy(kind, dtype))
-    wide = np.dtype({"b": bool, "i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
     try:
-        with np.errstate(over="ignore"):
-            made = np.array(values, wide).astype(dtype, copy=False)
+        made = np.array(values, dtype if is_own else _WIDEST[dtype.kind])
     except OverflowError:
         smallest, largest = min(values), max(values)
         raise _too_large(smallest if dtype.kind == "u" and smallest < 0 else max(largest, -smallest), dtype) from None
-    if kinds <= {dtype.type, _PYTHONS_OWN.get(dtype)}:
+    if is_own:
         return made
+    with np.errstate(over="ignore"):
+        made = made.astype(dtype)
     for value, number in zip(values, made.tolist(), strict=True):
         if not _is_exact(value, number):
             raise _too_large(value, dtype)

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -69,10 +69,10 @@ T = TypeVar("T")
 
 class Pointer(msgspec.Struct, frozen=True):
     format: int
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     """16 bytes, in hexadecimal: the same in the journal's own header."""
-    checkpoint: str | None
-    journal: str
+    checkpoint: Annotated[str, msgspec.Meta(pattern=f"^{_DOCUMENT_NAME.pattern}$")] | None
+    journal: Annotated[str, msgspec.Meta(pattern=f"^{_JOURNAL_NAME.pattern}$")]
 
     @property
     def files(self) -> list[str]:
@@ -473,12 +473,6 @@ def _read_pointer(path: Path) -> Pointer:
         raise _damaged(file, str(error)) from error
     if pointer.format != _FORMAT:
         _refuse_format(file, pointer.format)
-    if not re.fullmatch("[0-9a-f]{32}", pointer.id):
-        raise _damaged(file, f"no id: {pointer.id!r}")
-    if not _JOURNAL_NAME.fullmatch(pointer.journal):
-        raise _damaged(file, f"no name of a journal: {pointer.journal!r}")
-    if pointer.checkpoint is not None and not _DOCUMENT_NAME.fullmatch(pointer.checkpoint):
-        raise _damaged(file, f"no name of a checkpoint: {pointer.checkpoint!r}")
     return pointer
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,14 +55,16 @@ class Misfit(Exception):
         return self
 
 
-def kind_of(cls: type[Any]) -> str | None:
-    """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+def _kind_of(cls: Any) -> str | None:
     for base in cls.__mro__:
         known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
         if known is not None and (known != "dataset" or hasattr(base, "with_format")):  # users have such modules too
             return known
     return None
 
+
+kind_of: Callable[[type[Any]], str | None] = lru_cache(maxsize=1024)(_kind_of)
+"""What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
 
 _CLASSES = {
     ("torch", "Tensor"): "tensor",
@@ -165,11 +169,11 @@ def plain(value: Any, depth: int = 0) -> Any:
         raise Misfit(
             f"nested more than {_DEEPEST} levels deep, or inside itself", got=describe(value), remedy="a flatter value"
         )
+    if kind is list and SIMPLE.issuperset(map(type, value)):
+        return value
     members = members_of(value)
     if members is not None:
         return {key: _inside(f".{key}", member, depth) for key, member in members.items()}
-    if kind is list and SIMPLE.issuperset(map(type, value)):
-        return value
     if isinstance(value, list | tuple):
         return [_inside("[]", member, depth) for member in value]
     if isinstance(value, memoryview):
@@ -219,6 +223,8 @@ _REMEDIES = {
 
 
 def _inside(step: str, value: Any, depth: int) -> Any:
+    if type(value) in SIMPLE:
+        return value
     try:
         return plain(value, depth + 1)
     except Misfit as misfit:

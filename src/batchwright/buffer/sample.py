@@ -1,4 +1,4 @@
-"""Which rows a step draws: uniformly, the newer ones more often, or by a column. A function, without any state.
+"""The rows that a step draws: uniformly, the newer ones more often, or by a column. A function, without any state.
 
     draw(num_rows, 256, seed=0, number=17, step=3)                          uniform
     draw(num_rows, 256, seed=0, number=17, step=3, by="recent")             half as often every half_life rows of age
@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +37,12 @@ _TINY = float(np.finfo(np.float64).tiny)
 """What a probability that underflows is given as: weights divide by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The rows that were drawn, in the order in which they were, and how probable each was in a single draw."""
+class Draw(NamedTuple):
+    """The rows that were drawn, in the order in which they were drawn."""
 
     index: NDArray[np.int64]
-    chance: F64 | float
-    """One number where all rows are equally probable."""
-
-    @property
-    def probability(self) -> F64:
-        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
-        return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
+    probability: F64
+    """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
 
 
 class Priorities:
@@ -74,28 +67,22 @@ class Priorities:
         *,
         column: str = "priority",
     ) -> None:
-        power = _number(0.0, power=power)
+        power = _not_negative(power=power)
         plain = values.astype(np.float64)
         if valid is not None:
             plain[~valid] = 0.0
         smallest, largest = float(plain.min(initial=0.0)), float(plain.max(initial=0.0))
+        row, wrong = None, None
         if not (smallest >= 0 and largest < math.inf):  # so written that NaN is caught: it is the extreme of all
             row = int((~((plain >= 0) & (plain < math.inf))).argmax())
-            raise SpecError(
-                f"column {column!r} cannot be drawn by: its value in row {row} is {values[row]}",
-                parameter="by",
-                column=column,
-                row=row,
-                remedy="priorities are finite and at least 0; null or 0 where a row is not to be drawn",
-            )
-        if largest == 0.0:
-            raise SpecError(
-                f"column {column!r} cannot be drawn by: no row has a priority above 0",
-                parameter="by",
-                column=column,
-                row=0 if len(plain) else None,
-                remedy="by='uniform', or set priorities first",
-            )
+            wrong = f"its value in row {row} is {values[row]}"
+            remedy = "priorities are finite and at least 0; null or 0 where a row is not to be drawn"
+        elif largest == 0.0:
+            row, wrong = 0 if len(plain) else None, "no row has a priority above 0"
+            remedy = "by='uniform', or set priorities first"
+        if wrong is not None:
+            headline = f"column {column!r} cannot be drawn by: {wrong}"
+            raise SpecError(headline, parameter="by", column=column, row=row, remedy=remedy)
         if power != 1.0:
             shares = np.where(plain > 0, _raised(plain / largest, power), 0.0)
         elif 2.0**-500 < largest < 2.0**500:
@@ -160,16 +147,14 @@ def draw(
             remedy=f"n={available} at most, or replace=True",
         )
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
+    noise = mix64(counted(0, count), np.uint64(key))
     if by == "uniform":
-        if replace:
-            index = below(mix64(counted(0, count), np.uint64(key)), num_rows)
-        else:
-            index = _in_keyed_order(choose(num_rows, count, key), key)
-        return Draw(index, 1 / max(num_rows, 1))
+        index = below(noise, num_rows) if replace else _in_keyed_order(choose(num_rows, count, key), key)
+        return Draw(index, np.full(count, 1 / max(num_rows, 1)))
     if by == "recent":
         lives = _lives_of(num_rows, half_life)
         if replace:
-            index = _recent(num_rows, lives, _unit(mix64(counted(0, count), np.uint64(key))))
+            index = _recent(num_rows, lives, _unit(noise))
         else:
             age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
             index = _first_drawn(age * (-_LN2 / lives), count, key)
@@ -177,7 +162,7 @@ def draw(
     assert priorities is not None
     assert len(priorities) == num_rows
     if replace:
-        index = priorities.find(_unit(mix64(counted(0, count), np.uint64(key))))
+        index = priorities.find(_unit(noise))
     else:
         there = np.flatnonzero(priorities.shares)
         index = there[_first_drawn(_log(priorities.shares[there]), count, key)]
@@ -192,7 +177,7 @@ def weights(probability: F64, beta: float = 1.0) -> F64:
     >>> weights(np.array([0.25, 0.5, 0.25]))
     array([1. , 0.5, 1. ])
     """
-    beta = _number(0.0, beta=beta)
+    beta = _not_negative(beta=beta)
     smallest = np.float64(probability.min(initial=np.inf))
     return (smallest / probability) ** beta
 
@@ -221,7 +206,7 @@ def _lives_of(num_rows: int, half_life: Any) -> float:
     """The half life in rows, held to where float64 can tell it from none and from no end."""
     if half_life is None:
         return max(num_rows, 1) / 4
-    lives = _number(0.0, half_life=half_life)
+    lives = _not_negative(half_life=half_life)
     if lives == 0.0:
         raise SpecError("half_life must be above 0", parameter="half_life", remedy=f"half_life={max(num_rows // 4, 1)}")
     return min(max(lives, 2.0**-9), max(num_rows, 1) * 2.0**50)
@@ -295,13 +280,11 @@ def _raised(x: F64, power: float) -> F64:
     return x * x if power == 2.0 else x**power
 
 
-def _number(smallest: float, **parameter: Any) -> float:
-    """The one named parameter as a finite float that is `smallest` or more."""
+def _not_negative(**parameter: Any) -> float:
+    """The one named parameter as a finite float from 0 up."""
     ((name, value),) = parameter.items()
-    if not is_number(value) or not smallest <= value <= sys.float_info.max:
+    if not is_number(value) or not 0 <= value <= sys.float_info.max:
         raise SpecError(
-            f"{name} must be a finite number of at least {smallest:g}, got {value!r}",
-            parameter=name,
-            remedy=f"{name}=1.0",
+            f"{name} must be a finite number of at least 0, got {value!r}", parameter=name, remedy=f"{name}=1.0"
         )
     return float(value)

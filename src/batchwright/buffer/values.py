@@ -217,16 +217,16 @@ def _from_numbers(name: str, numbers: Numbers, field: Field | None) -> tuple[Val
 
 
 def _from_arrow(name: str, array: pa.Array, field: Field | None) -> tuple[Values, Field]:
-    _check_tensors(array.type)
+    if field is None or field.is_open:
+        _check_tensors(array.type)
     if field is None or field.is_null or is_tensor(field.type):
         numbers = as_tensors(array)
         if numbers is not None:
             return _from_numbers(name, numbers, field)
-    kind = plain_type(array.type)
     if field is None:
-        field = Field(name, kind, required=not array.null_count)
+        field = Field(name, plain_type(array.type), required=not array.null_count)
     elif field.is_open:
-        field = with_type(field, kind)
+        field = with_type(field, plain_type(array.type))
     if array.null_count:
         _check_nulls(array.is_valid().to_numpy(zero_copy_only=False), field)
     return from_arrow(field, array), field

@@ -70,18 +70,19 @@ class View:
     def _ids(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
         first, lists_ids = self._first_ids
         ids: NDArray[np.int64] = offset + first[segment]
-        if lists_ids.any():
+        if lists_ids is not None:
             for number in np.unique(segment[lists_ids[segment]]):
                 mine = segment == number
                 ids[mine] = self.segments[number].block.ids_of(offset[mine])
         return ids
 
     @cached_property
-    def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(first id of each segment's block, whether it lists its ids instead)."""
+    def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """(first id of each segment's block, whether it lists its ids instead; None: none of them does)."""
         blocks = [segment.block for segment in self.segments]
+        lists_ids = [block.ids is not None for block in blocks]
         first = np.array([block.first_id for block in blocks], np.int64)
-        return first, np.array([block.ids is not None for block in blocks], bool)
+        return first, np.array(lists_ids) if any(lists_ids) else None
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
         """The row numbers of some ids; RowIndexError where one is not here."""
@@ -141,17 +142,17 @@ class View:
         segment = self._first[1:].searchsorted(index, side="right")
         shift, lists = self._shifts
         offset: NDArray[np.int64] = index + shift[segment]
-        listed = np.flatnonzero(lists[segment])
-        if len(listed):
+        if lists is not None and len(listed := np.flatnonzero(lists[segment])):
             which = segment[listed]
             offset[listed] = gather(lists[which] + (index[listed] - self._first[which]) * 8, np.dtype(np.int64))
         return segment, offset
 
     @cached_property
-    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each segment (from row numbers to offsets, the address of its list of live rows, or 0)."""
+    def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """For each segment (from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
         shift = np.array([segment.start for segment in self.segments], np.int64) - self._first[:-1]
-        return shift, np.array([0 if s.keep is None else s.keep.ctypes.data for s in self.segments], np.int64)
+        lists = [0 if segment.keep is None else segment.keep.ctypes.data for segment in self.segments]
+        return shift, np.array(lists) if any(lists) else None
 
     # Values
 
