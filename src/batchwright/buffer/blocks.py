@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.forks import lock_across_forks
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, part_of
 from batchwright.columns.addresses import rows_apart
 
 __all__ = [
@@ -139,7 +139,8 @@ class NumberColumn:
         return self.valid
 
     def read(self, start: int, stop: int) -> Numbers:
-        return Numbers(self.values[start:stop], None if self.valid is None else self.valid[start:stop])
+        found: Any = part_of(Numbers(self.values, self.valid), slice(start, stop))
+        return found  # type: ignore[no-any-return]
 
     last_put = read
 
@@ -205,7 +206,7 @@ class ArrowColumn:
                 del self._pending[num_rows - first :]
                 return
             rest = _rows(self._pieces, 0, num_rows, self.type)
-            pieces, levels = ([rest], [_level(num_rows)]) if num_rows else ([], [])
+            pieces, levels = [rest][:num_rows], [_level(num_rows)][:num_rows]
             self._pieces, self._levels, self._pending = pieces, levels, []
 
     def last_put(self, start: int, stop: int) -> pa.Array:
@@ -295,7 +296,7 @@ def _rows(pieces: list[pa.Array], start: int, stop: int, kind: pa.DataType) -> p
         first += len(piece)
     if len(found) == 1:
         return found[0]
-    return pa.concat_arrays(found) if found else pa.nulls(0, kind)
+    return pa.concat_arrays(found or [pa.nulls(0, kind)])
 
 
 def _can_join(pieces: list[pa.Array]) -> bool:
@@ -336,12 +337,12 @@ class Block:
     def write(self, schema: Schema, columns: Columns, begin: int, end: int) -> None:
         """Add rows [begin, end) of some columns. There is room for them."""
         for field in schema:
-            values: Any = columns.get(field.name)
+            values = columns.get(field.name)
             if values is None or field.is_null:
                 if field.name in self.columns:
                     self.columns[field.name].write_missing(self.num_rows, end - begin)
                 continue
-            part = values.part(slice(begin, end)) if isinstance(values, Numbers) else values.slice(begin, end - begin)
+            part: Any = part_of(values, slice(begin, end))
             self.column_for(field).write(self.num_rows, part)
         self.num_rows += end - begin
 
@@ -438,10 +439,7 @@ class Segment(NamedTuple):
         if column is None:
             return missing(field, self.num_rows)
         values = column.read(self.start, self.stop)
-        if self.keep is None:
-            return values
-        offsets = self.keep - self.start
-        return values.part(offsets) if isinstance(values, Numbers) else values.take(pa.array(offsets))
+        return values if self.keep is None else part_of(values, self.keep - self.start)
 
 
 def missing_column(field: Field, block: Block) -> Column:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import at_least, local_path, whole_number
 from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
 from batchwright.base.forks import lock_across_forks
+from batchwright.base.words import counted
 from batchwright.buffer import codec
 from batchwright.buffer.column import refuse_column
 from batchwright.buffer.contents import Contents
@@ -385,7 +386,7 @@ class DatasetBuffer(Reads):
             name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
-            ordinal = contents.versions[-1].ordinal + 1 if contents.versions else 0
+            ordinal = 1 + max((kept.ordinal for kept in contents.versions), default=-1)
             if self._disk is not None:
                 self._disk.commit(contents, ordinal, info)
             contents.add_version(ordinal, info, contents.kind, lambda: view)
@@ -501,10 +502,12 @@ class DatasetBuffer(Reads):
 
         Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
         """
-        damaged = [] if self._disk is None else list(self._disk.folder.damaged_blocks())
+        if self._disk is None:
+            return
+        damaged = list(self._disk.folder.damaged_blocks())
         if damaged:
             raise StoreError(
-                f"{len(damaged)} of this buffer's files {'is' if len(damaged) == 1 else 'are'} damaged",
+                f"{counted(len(damaged), 'damaged file')} in this buffer",
                 files="\n".join(f"{file}: {what}" for file, what in damaged),
                 remedy="restore the folder from a copy",
             )

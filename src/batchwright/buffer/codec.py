@@ -219,7 +219,10 @@ def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | No
             raise ValueError(f"a list, where {field} should be")
         values = _raw_numbers(found, dtype, (num_rows, *shape))
         return Numbers(values, None if valid is None else _raw_numbers(valid, np.dtype(bool), (num_rows,)))
-    array = _texts(found, field) if isinstance(found, list) else _from_message(found, field)
+    if isinstance(found, list):
+        array = _texts(found, field)
+    else:
+        array = _from_message(found, field)
     if len(array) != num_rows:
         raise ValueError(f"{len(array)} rows, not {num_rows}")
     return array

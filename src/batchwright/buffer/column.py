@@ -95,20 +95,24 @@ def with_type(field: Field, kind: pa.DataType) -> Field:
 
 
 def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
-    near = suggest(name, schema.names)
-    meant = f"{near!r}, if that was meant; else " if near else ""
+    near, remedy = (
+        suggest(name, schema.names),
+        f"buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand",
+    )
+    if near is not None:
+        remedy = f"{near!r}, if that was meant; else {remedy}"
     raise SampleError(
         f"a column that this buffer does not have: {name!r}",
         row=row,
         column=name,
         has=", ".join(schema.names),
-        remedy=f"{meant}buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand",
+        remedy=remedy,
     )
 
 
 def refuse_missing(row: int | None, field: Field) -> None:
     raise SampleError(
-        f"no column {field.name!r}" if row is None else f"a row without the column {field.name!r}",
+        f"the column {field.name!r} is missing",
         row=row,
         column=field.name,
         has=str(field),

@@ -24,7 +24,7 @@ from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import Settings, check_by
 from batchwright.buffer.schema import Columns
-from batchwright.buffer.versions import VersionInfo
+from batchwright.buffer.versions import Kept, VersionInfo
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
@@ -116,33 +116,32 @@ class Durable:
                 folder=self.folder.path,
                 remedy="restore the folder from a copy",
             )
-        if isinstance(change, codec.Append):
-            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
-            contents.add(
-                schema,
-                codec.decode_columns(schema, change.columns, change.num_rows),
-                kind=change.kind,
-                retain=change.retain,
-                by=change.by,
-                origin=change.origin,
-                time_us=change.time_us,
-            )
-        elif isinstance(change, codec.Change):
-            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
-            ids = codec.decode_ids(change.ids)
-            contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
-        elif isinstance(change, codec.Drop):
-            contents.drop(codec.decode_ids(change.ids))
-        elif isinstance(change, codec.Rollback):
-            kept = contents.version_of(change.version)
-            if kept is None:  # committed since they were listed
-                self._find_versions(contents)
-                kept = contents.version_of(change.version)
-            if kept is None:
-                raise self.folder.missing_version(change.version)
-            contents.roll_back(kept)
-        else:
-            contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
+        schema = table.schema
+        if isinstance(change, codec.Append | codec.Change) and change.schema is not None:
+            schema = codec.decode_schema(change.schema)
+        match change:
+            case codec.Append():
+                columns = codec.decode_columns(schema, change.columns, change.num_rows)
+                how = {name: getattr(change, name) for name in ("kind", "retain", "by", "origin", "time_us")}
+                contents.add(schema, columns, **how)
+            case codec.Change():
+                ids = codec.decode_ids(change.ids)
+                contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
+            case codec.Drop():
+                contents.drop(codec.decode_ids(change.ids))
+            case codec.Rollback():
+                contents.roll_back(self._version(contents, change.version))
+            case codec.Settings():
+                contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
+
+    def _version(self, contents: Contents, ordinal: int) -> Kept:
+        kept = contents.version_of(ordinal)
+        if kept is None:  # committed since they were listed
+            self._find_versions(contents)
+            kept = contents.version_of(ordinal)
+        if kept is None:
+            raise self.folder.missing_version(ordinal)
+        return kept
 
     def refresh(self, contents: Contents) -> Contents:
         """What the folder has now: the same contents with what was written since, or others."""
@@ -179,8 +178,9 @@ class Durable:
 
     def caught_up(self, contents: Contents) -> Contents | None:
         """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
-        is_behind = self.folder.is_writer and self.folder.journal.last_number != contents.table.number
-        return self._load() if is_behind else None
+        if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
+            return self._load()
+        return None
 
     def after_change(self, contents: Contents) -> None:
         """A checkpoint, where the journal has become long: opening again reads at most so much."""

@@ -56,18 +56,17 @@ def _numbers(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
 
 def _scalars(values: Sequence[Any], kinds: set[type], dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers of one dtype that holds each of them exactly; Python's floats are rounded to it."""
-    is_own = kinds <= {dtype.type, _PYTHONS_OWN.get(dtype)}
-    for kind in () if is_own else kinds:
+    others = kinds - {dtype.type, _PYTHONS_OWN.get(dtype)}
+    for kind in others:
         if not _may_become(kind, dtype):
             wrong = next(value for value in values if type(value) is kind)
             raise Misfit("a value of another type", has=str(dtype), got=describe(wrong), remedy=_remedy(kind, dtype))
     try:
-        made = np.array(values, dtype if is_own else _WIDEST[dtype.kind])
+        if not others:
+            return np.array(values, dtype)
+        made = np.array(values, _WIDEST[dtype.kind])
     except OverflowError:
-        smallest, largest = min(values), max(values)
-        raise _too_large(smallest if dtype.kind == "u" and smallest < 0 else max(largest, -smallest), dtype) from None
-    if is_own:
-        return made
+        raise _too_large(max(values, key=abs), dtype) from None
     with np.errstate(over="ignore"):
         made = made.astype(dtype)
     for value, number in zip(values, made.tolist(), strict=True):
@@ -175,9 +174,8 @@ def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return made
 
 
-def _null_mask(values: Sequence[Any]) -> pa.Array | None:
-    is_null = [value is None for value in values]
-    return pa.array(is_null) if any(is_null) else None
+def _null_mask(values: Sequence[Any]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
 
 
 def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

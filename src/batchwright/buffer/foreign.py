@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +54,12 @@ class Misfit(Exception):
         return self
 
 
+def kind_of(cls: type[Any]) -> str | None:
+    """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    return _kind_of(cls)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
 def _kind_of(cls: Any) -> str | None:
     for base in cls.__mro__:
         known = _CLASSES.get((base.__module__.partition(".")[0], base.__name__))
@@ -62,9 +67,6 @@ def _kind_of(cls: Any) -> str | None:
             return known
     return None
 
-
-kind_of: Callable[[type[Any]], str | None] = lru_cache(maxsize=1024)(_kind_of)
-"""What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
 
 _CLASSES = {
     ("torch", "Tensor"): "tensor",

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
+from batchwright.base.words import counted
 from batchwright.buffer.arrow import pylist, to_arrow
 from batchwright.buffer.batch import RowBatch, converted
 from batchwright.buffer.compare import equal_rows
@@ -319,8 +320,7 @@ class Reads(ABC):
     def __repr__(self) -> str:
         view = self._look()
         columns = ", ".join(f"{field.name} {field}" for field in view.schema)
-        rows = f"{len(view):,} row{'s' * (len(view) != 1)}"
-        return f"{type(self).__name__}({rows}: {columns or 'no columns yet'})"
+        return f"{type(self).__name__}({counted(len(view), 'row')}: {columns or 'no columns yet'})"
 
 
 class BufferVersion(Reads):

@@ -66,13 +66,15 @@ def kept_count(n: int, fraction: Any) -> int:
             remedy="look at how it was computed (0/0?); retain_prior=1.0 keeps all rows",
         )
     if fraction > 1:
-        percent = f"{float(fraction) / 100:g} if percent are meant, " if fraction <= 100 else ""
+        remedy = "retain_prior=1.0 for all rows"
+        if fraction <= 100:
+            remedy = f"retain_prior={float(fraction) / 100:g} if percent are meant, 1.0 for all rows"
         raise SpecError(
             f"retain_prior={fraction} is over 1: rows can be kept once at most",
             parameter="retain_prior",
-            remedy=f"retain_prior={percent}1.0 for all rows",
+            remedy=remedy,
         )
-    return 0 if fraction <= 0 else min(n, math.floor(n * float(fraction) + 1e-9))
+    return min(n, math.floor(n * max(float(fraction), 0.0) + 1e-9))
 
 
 def is_number(value: Any) -> bool:
@@ -87,35 +89,44 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     single number in each row. `parameter` is "retain_prior_by", "drop_strategy" or "by" (of `sample`, which knows
     no "-": a row's value is its share of the draws).
     """
-    named, signed = _STRATEGIES[parameter], parameter != "by"
-    use_named = f"{parameter}={named[0]!r}"
-    column = by.removeprefix("-") if signed and isinstance(by, str) else by
-    if not isinstance(by, str):
-        headline, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
-    elif by in named:
+    named = _STRATEGIES[parameter]
+    is_elsewhere = parameter == "drop_strategy" and by in _NAMED
+    if by in named or (isinstance(by, str) and _unsigned(by, parameter) in numeric and not is_elsewhere):
         return
-    elif signed and by in _NAMED:
-        headline, remedy = f"{parameter}={by!r} is a strategy of retain_prior_by only", use_named
-    elif column in numeric:
-        return
-    elif column in others:
-        headline = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
-        unknown = " (NaN where one is not known yet)" if signed else ""
-        remedy = f"a column of numbers{unknown}, or {use_named}"
-    else:
-        near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
-        if near in numeric and by != column:
-            near = f"-{near}"
-        headline = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
-        adding = f"; or add it: buffer.set(buffer.ids, {column}=values)" if column.isidentifier() else ""
-        remedy = f"{parameter}={near!r}" if near else use_named + adding
+    headline, remedy = _why_not(by, numeric, others, parameter)
     raise SpecError(
-        headline,
+        f"{parameter}{headline}",
         parameter=parameter,
         strategies=", ".join(map(repr, named)),
         columns=", ".join(map(repr, numeric)) or "none of numbers",
         remedy=remedy,
     )
+
+
+def _unsigned(by: str, parameter: str) -> str:
+    """The column's name. `sample` knows no sign."""
+    return by if parameter == "by" else by.removeprefix("-")
+
+
+def _why_not(by: Any, numeric: Collection[str], others: Collection[str], parameter: str) -> tuple[str, str]:
+    """(what is wrong with a strategy, what to do about it)."""
+    named = _STRATEGIES[parameter]
+    use_named = f"{parameter}={named[0]!r}"
+    if not isinstance(by, str):
+        return f" must be the name of a strategy or a column, got {by!r}", use_named
+    column = _unsigned(by, parameter)
+    if by in _NAMED:
+        return f"={by!r} is a strategy of retain_prior_by only", use_named
+    if column in others:
+        headline = f"={by!r}: column {column!r} does not hold one number in each row"
+        return headline, f"a column of numbers (NaN where one is not known yet), or {use_named}"
+    headline = f"={by!r} is neither a strategy nor a column that rows have"
+    near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
+    if near in numeric and by != column:
+        near = f"-{near}"
+    if near is not None:
+        return headline, f"{parameter}={near!r}"
+    return headline, f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
 
 
 def column_of(by: str) -> tuple[str, bool] | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,8 @@ _TINY = float(np.finfo(np.float64).tiny)
 """What a probability that underflows is given as: weights divide by it."""
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Draw:
     """The rows that were drawn, in the order in which they were drawn."""
 
     index: NDArray[np.int64]
@@ -72,15 +74,15 @@ class Priorities:
         if valid is not None:
             plain[~valid] = 0.0
         smallest, largest = float(plain.min(initial=0.0)), float(plain.max(initial=0.0))
-        row, wrong = None, None
+        row, wrong, remedy = 0, "", ""
         if not (smallest >= 0 and largest < math.inf):  # so written that NaN is caught: it is the extreme of all
             row = int((~((plain >= 0) & (plain < math.inf))).argmax())
             wrong = f"its value in row {row} is {values[row]}"
             remedy = "priorities are finite and at least 0; null or 0 where a row is not to be drawn"
         elif largest == 0.0:
-            row, wrong = 0 if len(plain) else None, "no row has a priority above 0"
+            wrong = "no row has a priority above 0"
             remedy = "by='uniform', or set priorities first"
-        if wrong is not None:
+        if wrong:
             headline = f"column {column!r} cannot be drawn by: {wrong}"
             raise SpecError(headline, parameter="by", column=column, row=row, remedy=remedy)
         if power != 1.0:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchwright.buffer.arrow_types import has_null, is_bytes, is_text, numbers_of
 
-__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of"]
+__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of", "part_of"]
 
 Row = dict[str, Any]
 
@@ -33,10 +33,6 @@ class Numbers(NamedTuple):
     def has_value(self) -> NDArray[np.bool_]:
         return np.ones(len(self.values), bool) if self.valid is None else self.valid
 
-    def part(self, rows: slice | NDArray[Any]) -> Numbers:
-        """Some rows, by number or by mask."""
-        return Numbers(self.values[rows], None if self.valid is None else self.valid[rows])
-
 
 Values: TypeAlias = Numbers | pa.Array
 Columns: TypeAlias = dict[str, Values]
@@ -44,9 +40,18 @@ Columns: TypeAlias = dict[str, Values]
 
 
 def num_rows_of(columns: Columns) -> int:
-    for column in columns.values():
-        return len(column.values) if isinstance(column, Numbers) else len(column)
-    return 0
+    column = next(iter(columns.values()), ())
+    return len(column.values if isinstance(column, Numbers) else column)
+
+
+def part_of(values: Values, rows: slice | NDArray[Any]) -> Values:
+    """Some rows of a column: a slice, or rows by number or by mask."""
+    if isinstance(values, Numbers):
+        numbers, valid = values
+        return Numbers(numbers[rows]) if valid is None else Numbers(numbers[rows], valid[rows])
+    if isinstance(rows, slice):
+        return values[rows]
+    return values.filter(rows) if rows.dtype == bool else values.take(pa.array(rows))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from batchwright.buffer.blocks import (
     missing_column,
     refuse_write,
 )
-from batchwright.buffer.schema import Columns, Numbers, Row, Schema, Values, num_rows_of
+from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
 from batchwright.buffer.view import View
 
 __all__ = ["Table"]
@@ -165,10 +165,10 @@ class Table:
 
     def take_back(self) -> None:
         """Forget the row that `put` wrote, or some of it, unless it was counted."""
-        tail = self._tail
-        for column in () if tail is None else tail.columns.values():
-            if isinstance(column, ArrowColumn) and tail is not None:
-                column.take_back(tail.num_rows)
+        if self._tail is not None:
+            for column in self._tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(self._tail.num_rows)
 
     def accept(self, count: int, time_us: int) -> range:
         """Count the rows that were put, and give their ids."""
@@ -327,7 +327,7 @@ class Table:
             else:
                 left, gone = left - rows, gone + 1
         # No function is called from here on: an interrupt (Ctrl-C) finds all of it or nothing.
-        self._view, self._sealed = None, sealed[gone:] if gone else sealed
+        self._view, self._sealed = None, sealed[gone:]
         self._tail_start += left
         self.num_rows -= count
 
@@ -425,7 +425,7 @@ class Table:
                 field = schema.by_name[name]
                 if not field.is_null:
                     column: Any = changed.get(name) or missing_column(field, place.block)
-                    changed[name] = column.changed(offset[mine], _some(values, mine), place.block.num_rows)
+                    changed[name] = column.changed(offset[mine], part_of(values, mine), place.block.num_rows)
             if number < len(sealed):
                 self._sealed[sealed[number]] = place._replace(columns=changed)
             else:
@@ -450,7 +450,3 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
     if one.keep is None and two.keep is None and one.stop == two.start:
         return [*rest, two._replace(start=one.start)]
     return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
-
-
-def _some(values: Values, mine: NDArray[np.bool_]) -> Values:
-    return values.part(mine) if isinstance(values, Numbers) else values.filter(mine)

@@ -28,7 +28,7 @@ from batchwright.buffer.column import (
     with_type,
 )
 from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
-from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of
+from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
 __all__ = ["arrays_to_columns", "column_for_set", "infer_schema", "rows_of", "rows_to_columns", "schema_of_arrow"]
 
@@ -145,9 +145,7 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
     check_names([name])
     if _is_one(values):
         one, field = _from_list(name, [values], field, required=False)
-        if isinstance(one, Numbers):
-            return one.part(np.zeros(count, np.int64)), field
-        return one.take(pa.array(np.zeros(count, np.int64))), field
+        return part_of(one, np.zeros(count, np.int64)), field
     if len(values) != count:
         raise SampleError(
             f"{len(values)} values for {count} rows",
@@ -157,7 +155,9 @@ def column_for_set(name: str, values: Any, count: int, field: Field | None) -> t
             remedy="one value for each id, or one scalar for all",
         )
     found, found_field = _column(name, values, field)
-    return found, dataclasses.replace(found_field, required=False) if field is None else found_field
+    if field is None:
+        found_field = dataclasses.replace(found_field, required=False)
+    return found, found_field
 
 
 def _is_one(values: Any) -> bool:
@@ -203,8 +203,9 @@ def _from_numbers(name: str, numbers: Numbers, field: Field | None) -> tuple[Val
         if 0 in shape:
             plain(np.empty(shape, dtype))  # says why not
         kind = pa.from_numpy_dtype(dtype)
-        kind = pa.fixed_shape_tensor(kind, shape) if shape else kind
-        field = Field(name, kind, required=numbers.valid is None) if field is None else with_type(field, kind)
+        if shape:
+            kind = pa.fixed_shape_tensor(kind, shape)
+        field = with_type(field or Field(name, kind, required=numbers.valid is None), kind)
     if field.numbers == (dtype, shape):
         _check_nulls(numbers.valid, field)
         return numbers, field

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import suggest
+from batchwright.base.words import counted, suggest
 from batchwright.buffer.compare import equal_rows, has_value
 from batchwright.buffer.view import View
 
@@ -29,8 +29,7 @@ class VersionInfo:
     rows: int
 
     def __str__(self) -> str:
-        rows = f"{self.rows:,} row{'s' * (self.rows != 1)}"
-        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {rows}"
+        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {counted(self.rows, 'row')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +66,9 @@ class BufferDiff:
         return bool(len(self.added) or len(self.removed) or len(self.changed))
 
     def __str__(self) -> str:
-        added, removed, changed = len(self.added), len(self.removed), len(self.changed)
+        text = f"{counted(len(self.added), 'row')} added, {len(self.removed):,} removed, {len(self.changed):,} changed"
         where = ", ".join(f"{name} in {count:,}" for name, count in self.columns.items() if count)
-        rows = "row" if added == 1 else "rows"
-        return f"{added:,} {rows} added, {removed:,} removed, {changed:,} changed{f' ({where})' if where else ''}"
+        return f"{text} ({where})" if where else text
 
 
 def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
@@ -81,12 +79,17 @@ def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) 
         if wanted == info or is_number or (isinstance(wanted, str) and info.name == wanted):
             return at
     names = [info.name for info in known]
-    near = suggest(wanted, names) if isinstance(wanted, str) else None
+    near = suggest(str(wanted), names)
+    remedy = "one of them"
+    if near is not None:
+        remedy = f"version {near!r}"
+    elif not names:
+        remedy = "buffer.commit('name') keeps one"
     raise SpecError(
         f"there is no version {wanted!r}",
         parameter="version",
         versions=", ".join(map(repr, names[-10:])) or "none was committed",
-        remedy=f"version {near!r}" if near else "one of them" if names else "buffer.commit('name') keeps one",
+        remedy=remedy,
     )
 
 
@@ -124,4 +127,4 @@ def _differs(
 def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which column of which block each row lies in, as a number. The rows of one are the same in all versions."""
     columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
-    return columns[view.locate(index)[0]] if len(index) else index
+    return columns[view.locate(index)[0]]

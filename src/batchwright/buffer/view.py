@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
-from batchwright.base.words import suggest
+from batchwright.base.words import listed, suggest
 from batchwright.buffer.blocks import ArrowColumn, Block, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 from batchwright.columns.addresses import Table, gather
@@ -51,10 +51,11 @@ class View:
         index, count = whole_numbers(indices, what), len(self)
         wrong = index[(index < -count) | (index >= count)]
         if len(wrong):
+            remedy = "the buffer is empty: append rows first"
+            if count:
+                remedy = f"a number from {-count} to {count - 1}"
             raise RowIndexError(
-                f"row {wrong[0]} is not in a buffer of {count:,} rows",
-                index=int(wrong[0]),
-                remedy=f"a number from {-count} to {count - 1}" if count else "the buffer is empty: append rows first",
+                f"row {wrong[0]} is not in a buffer of {count:,} rows", index=int(wrong[0]), remedy=remedy
             )
         return np.where(index < 0, index + count, index)
 
@@ -65,7 +66,7 @@ class View:
 
     def ids_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids of some rows."""
-        return self._ids(*self.locate(index)) if len(index) else index
+        return self._ids(*self.locate(index))
 
     def _ids(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
         first, lists_ids = self._first_ids
@@ -93,9 +94,8 @@ class View:
         found, known = find(wanted)
         if not known.all():
             gone = wanted[~known]
-            others = f", and {len(gone) - 1:,} others" if len(gone) > 1 else ""
             raise RowIndexError(
-                f"id {gone[0]} is not in the buffer{others}",
+                f"not in the buffer: id {listed(gone.tolist(), 3)}",
                 id=int(gone[0]),
                 remedy="ids that buffer.ids holds: rows that were dropped are gone, and no id is used twice",
             )
@@ -158,18 +158,13 @@ class View:
 
     def rows_at(self, index: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
         """(columns, ids) of some rows by number, each of which is there."""
-        if not len(index):
-            return self.columns_at(index), index
         place = self.locate(index)
         return {field.name: self._gather(field, *place) for field in self.schema}, self._ids(*place)
 
     def columns_at(self, index: NDArray[np.int64], names: Sequence[str] | None = None) -> Columns:
         """Some rows by number, each of which is there: one gather for each column, in memory of its own."""
-        fields = self.schema.fields if names is None else [self.schema.by_name[name] for name in names]
-        if not len(index):
-            return {field.name: missing(field, 0) for field in fields}
-        place = self.locate(index)
-        return {field.name: self._gather(field, *place) for field in fields}
+        place, known = self.locate(index), self.schema.by_name
+        return {name: self._gather(known[name], *place) for name in names or known}
 
     def _gather(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Values:
         if field.numbers is None:
@@ -198,7 +193,7 @@ class View:
                 for n, piece in enumerate(pieces)
                 if cuts[n] < cuts[n + 1]
             ]
-        joined = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+        joined: Any = joined_values(taken or [pa.nulls(0, field.type)])
         if (np.diff(order) > 0).all():
             return joined
         back = np.empty(len(order), np.int64)
@@ -211,9 +206,7 @@ class View:
         To keep it, `share` first: rows may get new values in the same memory otherwise.
         """
         field = self.schema.by_name[name]
-        found: list[Any] = [segment.values(field) for segment in self.segments]
-        if not found:
-            return missing(field, 0)
+        found: list[Any] = [segment.values(field) for segment in self.segments] or [missing(field, 0)]
         if len(found) == 1 and isinstance(found[0], Numbers):
             found[0].values.flags.writeable = False
         return joined_values(found)
@@ -230,7 +223,7 @@ class View:
 
     def appends_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """(journal number, time in microseconds, number of the origin) of the append that each row came with."""
-        segment, offset = self.locate(index) if len(index) else (index, index)
+        segment, offset = self.locate(index)
         entries = np.zeros((len(index), 3), np.int64)
         for number in np.unique(segment):
             mine, ledger = segment == number, self.segments[number].block.origins()
@@ -248,7 +241,7 @@ class View:
         entries = self.appends_at(index)
         return pa.table(
             {
-                "id": pa.array(self.ids_at(index) if len(index) else index),
+                "id": pa.array(self.ids_at(index)),
                 "number": pa.array(entries[:, 0]),
                 "time": pa.array(entries[:, 1]).cast(pa.timestamp("us", "UTC")),
                 "origin": pa.array([self.origins[number] for number in entries[:, 2]], pa.string()),
@@ -261,12 +254,14 @@ class View:
         if isinstance(names, str) or not names or not known.keys() >= set(names):
             listed = [names] if isinstance(names, str) else names
             unknown = next((name for name in listed if name not in known), None)
-            near = None if unknown is None else suggest(unknown, known)
+            near, wrong = next(iter(known), "..."), "a list of names, not empty"
+            if unknown is not None:
+                near, wrong = suggest(str(unknown), known) or near, f"there is no column {unknown!r}"
             raise SpecError(
-                f"columns={names!r}: " + ("a list of names" if unknown is None else f"there is no column {unknown!r}"),
+                f"columns={names!r}: {wrong}",
                 parameter="columns",
                 columns=", ".join(map(repr, known)),
-                remedy=f"columns=[{near or next(iter(known), '...')!r}]",
+                remedy=f"columns=[{near!r}]",
             )
         schema = Schema(tuple(known[name] for name in dict.fromkeys(names)))
         return View(self.segments, schema, self.number, self.origins)
@@ -335,9 +330,9 @@ class _Memory:
         self.columns = columns
         self.is_everywhere = all(column is not None for column in columns)
         self.is_valid = self.is_everywhere and all(column.valid is None for column in columns)
-        addresses = [0 if column is None else column.address for column in columns]
-        num_rows = [0 if column is None else column.num_rows for column in columns]
-        self.table = Table(np.array(addresses, np.int64), num_rows, self.dtype, self.shape)
+        addresses = np.array([getattr(column, "address", 0) for column in columns], np.int64)
+        num_rows = [getattr(column, "num_rows", 0) for column in columns]
+        self.table = Table(addresses, num_rows, self.dtype, self.shape)
 
     def gather(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Numbers:
         table = self.table
@@ -351,7 +346,9 @@ class _Memory:
             values = table.take(table.start[segment] + offset)
         else:
             values = table.take(table.start[segment] + offset * table.step)
-        return Numbers(values) if self.is_valid else Numbers(values, self._valid_at(segment, offset))
+        if self.is_valid:
+            return Numbers(values)
+        return Numbers(values, self._valid_at(segment, offset))
 
     def _valid_at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         valid = np.ones(len(offset), bool)
