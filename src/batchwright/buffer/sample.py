@@ -74,7 +74,7 @@ class Priorities:
         if valid is not None:
             plain[~valid] = 0.0
         smallest, largest = float(plain.min(initial=0.0)), float(plain.max(initial=0.0))
-        row, wrong, remedy = 0, "", ""
+        row, wrong, remedy = next(iter(range(len(plain))), None), "", ""
         if not (smallest >= 0 and largest < math.inf):  # so written that NaN is caught: it is the extreme of all
             row = int((~((plain >= 0) & (plain < math.inf))).argmax())
             wrong = f"its value in row {row} is {values[row]}"
