@@ -152,7 +152,8 @@ def test_extend_takes_a_tensor_of_rows_and_append_one_row():
     assert one[0]["tensor"].tolist() == rows[0]["tensor"].tolist() == [0, 1]
 
 
-def test_the_first_tensor_that_may_be_many_rows_is_logged_with_a_word_about_extend(caplog):
+def test_the_first_tensor_that_may_be_many_rows_is_logged_with_a_word_about_extend(caplog, monkeypatch):
+    monkeypatch.setattr("batchwright.buffer.normalize._logged", set())
     with caplog.at_level(logging.INFO, "batchwright"):
         bw.DatasetBuffer().append(torch.zeros(3, 2))
     assert "extend" in caplog.text

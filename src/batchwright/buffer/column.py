@@ -95,10 +95,8 @@ def with_type(field: Field, kind: pa.DataType) -> Field:
 
 
 def refuse_column(name: str, schema: Schema, row: int | None = None) -> None:
-    near, remedy = (
-        suggest(name, schema.names),
-        f"buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand",
-    )
+    remedy = f"buffer.set(ids, {name}=...) adds it, or schema=pa.schema(...) beforehand"
+    near = suggest(name, schema.names)
     if near is not None:
         remedy = f"{near!r}, if that was meant; else {remedy}"
     raise SampleError(
