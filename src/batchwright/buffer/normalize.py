@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,22 +83,23 @@ def normalize(samples: Any) -> Normalized:
         return Normalized(*_rows(samples, None))
     if set(map(type, samples)) <= {dict} and not _NORMALIZERS:
         return Normalized("dict", list(samples))
-    found: list[Row] = []
-    first_kind = "dict"
-    for number, sample in enumerate(samples):
-        sample_kind, rows = _rows(sample, number)
-        if not number:
-            first_kind = sample_kind
-        elif sample_kind != first_kind:
+    return _many(samples)
+
+
+def _many(samples: Sequence[Any]) -> Normalized:
+    """The rows of samples of any classes, but of one kind."""
+    found = [_rows(sample, number) for number, sample in enumerate(samples)]
+    first = next((kind for kind, _ in found), "dict")
+    for number, (kind, _) in enumerate(found):
+        if kind != first:
             raise SampleError(
-                f"samples of two kinds: {first_kind} and {sample_kind}",
+                f"samples of two kinds: {first} and {kind}",
                 row=number,
-                has=first_kind,
-                got=sample_kind,
+                has=first,
+                got=kind,
                 remedy="one buffer for each kind, or dicts that hold the tensor or the image",
             )
-        found += rows
-    return Normalized(first_kind, found)
+    return Normalized(first, [row for _, rows in found for row in rows])
 
 
 def _rows(sample: Any, number: int | None) -> tuple[str, list[Row]]:

@@ -112,30 +112,37 @@ class Parts:
         """The segment that `write` was given, over the memory of its files."""
         block = Block(entry["serial"], entry["num_rows"], entry["first_id"])
         block.num_rows = entry["num_rows"]
-        pieces: dict[str, list[Values]] = {}
-        files: dict[str, list[str]] = {}
+        pieces: dict[str, list[tuple[str, Values]]] = {}
         ids: list[NDArray[np.int64]] = []
         for part in sorted(entry["parts"], key=lambda part: int(part["first"])):
-            asked = ["ledger"] if part["ledger"] else []
+            asked = ["ledger"] * part["ledger"]
             columns, extra = self.folder.map_block(part["file"], schema, part["columns"], asked)
             for name in part["columns"]:
-                pieces.setdefault(name, []).append(columns[name])
-                files.setdefault(name, []).append(part["file"])
+                pieces.setdefault(name, []).append((part["file"], columns[name]))
             if part["ledger"]:
                 block.ledger.extend(extra["ledger"].tolist())
-                ids += [extra["ids"]] if "ids" in extra else []
+                ids += [extra[name] for name in extra if name == "ids"]
         if ids:
             block.ids = np.concatenate(ids)
         for name, found in pieces.items():
-            key = (name, *files[name])
-            if key not in self._columns:
-                self._columns[key] = _column(joined_values(found))
-            block.columns[name] = column = self._columns[key]
+            block.columns[name] = column = self._column(name, found)
             if entry["stop"] > column.num_rows:
-                raise self.folder.damaged_block(files[name][-1], f"too few rows in {name!r}")
+                raise self.folder.damaged_block(found[-1][0], f"too few rows in {name!r}")
         self._remember(block, entry["parts"])
-        keep = None if entry["keep"] is None else self._read_list(entry, schema)
-        return Segment(block, block.columns, entry["start"], entry["stop"], keep)
+        if entry["keep"] is None:
+            return Segment(block, block.columns, entry["start"], entry["stop"])
+        return Segment(block, block.columns, entry["start"], entry["stop"], self._read_list(entry, schema))
+
+    def _column(self, name: str, found: list[tuple[str, Values]]) -> Column:
+        """A column that was read from some files: the same one for all versions."""
+        key = (name, *(file for file, _ in found))
+        if key not in self._columns:
+            values = joined_values([values for _, values in found])
+            if isinstance(values, Numbers):
+                self._columns[key] = NumberColumn(*values, shared=True)  # so that changes are made in a copy
+            else:
+                self._columns[key] = ArrowColumn(values.type, values)
+        return self._columns[key]
 
     def _read_list(self, entry: Document, schema: Schema) -> NDArray[np.int64]:
         keep: NDArray[np.int64] = self.folder.map_block(entry["keep"], schema, (), ["keep"])[1]["keep"]
@@ -197,10 +204,3 @@ def _files_with(parts: list[_Part], name: str, column: Any) -> list[_Part]:
         if part.has(name, column) and part.first == (found[-1].last if found else 0):
             found.append(part)
     return found
-
-
-def _column(values: Values) -> Column:
-    if isinstance(values, Numbers):
-        # Shared: versions have the column from `_columns`, so that changes to it are made in a copy.
-        return NumberColumn(*values, shared=True)
-    return ArrowColumn(values.type, values)

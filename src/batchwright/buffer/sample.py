@@ -149,22 +149,39 @@ def draw(
             remedy=f"n={available} at most, or replace=True",
         )
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
-    noise = mix64(counted(0, count), np.uint64(key))
     if by == "uniform":
-        index = below(noise, num_rows) if replace else _in_keyed_order(choose(num_rows, count, key), key)
-        return Draw(index, np.full(count, 1 / max(num_rows, 1)))
-    if by == "recent":
-        lives = _lives_of(num_rows, half_life)
-        if replace:
-            index = _recent(num_rows, lives, _unit(noise))
-        else:
-            age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
-            index = _first_drawn(age * (-_LN2 / lives), count, key)
-        return Draw(index, _recent_probability(num_rows, lives, index))
-    assert priorities is not None
+        return _draw_uniformly(num_rows, count, key, replace)
+    if priorities is None:
+        return _draw_recent(num_rows, count, key, replace, _lives_of(num_rows, half_life))
     assert len(priorities) == num_rows
+    return _draw_by_priority(priorities, count, key, replace)
+
+
+def _noise(count: int, key: int) -> U64:
+    return mix64(counted(0, count), np.uint64(key))
+
+
+def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> Draw:
     if replace:
-        index = priorities.find(_unit(noise))
+        index = below(_noise(count, key), num_rows)
+    else:
+        chosen = choose(num_rows, count, key)
+        index = chosen[np.argsort(_noise(count, key_of(key, "order")))]
+    return Draw(index, np.full(count, 1 / max(num_rows, 1)))
+
+
+def _draw_recent(num_rows: int, count: int, key: int, replace: bool, lives: float) -> Draw:
+    if replace:
+        index = _recent(num_rows, lives, _unit(_noise(count, key)))
+    else:
+        age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
+        index = _first_drawn(age * (-_LN2 / lives), count, key)
+    return Draw(index, _recent_probability(num_rows, lives, index))
+
+
+def _draw_by_priority(priorities: Priorities, count: int, key: int, replace: bool) -> Draw:
+    if replace:
+        index = priorities.find(_unit(_noise(count, key)))
     else:
         there = np.flatnonzero(priorities.shares)
         index = there[_first_drawn(_log(priorities.shares[there]), count, key)]
@@ -184,10 +201,6 @@ def weights(probability: F64, beta: float = 1.0) -> F64:
     return (smallest / probability) ** beta
 
 
-def _in_keyed_order(chosen: NDArray[np.int64], key: int) -> NDArray[np.int64]:
-    return chosen[np.argsort(mix64(counted(0, len(chosen)), np.uint64(key_of(key, "order"))))]
-
-
 def _first_drawn(log_shares: F64, count: int, key: int) -> NDArray[np.int64]:
     """The rows of the first `count` draws without replacement, in order (Efraimidis and Spirakis, 2006).
 
@@ -196,7 +209,7 @@ def _first_drawn(log_shares: F64, count: int, key: int) -> NDArray[np.int64]:
     """
     if count == 0:
         return np.empty(0, np.int64)
-    time = _log(-_log(_unit(mix64(counted(0, len(log_shares)), np.uint64(key)))))
+    time = _log(-_log(_unit(_noise(len(log_shares), key))))
     time -= log_shares
     # By the value of the last one in, not by argpartition, which orders equal times differently on other machines.
     early = np.flatnonzero(time <= np.partition(time, count - 1)[count - 1])

@@ -35,18 +35,6 @@ _FAN, _SMALL = 8, 32
 """Neighbours that are joined at once, if each has at most this part (1/32) of all rows."""
 
 
-class _Saved(NamedTuple):
-    """A table as it was: its parts, none of which changes rows that are there."""
-
-    schema: Schema
-    sealed: list[Segment]
-    tail: Block | None
-    tail_start: int
-    of_tail: tuple[int, dict[str, Column], int] | None
-    """Its rows, its columns and the length of its ledger."""
-    numbers: tuple[int, int, int, int, int]
-
-
 class _Writers(NamedTuple):
     """How rows get into the last block without a closer look."""
 
@@ -80,23 +68,22 @@ class Table:
 
     # Undoing
 
-    def save(self) -> _Saved:
+    def save(self) -> tuple[Any, ...]:
         """What `restore` needs, should the change that is about to be made fail. Its cost does not grow with rows."""
         tail = self._tail
-        of_tail = None if tail is None else (tail.num_rows, tail.columns, len(tail.ledger))
-        numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
-        return _Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
+        of_tail = tail and (tail.num_rows, tail.columns, len(tail.ledger))
+        return {**vars(self), "_sealed": list(self._sealed)}, len(self.origins), of_tail
 
-    def restore(self, saved: _Saved) -> None:
-        self.schema, self._sealed, self._tail, self._tail_start = saved[:4]
-        self.num_rows, self.next_id, self.number, self.next_serial, num_origins = saved.numbers
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        mine, num_origins, of_tail = saved
+        vars(self).update(mine, _view=None, _writers=None)
         del self.origins[num_origins:]
-        self._view = self._writers = None
-        if saved.tail is not None and saved.of_tail is not None:
-            saved.tail.num_rows, saved.tail.columns, ledger_items = saved.of_tail
-            del saved.tail.ledger[ledger_items:]
-            for column in saved.tail.columns.values():
-                column.take_back(saved.tail.num_rows)
+        tail = self._tail
+        if tail is not None:
+            tail.num_rows, tail.columns, ledger_items = of_tail
+            del tail.ledger[ledger_items:]
+            for column in tail.columns.values():
+                column.take_back(tail.num_rows)
 
     # Reading
 
@@ -146,11 +133,10 @@ class Table:
             return 0
         for name, _, dtype, shape in writers.columns:
             array = columns[name]
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
+            if type(array) is not np.ndarray or (array.dtype, array.shape[1:]) != (dtype, shape) or not array.ndim:
                 return 0
-        lengths = set(map(len, columns.values()))
-        count, at = lengths.pop(), tail.num_rows
-        if lengths or at + count > tail.capacity:
+        count, at = num_rows_of(columns), tail.num_rows
+        if at + count > tail.capacity or any(len(array) != count for array in columns.values()):
             return 0
         for name, values, _, _ in writers.columns:
             values[at : at + count] = columns[name]
@@ -349,26 +335,14 @@ class Table:
         live = Counter[int]()
         for segment in self.segments():
             live[id(segment.block)] += segment.num_rows
-
-        def is_sparse(block: Block) -> bool:
-            return live[id(block)] < _SPARSE * block.num_rows
-
-        if self._tail is not None and self._tail.num_rows and is_sparse(self._tail):
+        sparse = {id(block) for block in self._blocks() if live[id(block)] < _SPARSE * block.num_rows}
+        if id(self._tail) in sparse:
             self.seal()
-        limit = capacity_for(1 << 62, self.schema, 0)
-        groups: list[list[Segment]] = []
-        """Sparse neighbours that become one block; others are alone."""
-        is_open = False
-        for segment in self._sealed:
-            if not is_sparse(segment.block):
-                groups.append([segment])
-                is_open = False
-            elif is_open and sum(s.num_rows for s in groups[-1]) + segment.num_rows <= limit:
-                groups[-1].append(segment)
-            else:
-                groups.append([segment])
-                is_open = True
-        done = [self._rewritten(group) if is_sparse(group[0].block) else group[0] for group in groups]
+        done: list[Segment] = []
+        for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
+            if id(group[0].block) in sparse:
+                group = [self._rewritten(group)]
+            done += group
         self._sealed = self._with_small_ones_joined(done)
 
     def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
@@ -450,3 +424,15 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
     if one.keep is None and two.keep is None and one.stop == two.start:
         return [*rest, two._replace(start=one.start)]
     return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
+
+
+def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
+    """Neighbours of sparse blocks in groups of at most so many rows; each of the others alone."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        group = [*(groups[-1] if groups else []), segment]
+        if len(group) > 1 and {id(s.block) for s in group} <= sparse and sum(s.num_rows for s in group) <= limit:
+            groups[-1] = group
+        else:
+            groups.append([segment])
+    return groups

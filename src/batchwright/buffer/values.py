@@ -90,20 +90,24 @@ def rows_to_columns(rows: Sequence[Row], schema: Schema) -> tuple[Columns, Schem
         row, name = next((number, name) for number, row in enumerate(rows) for name in row if name in unknown)
         check_names([name], rows)
         refuse_column(name, schema, row)
-    columns, learnt = {}, []
-    for name, field in schema.by_name.items():
-        try:
-            values = [row[name] for row in rows]
-        except KeyError:
-            if field.required:
-                refuse_missing(next(number for number, row in enumerate(rows) if name not in row), field)
-            values = [row.get(name) for row in rows]
-        values = plain_column(name, values)
+    columns: Columns = {}
+    learnt = []
+    for field in schema:
+        values = plain_column(field.name, _values_of(rows, field))
         if field.is_open:
             field = learn(field, values)
             learnt.append(field)
-        columns[name] = fit_column(values, field)
+        columns[field.name] = fit_column(values, field)
     return columns, schema.merged(learnt) if learnt else schema
+
+
+def _values_of(rows: Sequence[Row], field: Field) -> list[Any]:
+    try:
+        return [row[field.name] for row in rows]
+    except KeyError:
+        if field.required:
+            refuse_missing(next(number for number, row in enumerate(rows) if field.name not in row), field)
+        return [row.get(field.name) for row in rows]
 
 
 def rows_of(schema: Schema, columns: Columns) -> list[Row]:

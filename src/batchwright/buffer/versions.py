@@ -73,10 +73,9 @@ class BufferDiff:
 
 def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
     """Which of the known versions is meant: by name, by number (the last commit there), or as `commit` gave it."""
-    for at in range(len(known) - 1, -1, -1):
+    for at in reversed(range(len(known))):
         info = known[at]
-        is_number = isinstance(wanted, int) and not isinstance(wanted, bool) and info.number == wanted
-        if wanted == info or is_number or (isinstance(wanted, str) and info.name == wanted):
+        if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
             return at
     names = [info.name for info in known]
     near = suggest(str(wanted), names)
