@@ -15,7 +15,7 @@ from typing import Any, Protocol
 __all__ = ["let_go_in_children", "lock_across_forks"]
 
 
-class _Held(Protocol):
+class _Holder(Protocol):
     def let_go(self) -> None: ...
 
 
@@ -26,7 +26,7 @@ _registering = threading.Lock()
 _taken: list[Any] = []
 
 
-def let_go_in_children(held: _Held) -> None:
+def let_go_in_children(held: _Holder) -> None:
     """After a fork, `held.let_go()` is called in the child."""
     _held.add(held)
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from batchwright.buffer.arrow_types import holds, is_bytes, is_tensor, is_text, numbers_of, plain_type, types_inside
-from batchwright.buffer.foreign import Misfit
-from batchwright.buffer.schema import Field, Numbers, Values
+from batchwright.buffer.plain_values import Misfit
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
 
-__all__ = ["as_tensors", "from_arrow", "joined", "pylist", "to_arrow"]
+__all__ = ["as_table", "as_tensors", "from_arrow", "joined", "pylist", "to_arrow"]
 
 
 def to_arrow(field: Field, values: Values) -> pa.Array:
@@ -31,6 +31,12 @@ def to_arrow(field: Field, values: Values) -> pa.Array:
     # From buffers: of arrays with a 0 in their shape, the values do not say how many rows there are.
     storage = pa.Array.from_buffers(field.type.storage_type, len(numbers), [bitmap], children=[flat])
     return pa.ExtensionArray.from_storage(field.type, storage)
+
+
+def as_table(schema: Schema, columns: Columns) -> pa.Table:
+    """The columns of a schema as a table."""
+    arrays = [to_arrow(field, columns[field.name]) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema.arrow)
 
 
 def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:

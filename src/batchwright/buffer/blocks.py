@@ -1,4 +1,4 @@
-"""Blocks of rows: one contiguous array for each column, to which rows are added and in which they never move.
+"""Blocks of rows: one contiguous array for each column. Rows are added at the end and never move.
 
 Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, put together as rows come:
 eight pieces become one, so that a value is copied a few times at most, however rows are added.

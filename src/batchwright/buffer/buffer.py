@@ -1,4 +1,4 @@
-"""A dataset that changes while you train: rows are added, thinned out, changed and rolled back, and nothing is lost."""
+"""DatasetBuffer: a dataset that changes while a model trains."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from batchwright.buffer.column import refuse_column
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.incoming import Normalized, columns_to_extend
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
 from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
 from batchwright.buffer.schema import Columns, Schema, num_rows_of
 from batchwright.buffer.table import Table
+from batchwright.buffer.tables import Normalized, columns_to_extend
 from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice

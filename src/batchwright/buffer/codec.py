@@ -1,7 +1,7 @@
-"""Columns, schemas and changes of a buffer as bytes, and back.
+"""Codecs of a buffer's journal: columns, schemas and changes as bytes, and back.
 
 Numbers travel as their raw bytes, a few texts as such, all other columns as Arrow's own messages.
-What comes back are read-only views of the bytes; nothing in them is believed before it was checked.
+Decoding gives read-only views of the bytes, which are checked first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 _MAX_BYTES = (1 << 32) - 1
-"""Of one column in one call: what MessagePack can count."""
+"""The largest column of one call: MessagePack counts bytes in 32 bits."""
 _FEW_ROWS = 16
-"""Up to here texts are written as a list, not as an Arrow message."""
+"""Columns of at most this many texts are written as a list, not as an Arrow message."""
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -12,8 +12,8 @@ from batchwright.base.errors import BatchwrightError, SampleError
 from batchwright.base.words import suggest
 from batchwright.buffer.arrow_types import merge
 from batchwright.buffer.fit import fit
-from batchwright.buffer.foreign import SIMPLE, Misfit, plain
 from batchwright.buffer.infer import infer
+from batchwright.buffer.plain_values import SIMPLE, Misfit, plain
 from batchwright.buffer.schema import Field, Row, Schema, Values
 
 __all__ = [

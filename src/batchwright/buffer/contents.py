@@ -1,6 +1,6 @@
-"""What a buffer holds, and the changes that can be made to it: each a function of what is there, the seed and a number.
+"""The contents of a buffer and their changes: each a function of the contents, the seed and the journal number.
 
-A change that arrives here was checked and written down. Opening a folder makes the same changes again.
+A change was checked and written down before. Opening a folder makes the same changes again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchwright.buffer.retain import Settings, column_of, drop, keep, kept_count
 from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
 from batchwright.buffer.table import Table
-from batchwright.buffer.versions import Kept, VersionInfo, find_version
+from batchwright.buffer.versions import CommittedVersion, VersionInfo, find_version
 from batchwright.buffer.view import View
 
 __all__ = ["Contents"]
@@ -28,7 +28,7 @@ class Contents:
         self.table: Table = Table()
         self.kind: str | None = None
         self.settings: Settings = settings
-        self.versions: list[Kept] = []
+        self.versions: list[CommittedVersion] = []
 
     @classmethod
     def of(cls, view: View, kind: str | None, settings: Settings, *, next_id: int | None = None) -> Contents:
@@ -71,7 +71,7 @@ class Contents:
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
             table.keep(keep(table.num_rows, kept, by, *self._values_of(by), seed=self.settings.seed, number=number))
-        ids = table.add(table.schema if schema == table.schema else schema, columns, time_us, origin)
+        ids = table.add(schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
         self.drop_over()
@@ -88,7 +88,7 @@ class Contents:
         self.table.begin_change()
         self.table.drop(np.sort(index))
 
-    def roll_back(self, kept: Kept) -> None:
+    def roll_back(self, kept: CommittedVersion) -> None:
         self.table.begin_change()
         self.table.replace(kept.view.share().segments, kept.view.schema)
         self.kind = kept.kind
@@ -125,10 +125,10 @@ class Contents:
     # Versions
 
     def add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
-        self.versions.append(Kept(ordinal, info, kind, load))
+        self.versions.append(CommittedVersion(ordinal, info, kind, load))
 
-    def find(self, version: str | int | VersionInfo) -> Kept:
+    def find(self, version: str | int | VersionInfo) -> CommittedVersion:
         return self.versions[find_version(version, [kept.info for kept in self.versions])]
 
-    def version_of(self, ordinal: int) -> Kept | None:
+    def version_of(self, ordinal: int) -> CommittedVersion | None:
         return next((kept for kept in self.versions if kept.ordinal == ordinal), None)

@@ -1,4 +1,4 @@
-"""A buffer in a folder: each change is written down before it is made; opening is a checkpoint plus what came after.
+"""Durability: each change is written down before it is made; opening reads a checkpoint and the later changes.
 
 Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
 Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
@@ -24,16 +24,16 @@ from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
 from batchwright.buffer.retain import Settings, check_by
 from batchwright.buffer.schema import Columns
-from batchwright.buffer.versions import Kept, VersionInfo
+from batchwright.buffer.versions import CommittedVersion, VersionInfo
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
 
 _CHECKPOINT_BYTES = 32 << 20
-"""Journal after which a checkpoint is written, at least."""
+"""A checkpoint is written when the journal is at least this long,"""
 
 _CHECKPOINT_RECORDS = 20_000
-"""Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
+"""or has at least this many records. Reading and replaying one takes about 30 microseconds."""
 
 Document = dict[str, Any]
 
@@ -134,7 +134,7 @@ class Durable:
             case codec.Settings():
                 contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
 
-    def _version(self, contents: Contents, ordinal: int) -> Kept:
+    def _version(self, contents: Contents, ordinal: int) -> CommittedVersion:
         kept = contents.version_of(ordinal)
         if kept is None:  # committed since they were listed
             self._find_versions(contents)

@@ -1,4 +1,4 @@
-"""Python values as a column of a given type, exactly: what the type cannot hold as it is, is refused.
+"""Python values as a column of a given type, exactly: a value that the type cannot hold is refused.
 
 Whole columns are checked by the set of their values' types, and made by one call of NumPy or Arrow.
 """
@@ -15,7 +15,7 @@ import pyarrow as pa
 from batchwright.base.words import first_line
 from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.arrow_types import is_bytes, is_list, is_text, numbers_of
-from batchwright.buffer.foreign import Misfit, describe
+from batchwright.buffer.plain_values import Misfit, describe
 from batchwright.buffer.schema import Field, Numbers, Values
 
 __all__ = ["fit"]

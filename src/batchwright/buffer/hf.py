@@ -1,4 +1,4 @@
-"""A buffer's table as a `datasets.Dataset`, whose arrays are lists of a fixed length inside each other."""
+"""Tables as a `datasets.Dataset`, which has nested lists of fixed lengths for arrays."""
 
 from __future__ import annotations
 

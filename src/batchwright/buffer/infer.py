@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from batchwright.buffer.foreign import DTYPES, Misfit, describe
+from batchwright.buffer.plain_values import DTYPES, Misfit, describe
 
 __all__ = ["infer"]
 

@@ -1,4 +1,4 @@
-"""Samples of any kind as rows: by the user's normalizers, or by what the sample is.
+"""Samples as rows: by the user's normalizers, or by the class of the sample.
 
 dict, dataclass, named tuple, object        one row
 tensor, array                               one row, {"tensor": ...}
@@ -22,9 +22,9 @@ import pyarrow as pa
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
 from batchwright.base.words import error_in_words
 from batchwright.buffer.column import sample_error
-from batchwright.buffer.foreign import Misfit, describe, is_array, kind_of, members_of, png, rows_of_tensor
-from batchwright.buffer.incoming import Normalized, columns_of_table
+from batchwright.buffer.plain_values import Misfit, describe, is_array, kind_of, members_of, png, rows_of_tensor
 from batchwright.buffer.schema import Row
+from batchwright.buffer.tables import Normalized, columns_of_table
 
 __all__ = ["normalize", "register_normalizer", "takes_dicts"]
 

@@ -63,7 +63,7 @@ class Parts:
         missing: dict[int, list[str]] = {}
         for name, column in columns.items():
             there = _files_with(parts, name, column)
-            missing.setdefault(there[-1].last if there else 0, []).append(name)
+            missing.setdefault(_end_of(there), []).append(name)
         for first, names in sorted(missing.items()):
             if first < stop or (not stop and not parts):
                 parts.append(self._write_part(segment, schema, names, first))
@@ -162,7 +162,7 @@ class Parts:
             if part is None:
                 part = _Part(entry["file"], entry["first"], entry["last"], {})
                 parts.append(part)
-            for name in (*entry["columns"], *([_LEDGER] if entry["ledger"] else [])):
+            for name in (*entry["columns"], *[_LEDGER] * entry["ledger"]):
                 if not part.has(name, columns[name]):
                     part.columns.setdefault(name, []).append((columns[name], columns[name].edition))
 
@@ -197,10 +197,15 @@ def _columns_of(segment: Segment) -> dict[str, Any]:
     return {**segment.columns, _LEDGER: segment.block}
 
 
+def _end_of(parts: list[_Part]) -> int:
+    """The row behind the last one of parts that follow each other."""
+    return max((part.last for part in parts), default=0)
+
+
 def _files_with(parts: list[_Part], name: str, column: Any) -> list[_Part]:
     """The files that together have a column as it is now, from its first row on. They were met in any order."""
     found: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.first, -part.last)):
-        if part.has(name, column) and part.first == (found[-1].last if found else 0):
+        if part.has(name, column) and part.first == _end_of(found):
             found.append(part)
     return found

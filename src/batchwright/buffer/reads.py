@@ -1,4 +1,4 @@
-"""What can be read of a buffer, now or at a version: rows, batches, conversions, draws, where rows came from."""
+"""Reads of a buffer, as it is or at a version: rows, batches, draws, conversions, provenance."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
 from batchwright.base.words import counted
-from batchwright.buffer.arrow import pylist, to_arrow
+from batchwright.buffer.arrow import as_table, pylist
 from batchwright.buffer.batch import RowBatch, converted
 from batchwright.buffer.compare import equal_rows
 from batchwright.buffer.normalize import normalize
 from batchwright.buffer.retain import check_by
 from batchwright.buffer.sample import Priorities, draw, weights
-from batchwright.buffer.schema import Columns, Numbers, Row
+from batchwright.buffer.schema import Numbers, Row
 from batchwright.buffer.values import rows_of, rows_to_columns
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array, Framework
@@ -212,7 +212,9 @@ class Reads(ABC):
             view = self._look()
             if by != "uniform":
                 check_by(by, view.schema.numeric, view.schema.not_numeric, parameter="by")
-            priorities = None if by in ("uniform", "recent") else self._priorities(view, by, power)
+            priorities = None
+            if by not in ("uniform", "recent"):
+                priorities = self._priorities(view, by, power)
             drawn = draw(
                 len(view),
                 n,
@@ -259,7 +261,9 @@ class Reads(ABC):
         """
         from batchwright.loaders.buffer_rows import RowDataLoader
 
-        view = self._hold() if columns is None else self._hold().only(columns)
+        view = self._hold()
+        if columns is not None:
+            view = view.only(columns)
         return RowDataLoader(
             view,
             batch_size=batch_size,
@@ -276,7 +280,7 @@ class Reads(ABC):
     def to_table(self) -> pa.Table:
         """All rows as an Arrow table: over the same memory where they lie in one run."""
         view = self._hold()
-        return _as_table(view, view.columns())
+        return as_table(view.schema, view.columns())
 
     def to_pydict(self) -> dict[str, list[Any]]:
         """All rows as lists, by column. An array is an array in its list."""
@@ -342,17 +346,14 @@ class BufferVersion(Reads):
         return self._view
 
     def __getattr__(self, name: str) -> Any:
-        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _CHANGES:
+            text += ": a version can only be read; buffer.rollback(version) goes back to it"
+        raise AttributeError(text, name=name, obj=self)
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:
-    return _as_table(view, view.columns_at(index))
-
-
-def _as_table(view: View, columns: Columns) -> pa.Table:
-    arrays = [to_arrow(field, columns[field.name]) for field in view.schema]
-    return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
+    return as_table(view.schema, view.columns_at(index))
 
 
 def _matching(view: View, where: Any) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Which rows stay and which go: functions of the row count, the column's values, the seed and the journal number.
+"""Retention: the rows that stay or go, as functions of their number, a column, the seed and the journal number.
 
-Nothing is remembered: the same arguments give the same rows in every process, so a journal that is replayed decides
-again what was decided when it was written. The choices are pinned by tests, since saved buffers depend on them.
+Nothing is remembered: the same arguments give the same rows in every process, so replaying a journal makes the same
+choices again. Tests pin the choices, since saved buffers depend on them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _STRATEGIES = {
     "drop_strategy": ("oldest", "random"),
     "by": ("uniform", "recent"),
 }
-"""The named ones of each parameter. All others are columns."""
+"""The named strategies of each parameter. Other names are columns."""
 _NAMED = _STRATEGIES["retain_prior_by"]
 
 _SPARSE = 8
-"""Up to a row in so many is chosen by drawing again what was drawn already; more of them by a number for every row."""
+"""At most 1/8 of the rows are chosen by drawing until enough are distinct; more of them by a number for each row."""
 
 _ALL = 2**64 - 1
 _LOW, _S32 = np.uint64(2**32 - 1), np.uint64(32)

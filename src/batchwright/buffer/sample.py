@@ -35,7 +35,7 @@ _S12 = np.uint64(12)
 _SQRT_HALF = math.sqrt(0.5)
 _LN2 = 0.6931471805599453
 _TINY = float(np.finfo(np.float64).tiny)
-"""What a probability that underflows is given as: weights divide by it."""
+"""The smallest probability that is reported: weights divide by it."""
 
 
 @dataclass(frozen=True, slots=True)

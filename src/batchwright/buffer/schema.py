@@ -1,4 +1,4 @@
-"""What the columns of a buffer are: their types and shapes, which ones a row must have, and how columns travel.
+"""Columns of a buffer: their types and shapes, and whether a row must have them.
 
 Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
 """

@@ -1,4 +1,4 @@
-"""Rows that are added, thinned out and changed: which blocks there are, and which of their rows are live.
+"""The table of a buffer: its blocks, and the rows of each that are live.
 
 Nothing is checked here and nothing is written to disk: a change that arrives is known to fit.
 """
@@ -203,7 +203,7 @@ class Table:
         return range(self.next_id - count, self.next_id)
 
     def _take_schema(self, schema: Schema) -> None:
-        if schema is self.schema:
+        if schema == self.schema:  # of a journal, it is another object
             return
         old, self.schema, self._writers = self.schema.by_name, schema, None
         grown = [f for f in schema if f.name in old and old[f.name].type != f.type and not old[f.name].is_null]

@@ -27,7 +27,7 @@ from batchwright.buffer.column import (
     sample_error,
     with_type,
 )
-from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
+from batchwright.buffer.plain_values import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
 from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
 __all__ = ["arrays_to_columns", "column_for_set", "infer_schema", "rows_of", "rows_to_columns", "schema_of_arrow"]

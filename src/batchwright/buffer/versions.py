@@ -1,4 +1,4 @@
-"""Versions of a buffer: what a commit is called, and how two of them differ."""
+"""Versions of a buffer: commits, and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchwright.base.words import counted, suggest
 from batchwright.buffer.compare import equal_rows, has_value
 from batchwright.buffer.view import View
 
-__all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
+__all__ = ["BufferDiff", "CommittedVersion", "VersionInfo", "find_version", "take_diff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class VersionInfo:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A version that is kept. Its rows are read from disk when they are first asked for."""
+class CommittedVersion:
+    """A version. Its rows are read from disk when they are first needed."""
 
     ordinal: int
     """Which one of a buffer's: it is never used again."""

@@ -1,4 +1,4 @@
-"""A version of a buffer: rows that do not change, whatever is done to the buffer afterwards."""
+"""Views: the rows of one version, which later changes to the buffer do not affect."""
 
 from __future__ import annotations
 

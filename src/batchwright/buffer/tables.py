@@ -11,7 +11,7 @@ import pyarrow as pa
 from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.base.words import first_line
 from batchwright.buffer.column import check_names, sample_error
-from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, rows_of_tensor
+from batchwright.buffer.plain_values import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, rows_of_tensor
 from batchwright.buffer.schema import Row
 
 __all__ = ["Normalized", "columns_of_table", "columns_to_extend"]

@@ -116,11 +116,13 @@ def array_of_tensor(tensor: Any) -> NDArray[Any]:
             got=describe(tensor),
             remedy="array.filled(value), and the mask as a column of its own",
         )
-    array = np.asarray(tensor) if isinstance(tensor, np.ndarray) else np.asarray(_numpy_of(tensor))
+    array = np.asarray(_numpy_of(tensor))
     if array.dtype in DTYPES:
         return array
     native = array.dtype.newbyteorder("=")
-    return array.astype(native, copy=False) if native in DTYPES else array
+    if native in DTYPES:
+        return array.astype(native)
+    return array
 
 
 def _numpy_of(tensor: Any) -> Any:
