@@ -136,7 +136,7 @@ def test_equal_schemas_are_equal_after_columns_were_encoded():
         codec.Change(2, 3, codec.encode_ids(np.array([1, 2])), b"columns", None),
         codec.Drop(3, 4, codec.encode_ids(np.array([], np.int64))),
         codec.Rollback(4, 5, 0),
-        codec.Settings(5, 6, None, "oldest", (1 << 64) - 1),
+        codec.SettingsChange(5, 6, None, "oldest", (1 << 64) - 1),
     ],
 )
 def test_a_change_comes_back_as_it_was(operation):

@@ -90,7 +90,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _owned(array: pa.Array) -> pa.Array:
-    """The array, with memory that nobody else can change.
+    """The array, in memory that no other code can change.
 
     Arrow shares the memory of NumPy arrays and does not say so; text never is of such memory, and what was read from a
     file cannot be changed.

@@ -43,7 +43,7 @@ class RowBatch:
         weights: Any = None,
         metadata: Metadata | None = None,
     ) -> None:
-        """`metadata` may be a function that makes it. The batch owns its columns: nobody else may write into them."""
+        """`metadata` may be a function that makes it. The batch owns its columns: do not write into them."""
         self.schema = schema
         self.ids: NDArray[np.int64] = np.asarray(ids, np.int64)
         self.index: NDArray[np.int64] = np.asarray(index, np.int64)
@@ -132,7 +132,7 @@ class RowBatch:
         return self._moved(lambda adapter, array: adapter.pinned(array))
 
     def _arrays(self) -> dict[str | None, Any]:
-        """The columns of numbers as they are given out; and weights, under None, which is no column's name."""
+        """The columns of numbers as users get them, and the weights under None, which is not the name of a column."""
         weights: dict[str | None, Any] = {} if self.weights is None else {None: self.weights}
         return {name: self[name] for name, column in self._columns.items() if isinstance(column, Numbers)} | weights
 

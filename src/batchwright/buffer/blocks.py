@@ -87,7 +87,7 @@ class NumberColumn:
         self.values: NDArray[Any] = values
         self.valid: NDArray[np.bool_] | None = valid
         self.shared: bool = shared
-        """`shared`: somebody else sees this memory, so rows that are there are changed in a copy."""
+        """`shared`: a version sees this memory too, so changes are made in a copy."""
         self.edition: int = 0
         """How often rows that were there got new values."""
         self.address: int = values.ctypes.data
@@ -193,7 +193,7 @@ class ArrowColumn:
         if type(value) is not str:
             raise SlowWrite
         if not value.isascii():
-            value.encode()  # half a surrogate pair is no text
+            value.encode()  # refuses half a surrogate pair
         if len(self._pending) >= _PENDING_ROWS:
             self.flush()
         self._pending.append(value)

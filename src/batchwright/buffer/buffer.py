@@ -24,9 +24,9 @@ from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
-from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
+from batchwright.buffer.retain import BufferSettings, check_by, column_of, kept_count
 from batchwright.buffer.schema import Columns, Schema, num_rows_of
-from batchwright.buffer.table import Table
+from batchwright.buffer.table import BufferTable
 from batchwright.buffer.tables import Normalized, columns_to_extend
 from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
@@ -71,7 +71,7 @@ class DatasetBuffer(Reads):
         if not isinstance(strategy, str):
             check_by(strategy, (), (), parameter="drop_strategy")
         most = None if max_size is None else at_least(1, max_size=max_size)
-        settings = Settings(most, strategy, whole_number(seed=seed))
+        settings = BufferSettings(most, strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
         if read_only and path is None:
             raise SpecError(
@@ -122,7 +122,7 @@ class DatasetBuffer(Reads):
             raise
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> BufferTable:
         return self._contents.table
 
     @property
@@ -130,7 +130,7 @@ class DatasetBuffer(Reads):
         """What samples are: "dict", "tensor" or "image"; None before the first."""
         return self._contents.kind
 
-    # Settings: those that it was opened with. Changes are chosen by them, so that they are part of a folder's journal.
+    # Settings are given when a buffer is opened. A folder's journal holds them, since they decide what changes do.
 
     @property
     def max_size(self) -> int | None:
@@ -283,7 +283,7 @@ class DatasetBuffer(Reads):
     ) -> T:
         """One change: write it down, then make it. If either fails, the buffer is as it was.
 
-        `in_place`: rows get new values where they lie. An interrupt (Ctrl-C) comes after it then, not in its middle.
+        `in_place`: the change overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
         """
         contents, now = self._contents, time.time_ns() // 1000
         if self._disk is not None:
@@ -411,7 +411,7 @@ class DatasetBuffer(Reads):
         return BufferVersion(kept.view, self.seed, kept.kind)
 
     def snapshot(self) -> BufferVersion:
-        """The rows as they are now, to read: they stay so whatever is done to the buffer."""
+        """The rows as they are now, to read. Later changes to the buffer do not affect them."""
         with self._lock:
             return BufferVersion(self._table.view(), self.seed, self.kind)
 
@@ -478,7 +478,7 @@ class DatasetBuffer(Reads):
 
         Versions are not taken along.
         """
-        disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
+        disk, found = Durable.open(path, BufferSettings(), read_only=True, salvage=True)
         disk.folder.close()
         if (local_path(to=to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
@@ -540,7 +540,7 @@ class DatasetBuffer(Reads):
         return _from_content, (self._hold(), contents.kind, contents.settings, contents.table.next_id)
 
 
-def _from_content(view: View, kind: str | None, settings: Settings, next_id: int) -> DatasetBuffer:
+def _from_content(view: View, kind: str | None, settings: BufferSettings, next_id: int) -> DatasetBuffer:
     return buffer_of(Contents.of(view, kind, settings, next_id=next_id))
 
 

@@ -23,7 +23,7 @@ __all__ = [
     "Drop",
     "Operation",
     "Rollback",
-    "Settings",
+    "SettingsChange",
     "decode",
     "decode_columns",
     "decode_ids",
@@ -86,7 +86,7 @@ class Rollback(msgspec.Struct, array_like=True, tag=4, frozen=True):
     version: int
 
 
-class Settings(msgspec.Struct, array_like=True, tag=5, frozen=True):
+class SettingsChange(msgspec.Struct, array_like=True, tag=5, frozen=True):
     """Other settings from here on."""
 
     number: int
@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, array_like=True, tag=5, frozen=True):
     seed: int
 
 
-Operation = Append | Change | Drop | Rollback | Settings
+Operation = Append | Change | Drop | Rollback | SettingsChange
 
 _operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.buffer.retain import Settings, column_of, drop, keep, kept_count
+from batchwright.buffer.retain import BufferSettings, column_of, drop, keep, kept_count
 from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
-from batchwright.buffer.table import Table
+from batchwright.buffer.table import BufferTable
 from batchwright.buffer.versions import CommittedVersion, VersionInfo, find_version
 from batchwright.buffer.view import View
 
@@ -24,14 +24,14 @@ __all__ = ["Contents"]
 class Contents:
     """Rows, what kind of samples they are, how they are chosen, and the versions that were committed."""
 
-    def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008  # a value: it does not change
-        self.table: Table = Table()
+    def __init__(self, settings: BufferSettings = BufferSettings()) -> None:  # noqa: B008  # a value: it does not change
+        self.table: BufferTable = BufferTable()
         self.kind: str | None = None
-        self.settings: Settings = settings
+        self.settings: BufferSettings = settings
         self.versions: list[CommittedVersion] = []
 
     @classmethod
-    def of(cls, view: View, kind: str | None, settings: Settings, *, next_id: int | None = None) -> Contents:
+    def of(cls, view: View, kind: str | None, settings: BufferSettings, *, next_id: int | None = None) -> Contents:
         """The rows of a view, which keep their ids and their memory."""
         made = cls(settings)
         made.kind = kind
@@ -93,7 +93,7 @@ class Contents:
         self.table.replace(kept.view.share().segments, kept.view.schema)
         self.kind = kept.kind
 
-    def choose_by(self, settings: Settings) -> None:
+    def choose_by(self, settings: BufferSettings) -> None:
         """Other settings from now on."""
         self.settings = settings
         self.table.begin_change()

@@ -22,7 +22,7 @@ from batchwright.buffer import codec
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
-from batchwright.buffer.retain import Settings, check_by
+from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.schema import Columns
 from batchwright.buffer.versions import CommittedVersion, VersionInfo
 from batchwright.buffer.view import View
@@ -54,10 +54,10 @@ class Durable:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], asked: Settings, *, read_only: bool, salvage: bool = False
+        cls, path: str | os.PathLike[str], asked: BufferSettings, *, read_only: bool, salvage: bool = False
     ) -> tuple[Durable, Contents]:
-        """A folder to write to (or to read), and what is in it. Settings that were asked for are taken."""
-        path = local_path(path=path).absolute()  # whoever changes the current folder later means this one still
+        """A folder to write to (or to read), and what is in it, with the settings that were asked for."""
+        path = local_path(path=path).absolute()  # the process may change its current folder
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
         disk = cls(folder)
         try:
@@ -91,9 +91,9 @@ class Durable:
             self.folder.open_journal(after=last)
         return contents
 
-    def _take_settings(self, contents: Contents, asked: Settings) -> None:
-        """Settings that were asked for replace those that are stored, where they are not the defaults."""
-        stored, defaults = contents.settings, Settings()._asdict()
+    def _take_settings(self, contents: Contents, asked: BufferSettings) -> None:
+        """Settings that were asked for replace the stored ones, unless they are the defaults."""
+        stored, defaults = contents.settings, BufferSettings()._asdict()
         wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
         if wanted == stored:
             return
@@ -104,7 +104,7 @@ class Durable:
             contents.settings = wanted
             self.checkpoint(contents)
             return
-        self.write(codec.Settings(contents.table.number + 1, time.time_ns() // 1000, *wanted))
+        self.write(codec.SettingsChange(contents.table.number + 1, time.time_ns() // 1000, *wanted))
         contents.choose_by(wanted)
 
     def _replay(self, contents: Contents, change: codec.Operation) -> None:
@@ -131,8 +131,8 @@ class Durable:
                 contents.drop(codec.decode_ids(change.ids))
             case codec.Rollback():
                 contents.roll_back(self._version(contents, change.version))
-            case codec.Settings():
-                contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
+            case codec.SettingsChange():
+                contents.choose_by(BufferSettings(change.max_size, change.drop_strategy, change.seed))
 
     def _version(self, contents: Contents, ordinal: int) -> CommittedVersion:
         kept = contents.version_of(ordinal)
@@ -249,7 +249,7 @@ class Durable:
         table.replace(view.segments, view.schema)
         table.number, table.next_id = document["number"], document["next_id"]
         table.next_serial, table.origins = document["next_serial"], list(document["origins"])
-        contents.kind, contents.settings = document["kind"], Settings(*document["settings"])
+        contents.kind, contents.settings = document["kind"], BufferSettings(*document["settings"])
 
     def _find_versions(self, contents: Contents) -> None:
         """Versions as they are listed now: without those that the writer has let go of."""

@@ -160,15 +160,9 @@ def _texts(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     _check_types(values, accepted, str(kind), remedy)
     try:
         made = pa.array(values, kind)
-    except UnicodeEncodeError as error:
-        raise Misfit(
-            f"text that is not Unicode: a lone surrogate at character {error.start}",
-            has=str(kind),
-            got="str",
-            remedy='text.encode("utf-8", "replace").decode(), or bytes',
-        ) from None
-    except (pa.ArrowException, TypeError, ValueError) as error:  # e.g. a memoryview with gaps
-        raise Misfit(first_line(error), has=str(kind), got=describe(values[0]), remedy=remedy) from None
+    except (pa.ArrowException, TypeError, ValueError) as error:  # a lone surrogate, a memoryview with gaps
+        got, remedy = describe(values[-1]), 'text.encode("utf-8", "replace").decode(), or bytes(value)'
+        raise Misfit(first_line(error), has=str(kind), got=got, remedy=remedy) from None
     if isinstance(made, pa.ChunkedArray):
         raise Misfit("more than 2 GiB in one column at once", has=str(kind), remedy="fewer rows at a time")
     return made

@@ -1,4 +1,4 @@
-"""The Arrow type of Python values, such that all of them come back as they were."""
+"""Type inference: the Arrow type that holds some Python values without loss."""
 
 from __future__ import annotations
 

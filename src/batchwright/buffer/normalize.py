@@ -68,7 +68,7 @@ def register_normalizer(kind: type) -> Callable[[F], F]:
 
 
 def takes_dicts() -> bool:
-    """Whether somebody registered a normalizer that plain dicts go through."""
+    """Whether plain dicts go through a registered normalizer."""
     return bool(_NORMALIZERS) and any(issubclass(dict, kind) for kind in _NORMALIZERS)
 
 
@@ -123,7 +123,7 @@ def _normalizer_of(sample: Any) -> Normalizer | None:
     kind = type(sample)
     if not _NORMALIZERS or kind in _NORMALIZERS:
         return _NORMALIZERS.get(kind)
-    if kind in (list, tuple):  # many samples, unless somebody registered just these
+    if kind in (list, tuple):  # many samples, unless a normalizer is registered for lists
         return None
     return next((_NORMALIZERS[base] for base in reversed(_NORMALIZERS) if isinstance(sample, base)), None)
 

@@ -57,7 +57,7 @@ class Parts:
 
     def write(self, segment: Segment, schema: Schema) -> Document:
         """Have a segment's rows on disk, and say where."""
-        block, stop = segment.block, segment.stop  # rows behind it are nobody's, and an older column may lack them
+        block, stop = segment.block, segment.stop  # no version has rows behind it, and an older column may lack them
         parts = self._parts.setdefault(block.serial, [])
         columns = _columns_of(segment)
         missing: dict[int, list[str]] = {}

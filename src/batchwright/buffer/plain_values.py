@@ -159,7 +159,7 @@ def png(image: Any) -> bytes:
 
 
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""Modes that a reopened PNG still has. Mode I comes back as I;16 from older versions of Pillow, cut to 16 bits."""
+"""Modes that a PNG keeps. Older versions of Pillow read mode I as I;16, cut to 16 bits."""
 
 
 def plain(value: Any, depth: int = 0) -> Any:

@@ -57,7 +57,7 @@ class Reads(ABC):
         """The rows as they are now, for a read that copies them."""
 
     def _hold(self) -> View:
-        """The rows, for somebody who keeps them: they will not change."""
+        """The rows, to keep: later changes to the buffer do not affect them."""
         with self._lock:
             return self._look().share()
 
@@ -161,12 +161,12 @@ class Reads(ABC):
         """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
         from batchwright.buffer.contents import Contents
-        from batchwright.buffer.retain import Settings
+        from batchwright.buffer.retain import BufferSettings
 
         view = self._hold()
         index = view.checked(indices)
         refuse_twice(index, "indices")
-        contents = Contents.of(view, self.kind, Settings(seed=self.seed))
+        contents = Contents.of(view, self.kind, BufferSettings(seed=self.seed))
         contents.select(view, index)
         return buffer_of(contents)
 
@@ -201,7 +201,7 @@ class Reads(ABC):
         replace: bool = True,
         seed: int | None = None,
     ) -> RowBatch:
-        """n rows: a function of (journal number, seed, step), whoever asks and whenever.
+        """n rows: a function of (journal number, seed, step) alone.
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
         row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
@@ -278,7 +278,7 @@ class Reads(ABC):
     # Conversions
 
     def to_table(self) -> pa.Table:
-        """All rows as an Arrow table: over the same memory where they lie in one run."""
+        """All rows as an Arrow table: over the same memory if they are in one block."""
         view = self._hold()
         return as_table(view.schema, view.columns())
 

@@ -18,7 +18,18 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.base.words import suggest
 
-__all__ = ["Settings", "below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
+__all__ = [
+    "BufferSettings",
+    "below",
+    "check_by",
+    "choose",
+    "column_of",
+    "drop",
+    "is_number",
+    "keep",
+    "kept_count",
+    "sequence",
+]
 
 _STRATEGIES = {
     "retain_prior_by": ("latest", "oldest", "random"),
@@ -37,7 +48,7 @@ _COUNTED = np.arange(4096, dtype=np.uint64)
 _COUNTED.flags.writeable = False
 
 
-class Settings(NamedTuple):
+class BufferSettings(NamedTuple):
     """How a buffer chooses what goes and what is drawn."""
 
     max_size: int | None = None
@@ -53,17 +64,11 @@ def kept_count(n: int, fraction: Any) -> int:
     >>> kept_count(100, 0.29), kept_count(3, 0.5), kept_count(3, -1)
     (29, 1, 0)
     """
-    if not is_number(fraction):
+    if not is_number(fraction) or fraction != fraction:
         raise SpecError(
-            f"retain_prior must be a number from 0 to 1, got {fraction!r}",
+            f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}",
             parameter="retain_prior",
             remedy="retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none",
-        )
-    if fraction != fraction:
-        raise SpecError(
-            "retain_prior is NaN, which is no share of the rows",
-            parameter="retain_prior",
-            remedy="look at how it was computed (0/0?); retain_prior=1.0 keeps all rows",
         )
     if fraction > 1:
         remedy = "retain_prior=1.0 for all rows"
@@ -148,7 +153,7 @@ def keep(
     seed: int,
     number: int,
 ) -> slice | NDArray[np.int64]:
-    """The `count` of n rows that stay, ascending: a slice where they lie side by side by rule.
+    """The `count` of n rows that stay, ascending: a slice for "latest" and "oldest".
 
     | by         | kept                                     |
     |------------|------------------------------------------|
@@ -183,7 +188,7 @@ def drop(
     seed: int,
     number: int,
 ) -> slice | NDArray[np.int64]:
-    """The `count` of n rows that go, ascending: a slice where they lie side by side by rule.
+    """The `count` of n rows that go, ascending: a slice for "oldest".
 
     | by         | dropped                                  |
     |------------|------------------------------------------|
@@ -254,14 +259,14 @@ def choose(n: int, count: int, key: int) -> NDArray[np.int64]:
     if 2 * count > n:
         return _all_but(choose(n, n - count, key), n)
     if _SPARSE * count > n:
-        noise = mix64(counted(0, n), np.uint64(key))  # all different: mix64 is a bijection
+        noise = mix64(sequence(0, n), np.uint64(key))  # all different: mix64 is a bijection
         limit = np.partition(noise, count - 1)[count - 1]
         return np.flatnonzero(noise <= limit).astype(np.int64, copy=False)
     chosen, num_drawn = np.empty(0, np.int64), 0
     while len(chosen) < count:
         # Never more than are missing, so that the set does not depend on how many are drawn at once.
         more = count - len(chosen)
-        noise = mix64(counted(num_drawn, more), np.uint64(key))
+        noise = mix64(sequence(num_drawn, more), np.uint64(key))
         chosen = _distinct(np.concatenate([chosen, below(noise, n)]))
         num_drawn += more
     return chosen
@@ -288,7 +293,7 @@ def _all_but(gone: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return np.flatnonzero(stays).astype(np.int64, copy=False)
 
 
-def counted(start: int, count: int) -> U64:
+def sequence(start: int, count: int) -> U64:
     """`count` numbers from `start` on, to be mixed; not to be written to."""
     stop = start + count
     return _COUNTED[start:stop] if stop <= len(_COUNTED) else np.arange(start, stop, dtype=np.uint64)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
-from batchwright.buffer.retain import below, choose, counted, is_number
+from batchwright.buffer.retain import below, choose, is_number, sequence
 
 __all__ = ["Draw", "Priorities", "draw", "weights"]
 
@@ -158,7 +158,7 @@ def draw(
 
 
 def _noise(count: int, key: int) -> U64:
-    return mix64(counted(0, count), np.uint64(key))
+    return mix64(sequence(0, count), np.uint64(key))
 
 
 def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> Draw:

@@ -27,7 +27,7 @@ class Numbers(NamedTuple):
 
     values: NDArray[Any]
     valid: NDArray[np.bool_] | None = None
-    """None: all of them. Where False, the value is of no meaning."""
+    """None: all of them. Where False, the value means nothing."""
 
     @property
     def has_value(self) -> NDArray[np.bool_]:
@@ -36,7 +36,7 @@ class Numbers(NamedTuple):
 
 Values: TypeAlias = Numbers | pa.Array
 Columns: TypeAlias = dict[str, Values]
-"""Rows on their way in or out, by column: all of one length. The field says which of the two a column is."""
+"""Rows on their way in or out, by column: all of one length. The field decides whether a column is Numbers or Arrow."""
 
 
 def num_rows_of(columns: Columns) -> int:

@@ -27,7 +27,7 @@ from batchwright.buffer.blocks import (
 from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
 from batchwright.buffer.view import View
 
-__all__ = ["Table"]
+__all__ = ["BufferTable"]
 
 _SPARSE = 0.75
 """A block with a smaller share of live rows is written anew."""
@@ -47,7 +47,7 @@ class _Writers(NamedTuple):
     row_bytes: int
 
 
-class Table:
+class BufferTable:
     """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
 
     def __init__(self) -> None:
@@ -427,7 +427,7 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
 
 
 def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
-    """Neighbours of sparse blocks in groups of at most so many rows; each of the others alone."""
+    """Groups of neighbours in sparse blocks, of at most `limit` rows; each of the others alone."""
     groups: list[list[Segment]] = []
     for segment in segments:
         group = [*(groups[-1] if groups else []), segment]

@@ -70,7 +70,7 @@ def columns_of_table(source: Any) -> dict[str, Any] | None:
 
 
 def _table(source: Any) -> pa.Table:
-    if isinstance(source, pa.Table):  # not by its stream, in which memory that somebody can change does not look so
+    if isinstance(source, pa.Table):  # its stream would hide that the memory may change
         return source
     if isinstance(source, pa.RecordBatch):
         return pa.Table.from_batches([source])

@@ -28,7 +28,7 @@ _HASHED_ROWS = 4096
 class View:
     """The rows of one version, by number. Costs nothing to make, and holds no row of its own.
 
-    A batch is one gather for each column of numbers: rows are found by their address, in however many blocks they lie.
+    A batch is one gather for each column of numbers: rows are found by address, in any number of blocks.
     """
 
     def __init__(self, segments: Sequence[Segment], schema: Schema, number: int, origins: Sequence[str | None]) -> None:
@@ -201,7 +201,7 @@ class View:
         return joined.take(pa.array(back))
 
     def column(self, name: str) -> Values:
-        """One column of all rows, to read: a view where they lie in one run, else a copy.
+        """One column of all rows, to read: a view if they are in one block, else a copy.
 
         To keep it, `share` first: rows may get new values in the same memory otherwise.
         """
@@ -267,14 +267,14 @@ class View:
         return View(self.segments, schema, self.number, self.origins)
 
     def share(self) -> View:
-        """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""
+        """Mark all columns as shared: later changes are made in a copy."""
         for segment in self.segments:
             for column in segment.columns.values():
                 column.shared = True
         return self
 
     def content_fingerprint(self) -> str:
-        """Names the rows: equal rows give the same, however they came and in whatever blocks they are."""
+        """Names the rows: equal rows have equal fingerprints, in any blocks."""
         return self._fingerprint
 
     @cached_property
