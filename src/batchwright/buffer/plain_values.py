@@ -1,20 +1,34 @@
-"""Other libraries' values as plain ones: NumPy arrays, bytes, dicts, lists, numbers. None of them is imported."""
+"""Values of other libraries as plain ones: arrays, bytes, dicts, lists, numbers. Imports none of these libraries."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import sys
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "SIMPLE", "Misfit", "array_of_tensor", "describe", "is_array", "kind_of", "plain", "png"]
+from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
+from batchwright.base.words import first_line
+
+__all__ = [
+    "DTYPES",
+    "SIMPLE",
+    "Misfit",
+    "array_of_tensor",
+    "describe",
+    "is_array",
+    "kind_of",
+    "members_of",
+    "plain",
+    "png",
+    "rows_of_tensor",
+]
 
 DTYPES = frozenset(np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))
-"""What arrays are kept as: in this machine's byte order."""
+"""The types of the arrays that are kept, in this machine's byte order."""
 SIMPLE = frozenset((type(None), bool, int, float, str, bytes, *(dtype.type for dtype in DTYPES)))
 _DEEPEST = 64
 
@@ -23,10 +37,16 @@ class Misfit(Exception):
     """A value that cannot be kept, before anyone knows which row it is in."""
 
     def __init__(
-        self, what: str, *, path: str = "", has: str | None = None, got: str | None = None, remedy: str | None = None
+        self,
+        what: str,
+        *,
+        has: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+        kind: type[BatchwrightError] = SampleError,
     ) -> None:
         super().__init__(what)
-        self.what, self.path, self.has, self.got, self.remedy = what, path, has, got, remedy
+        self.what, self.path, self.has, self.got, self.remedy, self.kind = what, "", has, got, remedy, kind
 
     def inside(self, step: str) -> Misfit:
         """The same, named from one level further out."""
@@ -35,7 +55,7 @@ class Misfit(Exception):
 
 
 def kind_of(cls: type[Any]) -> str | None:
-    """What another library's class is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
+    """What a class of another library is: "tensor", "array", "image", "dataset", "pandas", "polars", or None."""
     return _kind_of(cls)  # type: ignore[arg-type]
 
 
@@ -66,36 +86,47 @@ _CLASSES = {
     ("polars", "Series"): "series",
     ("polars", "LazyFrame"): "lazy",
 }
-"""By the library and the name of a class, which is all that can be known of it without an import."""
+"""By the library and the name of the class: all that can be seen of it without an import."""
 
 
 def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or kind_of(type(value)) in ("tensor", "array")
 
 
+def rows_of_tensor(tensor: Any, remedy: str) -> NDArray[Any]:
+    """A tensor of numbers with at least one dimension; `remedy` says what to do about one without."""
+    array = array_of_tensor(tensor)
+    if not array.ndim:
+        what = "a tensor without dimensions is a number"
+        raise Misfit(what, got=describe(tensor), remedy=remedy, kind=SampleTypeError)
+    if array.dtype not in DTYPES:
+        raise Misfit(
+            f"a tensor of {array.dtype}: only numbers and bool are kept",
+            got=describe(tensor),
+            remedy='numbers, or extend({"name": array}) for texts and objects',
+        )
+    return array
+
+
 def array_of_tensor(tensor: Any) -> NDArray[Any]:
     """A tensor or array of any library as NumPy, in this machine's byte order; shares memory where it can."""
-    if type(tensor) is not np.ndarray:
-        if isinstance(tensor, np.ma.MaskedArray):
-            raise Misfit(
-                "a masked array: its mask would be lost",
-                got=describe(tensor),
-                remedy="array.filled(value), and the mask as a column of its own",
-            )
-        if not isinstance(tensor, np.ndarray):
-            tensor = _numpy_of(tensor)
-        tensor = np.asarray(tensor)
-    dtype = tensor.dtype
-    if dtype in DTYPES and dtype.isnative:
-        return tensor  # type: ignore[no-any-return]
-    if dtype.newbyteorder("=") in DTYPES:
-        return tensor.astype(dtype.newbyteorder("="))  # type: ignore[no-any-return]
-    return tensor  # type: ignore[no-any-return]
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise Misfit(
+            "a masked array: its mask would be lost",
+            got=describe(tensor),
+            remedy="array.filled(value), and the mask as a column of its own",
+        )
+    array = np.asarray(_numpy_of(tensor))
+    if array.dtype in DTYPES:
+        return array
+    native = array.dtype.newbyteorder("=")
+    if native in DTYPES:
+        return array.astype(native)
+    return array
 
 
 def _numpy_of(tensor: Any) -> Any:
-    # Told by name: NumPy and Arrow have no such type, and frameworks fail in different ways and words.
-    if "bfloat16" in str(tensor.dtype):
+    if "bfloat16" in str(tensor.dtype):  # frameworks fail in different ways and words
         remedy = ".float()" if kind_of(type(tensor)) == "tensor" else ".astype('float32')"
         raise Misfit("bfloat16 has no place in NumPy or Arrow", got=describe(tensor), remedy=f"tensor{remedy}")
     try:
@@ -104,7 +135,7 @@ def _numpy_of(tensor: Any) -> Any:
         return np.asarray(tensor)
     except (TypeError, RuntimeError, ValueError, NotImplementedError) as error:
         raise Misfit(
-            f"this tensor cannot be turned into NumPy: {(str(error).splitlines() or [''])[0]}",
+            f"this tensor cannot be turned into NumPy: {first_line(error)}",
             got=describe(tensor),
             remedy="a dense tensor of ordinary numbers, e.g. tensor.to_dense().float()",
         ) from None
@@ -112,36 +143,27 @@ def _numpy_of(tensor: Any) -> Any:
 
 def png(image: Any) -> bytes:
     """An image as a PNG file that opens with the same mode and the same pixels."""
-    mode = image.mode
-    refused = Misfit(
-        f"PNG cannot keep an image of mode {mode!r}", got=f"image of mode {mode}", remedy='image.convert("RGB")'
-    )
-    if mode not in _PNG_MODES:
-        raise refused
+    if image.mode not in _PNG_MODES:
+        got, remedy = f"image of mode {image.mode}", 'image.convert("RGB")'
+        raise Misfit(f"PNG cannot keep an image of mode {image.mode!r}", got=got, remedy=remedy)
     file = io.BytesIO()
     try:
         image.save(file, "PNG")
-        file.seek(0)
-        reopened = (
-            sys.modules["PIL.Image"].open(file).mode
-        )  # reads the header only; what is saved depends on the version
     except (OSError, ValueError, KeyError, SystemError) as error:
         raise Misfit(
-            f"this image cannot be written as PNG: {(str(error).splitlines() or [''])[0]}",
-            got=f"image of mode {mode}, {image.size}",
+            f"this image cannot be written as PNG: {first_line(error)}",
+            got=f"image of mode {image.mode}, {image.size}",
             remedy="an image that is loaded, and has at least one pixel",
         ) from None
-    if reopened != mode:
-        raise refused
     return file.getvalue()
 
 
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""Those that a reopened PNG has again. Mode I comes back as I;16 from older versions of Pillow, cut to 16 bits."""
+"""Modes that a PNG keeps. Older versions of Pillow read mode I as I;16, cut to 16 bits."""
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value of a row as None, bool, number, str, bytes, number array, list, dict, or what Arrow may know."""
+    """A value of a row as None, bool, number, str, bytes, number array, list or dict; others as they are."""
     kind = type(value)
     if kind in SIMPLE:
         return value
@@ -151,43 +173,42 @@ def plain(value: Any, depth: int = 0) -> Any:
         raise Misfit(
             f"nested more than {_DEEPEST} levels deep, or inside itself", got=describe(value), remedy="a flatter value"
         )
-    if kind is list or kind is tuple:
-        return value if kind is list and SIMPLE.issuperset(map(type, value)) else _list(value, depth)
-    if isinstance(value, dict):
-        return {key: _inside(f".{key}", member, depth) for key, member in value.items()}
+    if kind is list and SIMPLE.issuperset(map(type, value)):
+        return value
+    members = members_of(value)
+    if members is not None:
+        return {key: _inside(f".{key}", member, depth) for key, member in members.items()}
+    if isinstance(value, list | tuple):
+        return [_inside("[]", member, depth) for member in value]
+    if isinstance(value, memoryview):
+        return bytes(value) if value.format in ("B", "b", "c") else _array(np.array(value), depth)
     if is_array(value):
         return _array(array_of_tensor(value), depth)
     if kind_of(kind) == "image":
         return png(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {f.name: _inside(f".{f.name}", getattr(value, f.name), depth) for f in fields}
-    if isinstance(value, tuple):
-        names = getattr(kind, "_fields", None)
-        if names is None:
-            return _list(value, depth)
-        return {name: _inside(f".{name}", member, depth) for name, member in zip(names, value, strict=True)}
-    if isinstance(value, list):
-        return _list(value, depth)
-    if isinstance(value, memoryview):
-        return bytes(value) if value.format in ("B", "b", "c") else _array(np.array(value), depth)
     return value
+
+
+def members_of(value: Any) -> dict[Any, Any] | None:
+    """The members of a dict, a dataclass or a named tuple; None of other values."""
+    if isinstance(value, dict):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    names = getattr(type(value), "_fields", None)
+    return dict(zip(names, value, strict=True)) if names is not None and isinstance(value, tuple) else None
 
 
 def _array(array: NDArray[Any], depth: int) -> Any:
     if not array.ndim:
-        return plain(array[()], depth + 1) if array.dtype.kind != "O" else plain(array.item(), depth + 1)
+        return plain(array.item() if array.dtype.kind == "O" else array[()], depth + 1)
     if array.dtype.kind in "OUSTMm":  # texts, objects, dates: lists of them
-        return _list(list(array), depth)
+        return [_inside("[]", value, depth) for value in array]
     if array.dtype not in DTYPES:
-        remedies = {
-            "c": "np.stack([array.real, array.imag], -1)",
-            "V": "array.astype(np.float32), or one column for each of its fields",
-        }
         raise Misfit(
             f"arrays of {array.dtype} have no Arrow type",
             got=describe(array),
-            remedy=remedies.get(array.dtype.kind, "array.astype(np.float64)"),
+            remedy=_REMEDIES.get(array.dtype.kind, "array.astype(np.float64)"),
         )
     if not array.size:
         raise Misfit(
@@ -198,11 +219,16 @@ def _array(array: NDArray[Any], depth: int) -> Any:
     return array
 
 
-def _list(values: Any, depth: int) -> list[Any]:
-    return [_inside("[]", value, depth) for value in values]
+_REMEDIES = {
+    "c": "np.stack([array.real, array.imag], -1)",
+    "V": "array.astype(np.float32), or one column for each of its fields",
+}
+"""What to do about arrays of complex numbers and of records."""
 
 
 def _inside(step: str, value: Any, depth: int) -> Any:
+    if type(value) in SIMPLE:
+        return value
     try:
         return plain(value, depth + 1)
     except Misfit as misfit:
@@ -210,7 +236,7 @@ def _inside(step: str, value: Any, depth: int) -> Any:
 
 
 def describe(value: Any) -> str:
-    """What an error calls the type of a value: `float32[84]`, `int`, `str`, `null`.
+    """The name of a value's type in an error: `float32[84]`, `int`, `str`, `null`.
 
     >>> describe(np.zeros((2, 3), np.float32)), describe(1), describe(np.int8(1)), describe(None)
     ('float32[2, 3]', 'int', 'np.int8', 'null')
