@@ -112,6 +112,13 @@ class Refills:
         """The draw after which nothing is left of what was added so far."""
         return self._at + self._entries
 
+    def until(self) -> int:
+        """The draw at which the next refill happens, or after which nothing is left."""
+        due = self.due()
+        if due is None:
+            return self.end()
+        return due
+
     def next(self, held_rows: int) -> Refill:
         """Make the refill that is due. `held_rows`: rows of which at least one entry is left at that draw."""
         at, size = self._next()
@@ -211,8 +218,7 @@ def generations(refills: Refills, names: Names) -> Iterator[Generation]:
     left = np.empty(0, np.int32)
     while refills.due() is not None:
         refill, order = _refilled(refills, left, names)
-        due = refills.due()
-        until = refills.end() if due is None else due
+        until = refills.until()
         yield Generation(refill, order, until)
         left = order[until - refill.at :]
 
