@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from batchwright.cli.common import counted, printable, table
-from batchwright.order.plan import MANY_EPOCHS
+from batchwright.order.plan_words import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan, PlanSource

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
-from batchwright.order.disk_cache import kept_pattern
 from batchwright.order.draw import draw_slots, source_dtype
 
 __all__ = ["Pattern", "build_pattern", "integer_shares"]
@@ -24,8 +23,6 @@ _FIRST_SLOTS = 1 << 16
 _MOST_SLOTS = 1 << 22
 _FEWEST_ROWS = 50
 """A source has at least this many slots of the pattern, so that its effective share is within 1 % of what was asked."""
-_WORTH_KEEPING = 1 << 18
-"""Patterns from this many slots on are kept on disk: building one takes 0.1 s or more, reading it a millisecond."""
 
 
 def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int, list[int]]:
@@ -135,9 +132,4 @@ def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Patt
     """
     common = gcd(*counts)  # shares with a common divisor repeat sooner, and in the same order
     counts = tuple(count // common for count in counts)
-    dtype = source_dtype(len(counts))
-    if num_slots is not None and num_slots < sum(counts):
-        return Pattern(draw_slots(counts, num_slots), len(counts))
-    if sum(counts) < _WORTH_KEEPING or max(counts) == sum(counts):
-        return Pattern(draw_slots(counts), len(counts))
-    return Pattern(kept_pattern(counts, dtype, draw_slots), len(counts))
+    return Pattern(draw_slots(counts, num_slots), len(counts))
