@@ -3,10 +3,10 @@
 from batchwright.order.mix import Pattern, build_pattern
 from batchwright.order.natural import Natural
 from batchwright.order.permute import Permutation, permutation
-from batchwright.order.pool import Pool, blocks_for, pool
 from batchwright.order.schedule import ORDER_VERSION, Draw, Order, Stretch
 from batchwright.order.sharding import register_sharding
 from batchwright.order.split import Cut, share
+from batchwright.order.windows import WindowShuffle, blocks_for, window_shuffle
 
 __all__ = [
     "ORDER_VERSION",
@@ -16,12 +16,12 @@ __all__ = [
     "Order",
     "Pattern",
     "Permutation",
-    "Pool",
     "Stretch",
+    "WindowShuffle",
     "blocks_for",
     "build_pattern",
     "permutation",
-    "pool",
     "register_sharding",
     "share",
+    "window_shuffle",
 ]

@@ -1,7 +1,7 @@
-"""Cut the stream of rows into steps by tokens: as many rows of similar length as fit, inside blocks of 4,096 rows.
+"""Steps by tokens: as many rows of similar length as fit, cut inside blocks of 4,096 rows.
 
-What is cut, and in which order it comes, is a function of the block's widths alone, so every rank cuts alike, and a
-position (rows handed over) says where a run is: its block, and by their counts the batches that came before.
+The batches of a block and their order are a function of the block's widths alone, so every rank cuts alike, and a
+position (rows handed over) names the place of a run: its block, and by their counts the batches that came before.
 """
 
 from __future__ import annotations

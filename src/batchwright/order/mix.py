@@ -123,7 +123,6 @@ class Pattern:
         return counts
 
 
-@lru_cache(maxsize=128)
 def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Pattern:
     """The pattern in which source i has counts[i] of sum(counts) slots; `num_slots`: only so many will be looked at.
 
@@ -132,4 +131,9 @@ def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Patt
     """
     common = gcd(*counts)  # shares with a common divisor repeat sooner, and in the same order
     counts = tuple(count // common for count in counts)
+    return _built(counts, min(num_slots or sum(counts), sum(counts)))
+
+
+@lru_cache(maxsize=128)
+def _built(counts: tuple[int, ...], num_slots: int) -> Pattern:
     return Pattern(draw_slots(counts, num_slots), len(counts))

@@ -24,7 +24,7 @@ class Natural:
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self.num_rows: int = sum(sizes)
-        self._step = [_END // n if n else 0 for n in sizes]
+        self._step = [_END // max(n, 1) * (n > 0) for n in sizes]
         self._live = np.flatnonzero(sizes)
         self._size = np.array(sizes, np.int64)[self._live]
         self._times = np.array(self._step, np.int64)[self._live]
