@@ -330,7 +330,7 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan from the file `path`, with the runs that are recorded there."""
         body = read_plan(path)
-        plan = cls.from_spec(body.get("plan"), where=path)
+        plan = cls.from_spec(body.get("plan", {}), where=path)
         if plan.fingerprint != body.get("fingerprint"):
             raise PlanError(
                 "this plan was changed after it was written",
@@ -347,7 +347,7 @@ class Plan:
         return replace(plan, runs=runs, places=places)
 
     @classmethod
-    def from_spec(cls, spec: Any, where: object = None) -> Plan:
+    def from_spec(cls, spec: Mapping[str, Any], where: object = None) -> Plan:
         """The plan that has this `spec`; errors say that it is of the file `where`."""
         try:
             given = {**spec, "sources": [_with_pairs(source) for source in spec["sources"]]}

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from typing import Any
@@ -80,7 +80,7 @@ class StreamingMixedShardDataset:
         allow_pickle: bool = False,
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
-        augmentation: str | Augmentation | Any | None = None,
+        augmentation: str | Augmentation | Callable[..., Any] | None = None,
         batch_size: int | None = None,
         is_validation: bool = False,
         on_memory_limit: str = "raise",
