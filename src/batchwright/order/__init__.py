@@ -1,4 +1,4 @@
-"""Which sample is number i: positions only, never data."""
+"""The order of samples: positions only, never data."""
 
 from batchwright.order.mix import Pattern, build_pattern
 from batchwright.order.natural import Natural

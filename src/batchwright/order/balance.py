@@ -120,7 +120,7 @@ def balance(costs: ArrayLike, world: int, *, equal_counts: bool = False) -> Bala
     - Fewer rows than ranks: each row has a rank for itself, as `share` says, and the other ranks have none.
 
     Costs that are not integers are rounded to 2**-44 of the largest or finer (of up to 65,536 rows), and all of this
-    is meant of the rounded ones. It is no search for the very best: of a few rows for each rank the result can lie some
+    is meant of the rounded ones. The result is not always the best: with a few rows for each rank it can be some
     percent above it. So can equal counts of rows of two kinds: of 1,024 rows, a tenth of them 80 times as long as the
     others, the busiest of 8 ranks had 0 to 3.1 % over the mean in 8 draws, up to 1.1 % more than the lower bound.
 

@@ -40,7 +40,7 @@ class Skips:
         self.ranges: tuple[tuple[int, int], ...] = tuple(merged)
         self._first = np.array([first for first, _ in merged], np.int64)
         self._skipped = np.concatenate([[0], np.cumsum([stop - first for first, stop in merged])]).astype(np.int64)
-        """Positions skipped by the first so many ranges."""
+        """Positions skipped before each range, and in all."""
         self._live_first = self._first - self._skipped[:-1]
 
     def __bool__(self) -> bool:
@@ -92,7 +92,7 @@ class Epochs:
 
     @classmethod
     def of(cls, epoch_rows: int | None) -> Epochs:
-        """Epochs of so many rows for ever; None: a stream without epochs."""
+        """Epochs of this length for ever; None: a stream without epochs."""
         return cls(((0, epoch_rows),))
 
     @property
@@ -109,11 +109,11 @@ class Epochs:
         return max(number for number in rows if number is not None)
 
     def number(self, position: int) -> int:
-        """The number of the epoch that a position lies in."""
+        """The number of the epoch of a position."""
         return self.span(self.skips.live(position))[0]
 
     def span(self, live: int) -> tuple[int, int, int | None]:
-        """(number, first row, last row + 1) of the epoch that a live row lies in; no last row where it has no end."""
+        """(number, first row, last row + 1) of the epoch of a live row; no last row where it has no end."""
         era = self._live_eras[self._era_of(live)]
         if era.rows is None:
             return era.number, era.start, None
@@ -121,7 +121,7 @@ class Epochs:
         return era.number + more, era.start + more * era.rows, era.start + (more + 1) * era.rows
 
     def era(self, live: int) -> tuple[int, int | None, int | None]:
-        """(first row, rows of an epoch, first row of the next era) of the era that a live row lies in."""
+        """(first row, rows of an epoch, first row of the next era) of the era of a live row."""
         which = self._era_of(live)
         following = next((era.start for era in self._live_eras[which + 1 :]), None)
         return self._live_eras[which].start, self._live_eras[which].rows, following
@@ -133,7 +133,7 @@ class Epochs:
         raise ValueError(f"row {live} does not exist")
 
     def end_of(self, num_epochs: int | None) -> int | None:
-        """The live row at which a run of so many epochs (None: of all there are) ends; None where it never does."""
+        """The live row at which a run of `num_epochs` epochs (None: of all) ends; None where it never does."""
         end = NEVER
         if self.limit is not None:
             end = self.skips.live(self.limit)

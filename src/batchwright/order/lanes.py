@@ -271,7 +271,7 @@ class LanedOrder:
         return ends[0 if first else -1]
 
     def views(self, rank: int, world_size: int) -> list[LaneView]:
-        """The lanes that a rank's contiguous share of a batch lies in: more than its own, where they do not divide."""
+        """The lanes of a rank's contiguous share of a batch: more than its own, where they do not divide."""
         first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
         return [LaneView(self, lane) for lane in range(first, last)]
 

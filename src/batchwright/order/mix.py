@@ -37,28 +37,33 @@ def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int,
                 f"the weight of {name!r} is {weight}", parameter="weights", source=name, remedy="a number of 0 or more"
             )
     largest = max(weights, default=0.0)
-    weights = [weight / largest for weight in weights] if largest > 1e150 else weights  # their sum must be a number
-    total = sum(weights)
-    if total <= 0:
+    if largest <= 0:
         every = ", ".join(names)
         raise SpecError("all weights are 0", parameter="weights", sources=every, remedy="give at least one a weight")
+    if largest > 1e150:  # their sum must be a number
+        weights = [weight / largest for weight in weights]
+    total = sum(weights)
     shares = [weight / total for weight in weights]
+    smallest, name = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
     slots = _FIRST_SLOTS
-    while min(share for share in shares if share > 0) * slots < _FEWEST_ROWS:
+    while smallest * slots < _FEWEST_ROWS:
         slots *= 2
-        if slots > _MOST_SLOTS:
-            smallest = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
-            raise SpecError(
-                f"the weight of {smallest[1]!r} is {smallest[0]:.3g} of the mixture, too small to be kept exactly",
-                parameter="weights",
-                source=smallest[1],
-                remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
-            )
+    if slots > _MOST_SLOTS:
+        raise SpecError(
+            f"the weight of {name!r} is {smallest:.3g} of the mixture, too small to be kept exactly",
+            parameter="weights",
+            source=name,
+            remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
+        )
+    return slots, _by_largest_remainder(shares, slots)
+
+
+def _by_largest_remainder(shares: Sequence[float], slots: int) -> list[int]:
     counts = [int(share * slots) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i] * slots, i))
     for i in by_remainder[: slots - sum(counts)]:
         counts[i] += 1
-    return slots, counts
+    return counts
 
 
 class Pattern:
@@ -106,7 +111,7 @@ class Pattern:
         return source, cycle
 
     def position(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of a source lie, by their number inside it."""
+        """The positions of the rows of a source, by their number inside it."""
         slots = self.slots_of(source)
         cycle, within = np.divmod(ordinals, len(slots))
         cycle *= self.num_slots

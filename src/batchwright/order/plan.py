@@ -41,7 +41,7 @@ class PlanSource:
     name: str
     split: str
     fingerprint: str
-    """Of the source's content: the same tokens give the same, wherever the store lies."""
+    """Of the source's content: the same tokens give the same, wherever the store is."""
     num_rows: int
     num_tokens: int
     row_tokens: int | None = None
@@ -176,7 +176,7 @@ class Plan:
 
     @cached_property
     def order(self) -> Order:
-        """Which row of which source lies at each position. Needs no data, and is the same for equal plans."""
+        """The row and the source at each position. Needs no data, and is the same for equal plans."""
         if self.fingerprint not in _orders:
             while len(_orders) >= _MOST_ORDERS:
                 _orders.pop(next(iter(_orders)), None)
@@ -290,7 +290,7 @@ class Plan:
 
     @property
     def steps(self) -> Run:
-        """How the run cut batches: where several are recorded and differ, there is no one answer."""
+        """How the run cut batches. Raises where several runs are recorded, or none."""
         if len(self.runs) == 1:
             return self.runs[0]
         if self.batch_tokens is not None:

@@ -23,7 +23,7 @@ ORDER_VERSION = 1
 
 
 class Draw(NamedTuple):
-    """What lies at some positions, one entry each."""
+    """The rows at some positions, one entry each."""
 
     source: NDArray[np.int32]
     index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows that a source gives, and where those rows lie: what can be read before it is needed."""
+    """Consecutive rows of a source, and their places in it: they can be read before they are needed."""
 
     source: int
     epoch: int
@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 class Order:
-    """Which row of which source lies at each position of the global stream.
+    """The row and the source at each position of the global stream.
 
     >>> order = Order({"web": 6, "code": 2}, seed=7)
     >>> draw = order.at(range(8))                      # one epoch: every row of every source once
@@ -110,7 +110,7 @@ class Order:
         return [count / sum(rows) for count in rows]
 
     def at(self, positions: ArrayLike) -> Draw:
-        """What lies at these positions. Vectorised: ask for many at once."""
+        """The rows at these positions. Vectorised: ask for many at once."""
         positions = np.asarray(positions, dtype=np.int64)
         if len(self.legs) == 1:
             source, ordinal = self._at_leg(self.legs[0], positions)
@@ -187,14 +187,14 @@ class Order:
         return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
-        """Where these rows of a source lie in its given epoch: the inverse of `at`. NEVER for one that is not given."""
+        """The positions of rows of a source in one of its epochs: the inverse of `at`. NEVER for one that is not given."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)
         return self.position_of(source, within + self.epoch_size(source, epoch)[0])
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where a source gives its rows number `ordinals`, counted through its epochs."""
+        """The positions of the rows number `ordinals` of a source, counted through its epochs."""
         positions = np.empty(len(ordinals), np.int64)
         which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
         for number, mine in groups(which):
@@ -218,7 +218,7 @@ class Order:
     def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
         """What a source gives from its row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
 
-        Without an end. Rows that are shuffled over a whole epoch lie anywhere in it: there a stretch is an epoch.
+        Without an end. Rows that are shuffled over a whole epoch are anywhere in it: then a stretch is an epoch.
         """
         while True:
             epoch = int(self.epoch_of(source, np.array([ordinal]))[0][0])
@@ -239,7 +239,7 @@ class Order:
             ordinal = start + last
 
     def counts(self, position: int) -> list[int]:
-        """Rows of each source that lie before a position, skipped ones too."""
+        """Rows of each source before a position, skipped ones too."""
         number = int(np.searchsorted(self._leg_starts, position, side="right")) - 1
         counts = self.legs[number].counts(position)
         return counts + [0] * (len(self.names) - len(counts))

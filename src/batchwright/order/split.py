@@ -16,7 +16,7 @@ from batchwright.order.epochs import NEVER, Epochs
 __all__ = ["EPOCH_ENDS", "Cut", "Steps", "position_of_step", "share", "step_of_position"]
 
 EPOCH_ENDS = ("drop", "short", "pad", "wrap")
-"""What an epoch's last, partial batch can be: see `Cut.epoch_end`."""
+"""Ways to treat an epoch's last, partial batch: see `Cut.epoch_end`."""
 
 Steps = Sequence[Sequence[int]]
 """[[from_step, from_position, rows_per_step], ...]: how a run cut batches."""
@@ -67,7 +67,7 @@ class Cut:
         return self.epoch_end == "wrap" or all(rows is None for _, rows in self.epochs.eras)
 
     def steps_of_epoch(self, live: int) -> int:
-        """Steps of the epoch that a live row lies in, from its beginning."""
+        """Steps of the epoch of a live row, from its beginning."""
         _, start, stop = self.epochs.span(live)
         assert stop is not None
         return self._steps_in(stop - start)
@@ -135,7 +135,7 @@ class Cut:
         return stop
 
     def positions(self, position: int, num_rows: int) -> NDArray[np.int64]:
-        """The positions of so many rows from a position on."""
+        """The positions of `num_rows` rows from a position on."""
         live = self.epochs.skips.live(position)
         return self.epochs.skips.positions(np.arange(live, live + num_rows))
 

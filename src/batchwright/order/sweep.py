@@ -304,7 +304,7 @@ class _Run:
                 )
 
     def _epoch_start(self, position: int) -> int:
-        """Where the epoch begins in which the last row before a position lies."""
+        """The first row of the epoch of the last row before a position."""
         start, rows = next(era for era in reversed(self.eras) if era[0] < position or era[0] == 0)
         if rows is None or position <= start:
             return start

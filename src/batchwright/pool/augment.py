@@ -102,10 +102,12 @@ def augmentation_for(given: Any) -> Augmentation | None:
             remedy='"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor',
         )
     registered = next((known for known in _augmentations.known() if known.function is given), None)
-    if registered is not None:
-        return registered
-    name = getattr(given, "__qualname__", type(given).__qualname__)
-    factor = getattr(given, "factor", None)
+    return registered or _with_its_factor(given)
+
+
+def _with_its_factor(function: Any) -> Augmentation:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    factor = getattr(function, "factor", None)
     if not isinstance(factor, int | np.integer) or isinstance(factor, bool) or factor < 1:
         raise SpecError(
             f"augmentation {name!r} has no factor of 1 or more, got {shortened(factor, 60)}: how many entries does a "
@@ -113,7 +115,7 @@ def augmentation_for(given: Any) -> Augmentation | None:
             parameter="augmentation",
             remedy=f"{name}.factor = 8, or @register_augmentation({name!r}, factor=8) above it",
         )
-    return Augmentation(name, int(factor), given)
+    return Augmentation(name, int(factor), function)
 
 
 def apply(augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[np.int64]) -> Columns:

@@ -27,7 +27,7 @@ from batchwright.pool.plan import PoolPlan, TracedPosition
 from batchwright.pool.refilled import Columns
 from batchwright.pool.shard_files import ShardFile, discover_and_split_multiple_data, find_shards, shard_sequence
 from batchwright.pool.shards import ShardSet
-from batchwright.pool.state import Cursor, ShardNames, State
+from batchwright.pool.state import Cursor, State
 from batchwright.pool.turns import lanes_of_rank
 
 __all__ = ["StreamingMixedShardDataset", "create_datasets"]
@@ -132,13 +132,7 @@ class StreamingMixedShardDataset:
             given_ranks = find_ranks(rank, world_size)
         return Passes(
             plan=plan,
-            names=ShardNames.of(plan.shards.files, plan.shards.marks, len(self.data_dirs)),
-            settings={
-                "augmentation": self._augmentation and self._augmentation.name,
-                "factor": self.factor,
-                "max_examples_unaugmented": self.max_examples_unaugmented,
-                "is_validation": self.is_validation,
-            },
+            num_directories=len(self.data_dirs),
             augmentation=self._augmentation,
             transform=self.transform,
             is_seed_given=is_seed_given,

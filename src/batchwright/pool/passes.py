@@ -40,9 +40,7 @@ class Passes:
     """A stream, and where this process is in it. A newer pass ends the one before."""
 
     plan: PoolPlan
-    names: ShardNames
-    settings: dict[str, Any]
-    """Settings that must be the same where a state is loaded, besides shards and seed."""
+    num_directories: int
     augmentation: Augmentation | None
     transform: Transform | None
     is_seed_given: bool
@@ -51,6 +49,8 @@ class Passes:
     given_ranks: Ranks | None
 
     def __post_init__(self) -> None:
+        shards = self.plan.shards
+        self.names: ShardNames = ShardNames.of(shards.files, shards.marks, self.num_directories)
         self.run: RunState = RunState()
         self.stopped_early: bool = False
         """Whether the last pass ended at the memory limit, before its epoch did."""
@@ -249,7 +249,7 @@ class Passes:
                 "workers of a DataLoader draw from this dataset, and what they drew is not in this state: use "
                 "ds.loader(...), or torchdata's StatefulDataLoader and its state_dict()"
             )
-        state = state_of(self.run.to_save(self.plan, process), self.names, seed=self.plan.seed, **self.settings)
+        state = state_of(self.run.to_save(self.plan, process), self.names, seed=self.plan.seed, **self._settings)
         if self.run.own_lanes is not None:
             state["own_lanes"] = self.run.own_lanes
         return state
@@ -259,7 +259,7 @@ class Passes:
         self.names.refuse_others(saved.shards)
         if self.is_seed_given:
             _refuse_other("random_seed", saved.seed, self.plan.seed)
-        for name, now in self.settings.items():
+        for name, now in self._settings.items():
             _refuse_other(name, state.get(name), now)
         sizes = self.plan.lane_sizes(saved.lanes)
         if any(at > size for at, size in zip(saved.by_lane, sizes, strict=True)):
@@ -282,6 +282,16 @@ class Passes:
         cursor.drawn = cursor.drawn or [0] * world_size
         cursor.with_size(self.plan.size(cursor.drawn, max(1, cursor.lanes // world_size)))
         return cursor
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Settings that must be the same where a state is loaded, besides shards and seed."""
+        return {
+            "augmentation": self.augmentation and self.augmentation.name,
+            "factor": self.plan.factor,
+            "max_examples_unaugmented": self.plan.shards.most_rows,
+            "is_validation": self.plan.in_order,
+        }
 
     @property
     def pool_bytes(self) -> int:

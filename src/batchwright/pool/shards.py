@@ -45,7 +45,8 @@ class ShardSet:
     ) -> None:
         """`most_rows`: the sequence ends there. `budget`: bytes that decoding a shard may take."""
         self.files: list[ShardFile] = list(files)
-        self._allow_pickle, self._columns, self._most_rows, self._budget = allow_pickle, columns, most_rows, budget
+        self._allow_pickle, self._columns, self._budget = allow_pickle, columns, budget
+        self.most_rows: int | None = most_rows
         self._stamps = [_stamp(file.path) for file in self.files]
         self.marks: list[str] = [content_mark(file.path) for file in self.files]
         """A cheap name for the content of each."""
@@ -85,8 +86,8 @@ class ShardSet:
         starts = [0]
         for shard in range(len(self.files)):
             starts.append(starts[-1] + self._count(shard))
-            if self._most_rows is not None and starts[-1] >= self._most_rows:
-                starts[-1] = self._most_rows
+            if self.most_rows is not None and starts[-1] >= self.most_rows:
+                starts[-1] = self.most_rows
                 break
         return starts
 
@@ -153,6 +154,7 @@ class ShardSet:
             return int(kept.read_text())
         with self.open(shard) as opened:
             count = opened.rows
+        log.info("counted %s rows in %s", f"{count:,}", self.files[shard].path)
         with contextlib.suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_whole(kept, str(count).encode())

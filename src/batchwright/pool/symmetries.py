@@ -250,25 +250,13 @@ class _Assignment:
         self.asked, self.schema = asked, schema
 
     def roles(self) -> tuple[int, dict[str, Role]]:
-        asked = self.asked
-        like_stones = {"signs": "signs", "1/2": "1/2"}.get(asked.colours, "0/1")
-        players = asked.players
-        if players is None:
-            players = tuple((name, "") for name in self._names("player", None))
-        named = [
-            *((name, Role("board", asked.colours)) for name in self._names("board", asked.boards)),
-            *((name, Role("policy")) for name in self._names("policy", asked.policies)),
-            *((name, Role("move")) for name in self._names("move", asked.moves)),
-            *((name, Role("player", how or like_stones)) for name, how in players),
-            *((name, Role("value", how or "signs")) for name, how in asked.values),
-        ]
+        named = self._named()
         roles = dict(named)
-        for name in roles:
+        for name, role in named:
             if name not in self.schema:
                 self._refuse(f"there is no column {name!r}", name, repr(suggest(name, self.schema) or [*self.schema]))
-        if len(roles) < len(named):
-            name = next(name for name, role in named if roles[name] != role)
-            self._refuse(f"column {name!r} is named twice", name, "each column once, as what it is")
+            if roles[name] != role:
+                self._refuse(f"column {name!r} is named twice", name, "each column once, as what it is")
         n = next((self._size(name) for name, role in named if role.kind in ("board", "policy")), 0)
         if not n:
             self._refuse("no column is a board of n x n cells", None, self._call("name"))
@@ -277,10 +265,26 @@ class _Assignment:
                 type_, as_what = self._type_of(name), f"a {role.kind} of {n} x {n} cells {role.written}".rstrip()
                 self._refuse(f"column {name!r} is {type_}, which cannot be {as_what}", name, _TYPES[role.kind])
         others = self.schema.keys() - roles.keys() - {"player", "value"}
+        asked = self.asked
         if others and None in (asked.boards, asked.policies, asked.moves, asked.players):
             name = min(others)  # it may have to change, too: only the user knows
             self._refuse(f"column {name!r}, {self._type_of(name)}, is not named", name, self._call(name))
         return n, roles
+
+    def _named(self) -> list[tuple[str, Role]]:
+        """Every column that is named, or has its usual name. Boards and policies come first."""
+        asked = self.asked
+        like_stones = {"signs": "signs", "1/2": "1/2"}.get(asked.colours, "0/1")
+        players = asked.players
+        if players is None:
+            players = tuple((name, "") for name in self._names("player", None))
+        return [
+            *((name, Role("board", asked.colours)) for name in self._names("board", asked.boards)),
+            *((name, Role("policy")) for name in self._names("policy", asked.policies)),
+            *((name, Role("move")) for name in self._names("move", asked.moves)),
+            *((name, Role("player", how or like_stones)) for name, how in players),
+            *((name, Role("value", how or "signs")) for name, how in asked.values),
+        ]
 
     def _names(self, usual: str, given: Iterable[str] | None) -> list[str]:
         """The columns that are named, or the one of the usual name."""
