@@ -16,7 +16,7 @@ from batchwright.base.words import shortened
 from batchwright.order.epochs import Epochs
 from batchwright.order.lanes import LanedOrder
 from batchwright.order.plan_file import REMEDY, read_plan, record_run
-from batchwright.order.plan_words import amendment_in_words, difference, plan_in_words
+from batchwright.order.plan_text import amendment_in_words, difference, plan_in_words
 from batchwright.order.schedule import Order
 from batchwright.order.sweep import Change
 from batchwright.typing import ShardingLike, Skip, SourceLike, WeightsLike

@@ -22,7 +22,7 @@ Records = NDArray[np.void]
 class Layout:
     """The place of each column in a record.
 
-    >>> from batchwright.columns.shard import Column
+    >>> from batchwright.columns.schema import Column
     >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8
