@@ -187,30 +187,14 @@ class Plan:
         sizes = {source.name: source.num_rows for source in self.sources}
         skips = [(first, last + 1) for first, last in self.skips]
         changes = [self._change(amendment) for amendment in self.amendments]
+        given: dict[str, Any] = {"seed": self.seed, "pool": self.pool, "num_rows": self.num_rows, "skips": skips}
         if self.lanes is not None:
-            assert self.pool is not None
-            return LanedOrder(  # type: ignore[return-value]  # has what others ask of an order
-                sizes,
-                seed=self.seed,
-                weights=self._row_weights(self.schedule),
-                pool=self.pool,
-                lanes=self.lanes,
-                num_rows=self.num_rows,
-                changes=[Change(at=change.at, num_rows=change.num_rows) for change in changes],
-                skips=skips,
-            )
-        return Order(
-            sizes,
-            seed=self.seed,
-            weights=self._row_weights(self.segments),
-            shuffle=self.shuffle,
-            pool=self.pool,
-            max_epochs=dict(self.max_epochs),
-            exhausted=self.exhausted,
-            num_rows=self.num_rows,
-            skips=skips,
-            changes=changes,
-        )
+            given["changes"] = [Change(at=change.at, num_rows=change.num_rows) for change in changes]
+            weights = self._row_weights(self.schedule)
+            # It has what others ask of an order.
+            return LanedOrder(sizes, weights=weights, lanes=self.lanes, **given)  # type: ignore[return-value]
+        given |= {"max_epochs": dict(self.max_epochs), "exhausted": self.exhausted, "changes": changes}
+        return Order(sizes, weights=self._row_weights(self.segments), shuffle=self.shuffle, **given)
 
     def _change(self, amendment: Amendment) -> Change:
         return Change(

@@ -241,10 +241,11 @@ class StreamingMixedShardDataset:
 
         `batch_size` and `drop_last` are those of the dataset, if not given.
         """
-        rows = batch_size or self.batch_size
-        if rows is None:
-            raise SpecError("how large shall batches be?", parameter="batch_size", remedy="ds.batches(1024)")
-        turns = self._passes.turns(self._checked_batch(rows), self._is_even(drop_last))
+        if batch_size is None:
+            batch_size = self.batch_size
+        if batch_size is None:
+            raise SpecError("batches need a batch_size", parameter="batch_size", remedy="ds.batches(1024)")
+        turns = self._passes.turns(self._checked_batch(batch_size), self._is_even(drop_last))
         return (columns for _, _, columns in turns)
 
     def loader(

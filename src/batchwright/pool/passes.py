@@ -70,11 +70,8 @@ class Passes:
             number, drawn, ends = self._pass, self.run.cursor.drawn, self.run.ends(self.plan)
             while (lane := next_lane(drawn, ends, lanes)) is not None:
                 columns, count = self._draw(number, lane, rows)
-                if 0 < count < rows and not self._pools[lane].is_at_end:  # something stopped the reader: raise that
+                if count < rows and not self._pools[lane].is_at_end:  # something stopped the reader: raise that
                     self._draw(number, lane, rows)
-                if not count:
-                    lanes.remove(lane)
-                    continue
                 drawn[lane] += count
                 yield lane, count, columns
 
@@ -87,14 +84,11 @@ class Passes:
             if len(lanes) > 1:
                 most = 1  # lanes take turns, a position each
             while (lane := next_lane(drawn, ends, lanes)) is not None:
-                before = drawn[lane]
                 for position in islice(ahead[lane], most):
                     if number != self._pass:
                         raise _ended_by_newer()
                     drawn[lane] += 1
                     yield position
-                if drawn[lane] == before:
-                    lanes.remove(lane)
 
     def _positions_of(self, number: int, lane: int) -> Iterator[dict[str, Any]]:
         while True:
