@@ -19,8 +19,8 @@ from batchwright.batches.settings import SETTINGS, Asked, Fields
 from batchwright.batches.window import WindowRows
 from batchwright.loaders.packed import open_samples, plan_entry, spec_of_entry
 from batchwright.order.plan import Plan, PlanSource, Segments
-from batchwright.order.pool import blocks_for
 from batchwright.order.schedule import ORDER_VERSION
+from batchwright.order.windows import blocks_for
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 

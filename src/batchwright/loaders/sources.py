@@ -24,7 +24,7 @@ from batchwright.loaders.planning import (
 )
 from batchwright.loaders.stored import StoreStream
 from batchwright.order.plan import Plan, PlanSource, Segments
-from batchwright.order.pool import blocks_for
+from batchwright.order.windows import blocks_for
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 

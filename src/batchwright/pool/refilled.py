@@ -1,4 +1,4 @@
-"""One lane's pool: rows in memory, drawn by the caller, and refilled by a thread that reads ahead.
+"""One lane's pool: rows in memory, drawn by the caller and refilled by a thread that reads ahead.
 
 A new row goes where a drawn one was, so the pool needs no second copy of itself: while one generation is drawn, the
 thread writes the rows of the next into the places that become free, and a second thread permutes their numbers. At the
@@ -17,19 +17,21 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import PlanError
+from batchwright.base.memory import BlockPool
+from batchwright.columns.shard import Schema
 from batchwright.order.refills import Names, NoRoom, Refill, Refills, mixed_in, refill_key, replay
 from batchwright.pool.memory import ENTRY_BYTES
-from batchwright.pool.records import Layout, Records
+from batchwright.pool.records import Layout
 
-__all__ = ["Columns", "Lane", "LaneRows", "Room"]
+__all__ = ["Columns", "LaneRows", "RefilledPool", "Room"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 Columns = dict[str, NDArray[Any]]
@@ -54,17 +56,15 @@ class LaneRows(Protocol):
         ...
 
     def shares(self) -> str:
-        """Where the rows read so far came from, for the log."""
+        """The share of each directory in the rows read so far, for the log."""
         ...
 
     def log(self, text: str) -> None: ...
 
-    def close(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a lane's pool may take."""
+    """The memory that a lane's pool may take."""
 
     most_rows: int
     """Rows that it may hold, by the memory limit."""
@@ -73,7 +73,7 @@ class Room:
     headroom_rows: int
     """Places beyond those, so that reading can be ahead of drawing."""
     check: Callable[[int], None]
-    """Called with the bytes of new memory that a refill will touch; raises where they are not there."""
+    """Called with the bytes of new memory that a refill will touch; raises where the machine does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +84,19 @@ class _Generation:
     order: NDArray[Any]
     """place * factor + which, in the order of drawing."""
     draws: int
-    """How many of them are drawn before the next refill."""
+    """The number of them that are drawn before the next refill."""
     is_last: bool
 
 
-class Lane:
+class RefilledPool:
     """Draws of one lane in one epoch, from some draw on."""
 
-    def __init__(self, rows: LaneRows, refills: Refills, drawn: int, layout: Layout, room: Room, names: Names) -> None:
+    def __init__(self, rows: LaneRows, refills: Refills, drawn: int, schema: Schema, room: Room, names: Names) -> None:
         """`names` key the permutations. The thread starts at once: the pool is full when the first draw returns."""
-        self._rows, self._refills, self._drawn, self._layout, self._room = rows, refills, drawn, layout, room
-        self._names, self._factor = names, refills.factor
-        self._records = layout.empty(0)
+        self._rows, self._refills, self._drawn, self._room, self._names = rows, refills, drawn, room, names
+        self._factor = refills.factor
+        self._layout, self._memory = Layout(schema), BlockPool(arrays_per_block=len(schema))
+        self._records = self._layout.empty(0)
         self._num_opened = 0
         """Places that were ever used."""
         self._free = np.empty(0, np.int32)
@@ -108,7 +109,7 @@ class Lane:
         self._taken = 0
         """Draws made from the current generation."""
         self._share_read = 0.0
-        """How much of the next refill is in its place."""
+        """The share of the next refill that is in its place."""
         self._is_starved = False
         """The reader waits for places, so there is no use in waiting for the reader."""
         self._is_closed = False
@@ -116,12 +117,13 @@ class Lane:
         self._pid = os.getpid()
         self._reader = _PoolThread(self._read, "batchwright-pool")
         self._reader.start()
-        _open_lanes.add(self)
+        _open_pools.add(self)
 
     # The caller
 
-    def draw(self, most: int) -> tuple[Records, NDArray[np.int64] | None]:
-        """The next entries, `most` or fewer at the end: their records, and which entry of its row each is.
+    def draw(self, most: int) -> tuple[Columns, NDArray[np.int64], int]:
+        """The next entries by column, the number of each among the entries of its row, and how many they are: `most`,
+        or fewer at the end.
 
         Raises what stopped the reader, once everything before was drawn.
         """
@@ -130,8 +132,7 @@ class Lane:
                 "this pass was begun by the parent of this process, and its threads are there",
                 remedy="begin a pass of its own in each process; load_state_dict() goes to a place in the stream",
             )
-        records, filled = self._layout.empty(most), 0
-        which = np.zeros(most, np.int64) if self._factor > 1 else None
+        records, which, filled = self._layout.empty(most), np.zeros(most, np.int64), 0
         while filled < most:
             generation = self._generation(may_raise=not filled)
             if generation is None:
@@ -140,7 +141,7 @@ class Lane:
             num = min(generation.draws - first, most - filled)
             self._keep_pace(generation, first + num)
             places = generation.order[first : first + num]
-            if which is not None:
+            if self._factor > 1:
                 places, which[filled : filled + num] = np.divmod(places, self._factor)
             np.take(self._records, places, out=records[filled : filled + num], mode="clip")
             filled += num
@@ -149,25 +150,26 @@ class Lane:
                 if self._is_starved:
                     self._is_starved = False
                     self._changed.notify_all()
-        return records[:filled], which[:filled] if which is not None else None
+        return self._layout.unpack(records[:filled], self._memory), which[:filled], filled
 
     def _generation(self, may_raise: bool) -> _Generation | None:
         """The generation from which the next entry is drawn; None where there is none, or an error is to be raised."""
         while (current := self._current) is None or self._taken == current.draws:
-            if self._is_closed or (current is not None and current.is_last):
+            if self._is_closed or self.is_at_end:
                 return None
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._error or self._is_closed)
-                if not self._ready:
-                    if may_raise and self._error is not None:
-                        raise self._error
-                    return None
-                self._current, self._taken, self._share_read = self._ready.popleft(), 0, 0.0
-                self._changed.notify_all()
+                if self._ready:
+                    self._current, self._taken, self._share_read = self._ready.popleft(), 0, 0.0
+                    self._changed.notify_all()
+                    continue
+            if may_raise and self._error is not None:
+                raise self._error
+            return None
         return current
 
     def _keep_pace(self, generation: _Generation, taken: int) -> None:
-        """Wait until reading has come as far in the next refill as draws will be in this generation, nearly."""
+        """Wait until reading has come nearly as far in the next refill as draws will be in this generation."""
         if generation.is_last:
             return
         progress = taken / generation.draws
@@ -186,10 +188,12 @@ class Lane:
 
     @property
     def num_bytes(self) -> int:
-        """What the pool has in memory: the places used so far, and the numbers of two generations being permuted."""
+        """Memory of the pool: the places used so far, and the numbers of two generations being permuted."""
         with self._changed:
-            generations = [self._current, *self._ready]
-        entries = max((len(generation.order) for generation in generations if generation is not None), default=0)
+            generations = [*self._ready]
+            if self._current is not None:
+                generations.append(self._current)
+        entries = max((len(generation.order) for generation in generations), default=0)
         return self._num_opened * self._layout.row_bytes + entries * ENTRY_BYTES
 
     # The end
@@ -197,14 +201,14 @@ class Lane:
     def stop(self) -> None:
         """Let the reader end, without waiting for it."""
         self._is_closed = True
-        if os.getpid() != self._pid:  # a fork has a copy of the lock, and nobody who would let go of it
+        if os.getpid() != self._pid:  # a fork has a copy of the lock, and no thread that would release it
             return
         if self._lock.acquire(timeout=_PATIENCE_SECONDS):  # else the reader sees it when it looks next
             self._changed.notify_all()
             self._lock.release()
 
     def close(self) -> None:
-        """End the reader, and let go of the rows. Nothing can be drawn any more. May be called from any thread."""
+        """End the reader, and free the rows. Nothing can be drawn any more. May be called from any thread."""
         if os.getpid() == self._pid and not isinstance(threading.current_thread(), _PoolThread):
             # An interrupt may have come right after this thread took the lock: then it is still ours.
             with contextlib.suppress(RuntimeError):
@@ -216,7 +220,7 @@ class Lane:
             self.stop()
         self._records, self._current = self._layout.empty(0), None
         self._ready.clear()
-        _open_lanes.discard(self)
+        _open_pools.discard(self)
 
     # The reader
 
@@ -234,14 +238,12 @@ class Lane:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-        finally:
-            self._rows.close()
 
     def _publish(self, number: int, order: NDArray[Any], at: int) -> None:
-        due = self._refills.due()
-        until = self._refills.end() if due is None else due
+        draws = max(0, self._refills.until() - at)
+        is_last = self._refills.due() is None
         with self._changed:
-            self._ready.append(_Generation(number, order, max(0, until - at), is_last=due is None))
+            self._ready.append(_Generation(number, order, draws, is_last))
             self._changed.notify_all()
 
     def _restore(self) -> NDArray[Any]:
@@ -264,32 +266,34 @@ class Lane:
 
     def _refill(self, number: int, order: NDArray[Any], draws: int) -> NDArray[Any]:
         """Add what is due after some draws from an order. Returns the order of the next generation."""
-        if number > 1:
-            self._wait_for_generation(number - 1)
+        if number > 1:  # places that the generation before left over are free only when draws are made from it
+            self._wait(lambda: self._current is not None and self._current.number >= number - 1)
         freed, free_after, held_rows = _freed(order, draws, self._factor, self._num_opened)
         refill = self._refills.next(held_rows)
         places, num_free_now = self._places(refill.num_rows, freed)
         key = refill_key(self._names, refill.number)
-        permuting = _Result(lambda: mixed_in(order[draws:], _entries(places, self._factor), key))
+        permuted = _in_thread(lambda: mixed_in(order[draws:], _entries(places, self._factor), key))
 
         def num_free() -> int:
-            """How many of the places can be written to by now."""
+            """The number of places that can be written to by now."""
             taken = self._taken_from(number - 1)
-            return num_free_now + (taken if free_after is None else int(np.searchsorted(free_after, taken, "right")))
+            if free_after is not None:
+                taken = int(np.searchsorted(free_after, taken, "right"))
+            return num_free_now + taken
 
         try:
             self._place(self._rows.read(refill), places, num_free)
         finally:
-            permuted: NDArray[Any] = permuting.get()
-        self._publish(number, permuted, refill.at)
+            new_order = permuted.result()
+        self._publish(number, new_order, refill.at)
         self._rows.log(
             f"refill {refill.number} after {refill.at:,} draws: {refill.num_rows:,} rows of {len(refill.shards)} "
-            f"shards, {len(permuted):,} entries in {self.num_bytes / 10**9:.2f} GB; by directory {self._rows.shares()}"
+            f"shards, {len(new_order):,} entries in {self.num_bytes / 10**9:.2f} GB; by directory {self._rows.shares()}"
         )
-        return permuted
+        return new_order
 
     def _places(self, num_rows: int, freed: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Where new rows go, in the order in which these places become free; and how many are free already.
+        """Places for new rows, in the order in which they become free; and the number that are free already.
 
         Places that were never used are opened for the headroom, and for what will not fit into those that become free.
         """
@@ -306,38 +310,34 @@ class Lane:
         return places[:num_rows], num_free_now
 
     def _grow(self, places: int) -> None:
-        """Have so many places. Their pages are there when they are written to, not before."""
+        """Have at least this many places. Their pages are there when they are written to, not before."""
         if places > len(self._records):
             larger = self._layout.empty(places)
             larger[: self._num_opened] = self._records[: self._num_opened]
             self._records = larger
 
-    def _wait_for_generation(self, number: int) -> None:
-        """Until draws are made from a generation: places that the one before it left over are free only then."""
-        self._wait(lambda: self._current is not None and self._current.number >= number)
-
     def _taken_from(self, number: int) -> int:
         """Draws made from a generation, which may not have begun."""
-        return self._taken if self._current is not None and self._current.number == number else 0
+        if self._current is None or self._current.number != number:
+            return 0
+        return self._taken
 
     def _place(self, chunks: Iterator[Columns], places: NDArray[Any], num_free: Callable[[], int]) -> None:
         """Write rows to their places, as these become free."""
-        placed, packed = 0, self._layout.empty(0)
+        placed = 0
         for columns in chunks:
-            num_rows = len(next(iter(columns.values())))
-            if len(packed) < num_rows:
-                packed = self._layout.empty(num_rows)
-            self._layout.pack(columns, packed[:num_rows])
-            written = 0
-            while written < num_rows:
-                fewest = placed + min(_FEWEST_PLACED, num_rows - written)
-                self._wait(partial(_is_at_least, num_free, fewest), is_starved=True)
-                num = min(num_free() - placed, num_rows - written)
-                self._records[places[placed : placed + num]] = packed[written : written + num]
-                written, placed = written + num, placed + num
+            packed = self._layout.pack(columns)
+            while len(packed):
+                self._wait_for_places(num_free, placed + min(_FEWEST_PLACED, len(packed)))
+                num = min(num_free() - placed, len(packed))
+                self._records[places[placed : placed + num]] = packed[:num]
+                packed, placed = packed[num:], placed + num
                 with self._changed:
                     self._share_read = placed / len(places)
                     self._changed.notify_all()
+
+    def _wait_for_places(self, num_free: Callable[[], int], fewest: int) -> None:
+        self._wait(lambda: num_free() >= fewest, is_starved=True)
 
     def _wait(self, until: Callable[[], bool], is_starved: bool = False) -> None:
         """Wait as the reader, until something holds."""
@@ -352,57 +352,45 @@ class Lane:
                 raise _Closed
 
 
-def _is_at_least(number: Callable[[], int], fewest: int) -> bool:
-    return number() >= fewest
-
-
 class _Closed(Exception):
-    """Nobody draws any more."""
+    """The pool was closed: nothing will be drawn any more."""
 
 
 class _PoolThread(threading.Thread):
-    """One of ours."""
+    """A thread of a pool."""
 
-    def __init__(self, does: Callable[[], None], name: str) -> None:
-        super().__init__(target=does, name=name, daemon=True)
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
 
 
-class _Result:
-    """What a function returns, computed by a thread meanwhile."""
+def _in_thread(function: Callable[[], NDArray[Any]]) -> Future[NDArray[Any]]:
+    """The result of a function that a thread computes meanwhile."""
+    future: Future[NDArray[Any]] = Future()
 
-    def __init__(self, function: Callable[[], NDArray[Any]]) -> None:
-        self._function = function
-        self._result: NDArray[Any] | None = None
-        self._error: BaseException | None = None
-        self._thread = _PoolThread(self._run, "batchwright-pool-order")
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._function()
+            future.set_result(function())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def get(self) -> NDArray[Any]:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+    _PoolThread(run, "batchwright-pool-order").start()
+    return future
 
 
-_open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_open_pools: weakref.WeakSet[RefilledPool] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """End the threads of passes that nobody ended: when a program is over, they cannot be waited for any more."""
-    for lane in list(_open_lanes):
-        lane.close()
+    for pool in list(_open_pools):
+        pool.close()
 
 
 def _type_for(places: int) -> type[np.signedinteger[Any]]:
-    return np.int32 if places < 1 << 31 else np.int64
+    if places < 1 << 31:
+        return np.int32
+    return np.int64
 
 
 def _entries(places: NDArray[Any], factor: int) -> NDArray[Any]:
@@ -424,22 +412,20 @@ def _placed(left: NDArray[Any], factor: int) -> tuple[NDArray[Any], NDArray[Any]
     >>> order.tolist(), rows.tolist()
     ([4, 1, 0, 5], [3, 10])
     """
-    row = left if factor == 1 else left // factor
-    rows = np.sort(row)  # np.unique hashes: ten times the memory
-    if factor > 1 and len(rows):
-        rows = rows[np.append(True, rows[1:] != rows[:-1])]
-    dtype = _type_for(len(rows) * factor)
-    order = np.empty(len(left), dtype)
+    rows = np.sort(left // factor)  # np.unique hashes: ten times the memory
+    rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
+    order = np.empty(len(left), _type_for(len(rows) * factor))
     for start in range(0, len(left), _LOOKED_UP_AT_ONCE):  # what finding places needs beside the result stays small
         part = slice(start, start + _LOOKED_UP_AT_ONCE)
-        order[part] = np.searchsorted(rows, row[part]) * factor + (left[part] % factor if factor > 1 else 0)
+        row, which = np.divmod(left[part], factor)
+        order[part] = np.searchsorted(rows, row) * factor + which
     return order, rows
 
 
 def _freed(
     order: NDArray[Any], draws: int, factor: int, num_opened: int
 ) -> tuple[NDArray[Any], NDArray[np.int64] | None, int]:
-    """(places, after how many draws each is free, rows that are held after all draws): in the order of becoming free.
+    """(places, the draw after which each is free, rows that are left after all draws): in the order of becoming free.
 
     A place is free when the last entry of its row was drawn. None: after 1, 2, 3, ... draws.
 
