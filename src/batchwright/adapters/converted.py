@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from batchwright.batches.batch import Block
 from batchwright.batches.types import TrainingBatch
+from batchwright.loaders.blocks import NumpyBlocks
 from batchwright.loaders.interface import Made
-from batchwright.loaders.stream import NumpyBlocks
 
 __all__ = ["ConvertedBlocks"]
 

@@ -164,9 +164,9 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
     """
     from batchwright.loaders.conversation import members_of
     from batchwright.loaders.mixed import plan_mixture
+    from batchwright.loaders.planning import plan_sources
     from batchwright.loaders.pretrain import make_plan
     from batchwright.loaders.run import DEFAULT_BATCH
-    from batchwright.loaders.sources import plan_sources
     from batchwright.order.split import Cut
     from batchwright.store import Store
     from batchwright.store.plans import with_places
@@ -350,7 +350,7 @@ def schedule_of(
             return None
         if len(given) == 1 and given[0].first is None:
             return given[0].weights
-    from batchwright.loaders.planning import ramp
+    from batchwright.loaders.weights import ramp
 
     segments: list[tuple[int, dict[str, float]]] = []
     entries = [(at if entry.first is None else entry.first, entry) for entry in (*(given or ()), *(ramps or ()))]

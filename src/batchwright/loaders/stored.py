@@ -1,7 +1,8 @@
-"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept beside its stores."""
+"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept with its stores."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -9,7 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, one_of
+from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.batches.batch import Padding
@@ -18,19 +19,30 @@ from batchwright.batches.frameworks import adapter
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
+from batchwright.batches.window import WindowRows
+from batchwright.loaders.blocks import Adapter, CountedBatches, NumpyBlocks
 from batchwright.loaders.interface import Making, Record, Stream
 from batchwright.loaders.loader import Loader
+from batchwright.loaders.packed import open_samples, spec_of_entry
 from batchwright.loaders.planned import PlannedBatches
-from batchwright.loaders.planning import open_flow
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
-from batchwright.loaders.stream import Adapter, CountedBatches, NumpyBlocks
 from batchwright.order.plan import Plan
+from batchwright.store.layout import is_store
 from batchwright.store.plans import find_plan, keep_plan, with_places
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = ["StoreStream", "blocks_of", "check_tokenizer", "open_stores", "padding_of"]
+__all__ = [
+    "StoreStream",
+    "blocks_of",
+    "open_flow",
+    "open_stores",
+    "padding_of",
+    "refuse_conversations",
+    "refuse_other_tokenizer",
+    "store_at",
+]
 
 
 class StoreStream(Stream[TrainingBatch]):
@@ -135,17 +147,49 @@ class StoreStream(Stream[TrainingBatch]):
 def open_stores(
     streams: Mapping[str, TokenStream], plan: Plan, asked: Asked, pad_to: str = "max_length"
 ) -> StoreStream:
-    """The stream that a plan means, with the fields that are asked for, padded as asked or else as `pad_to` says.
+    """The stream of a plan, with the fields that are asked for. `pad_to` is the default for rows that are not packed.
 
-    What says which sample a token is of is given where rows are packed, if nothing else is asked.
+    Where rows are packed, the default fields keep the samples of a row apart.
     """
     is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
+    if is_packed:
+        pad_to = "max_length"
     fields = Fields(**asked.some(*Fields.names())).with_defaults(is_packed)
     padding = padding_of(asked.get("pad_to", pad_to), asked.get("padding_side", "right"), plan.row_tokens)
     flow = open_flow(streams, plan, fields, padding)
     if not flow.has_samples:
         asked.refuse(("cu_seqlens", "roles"), "is for packed rows and conversations, and these are windows of text")
     return StoreStream(plan, flow)
+
+
+def open_flow(
+    streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None, padding: Padding | None = None
+) -> Flow:
+    """The rows and the order of a plan, over streams that have its content."""
+    first = plan.sources[0].name
+    for name, stream in streams.items():
+        refuse_other_tokenizer(first, streams[first].store, name, stream.store)
+    rows: list[WindowRows | SampleRows] = []
+    for number, source in enumerate(plan.all_sources):
+        stream = streams[source.name]
+        if source.rows:
+            rows.append(open_samples(stream, spec_of_entry(source.rows), source.name))
+            continue
+        row_tokens, growth = source.row_tokens or plan.row_tokens, _growth(plan, number)
+        rows.append(
+            WindowRows(stream, row_tokens, seed=plan.seed, recut=plan.recut, name=source.name, num_tokens=growth)
+        )
+    return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad, padding=padding)
+
+
+def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
+    """(first epoch, tokens that the source had then): one entry, and one for each time it grew."""
+    name = plan.order.names[number] if number < len(plan.order.names) else plan.all_sources[number].name
+    versions = [s for s in (*plan.sources, *(s for a in plan.amendments for s in a.add)) if s.name == name]
+    tokens = {source.num_rows: source.num_tokens for source in reversed(versions)}
+    if number >= len(plan.order.growth):
+        return ((0, versions[-1].num_tokens),)
+    return tuple((size.first_epoch, tokens[size.num_rows]) for size in plan.order.growth[number])
 
 
 def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
@@ -175,24 +219,6 @@ def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
     )
 
 
-def check_tokenizer(store: Store, tokenizer: Any) -> None:
-    """Refuse a tokenizer that is not the one of the store."""
-    from batchwright.prepare.tokenizers import resolve_tokenizer
-
-    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
-    if resolved.kind == "chars" and resolved.chars is None:
-        matches = store.manifest.tokenizer["kind"] == "chars"
-    else:
-        matches = resolved.fingerprint == store.manifest.tokenizer["fingerprint"]
-    if not matches:
-        raise SpecError(
-            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
-            parameter="tokenizer",
-            baked_with=store.manifest.tokenizer["name"],
-            remedy="leave tokenizer= out, or bake again with this one",
-        )
-
-
 def _tokens_per_row(rows: Any, of_flow: int) -> float:
     """Exact for windows; the mean for rows that are made of whole documents."""
     if isinstance(rows, SampleRows):
@@ -205,3 +231,56 @@ def blocks_of(framework: str) -> Adapter:
     if framework == "numpy":
         return NumpyBlocks()
     return cast(Adapter, getattr(adapter(framework), f"{framework.title()}Blocks")())
+
+
+def refuse_conversations(store: Store) -> None:
+    """Read as text, a store of conversations would be learned completely: user turns and the template too."""
+    if "chat" in store.manifest.tokenizer:
+        raise SpecError(
+            f"{store.path} holds conversations, whose tokens are not all to be learned",
+            parameter="path",
+            file=store.path,
+            remedy="ConversationDataLoader(path, max_length=2048), also as a source of a mixture; "
+            "its loss='all' learns everything",
+        )
+
+
+def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
+    one, two = store.manifest.tokenizer, other.manifest.tokenizer
+    if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
+        raise SpecError(
+            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
+            parameter="sources",
+            source=other_name,
+            file=other.path,
+            remedy="bake both with one tokenizer",
+        )
+
+
+def store_at(path: Any, tokenizer: Any) -> Store | None:
+    """The store at a path; None for raw files and recipes. A `tokenizer` must be the one of the store."""
+    if isinstance(path, Store):
+        store = path
+    elif isinstance(path, str | os.PathLike) and is_store(local_path(path=path)):
+        store = Store(path)
+    else:
+        return None
+    if tokenizer is not None:
+        _check_tokenizer(store, tokenizer)
+    return store
+
+
+def _check_tokenizer(store: Store, tokenizer: Any) -> None:
+    """Refuse a tokenizer that is not the one of the store."""
+    from batchwright.prepare.tokenizers import resolve_tokenizer
+
+    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
+    stored = store.manifest.tokenizer
+    is_any_chars = resolved.kind == stored["kind"] == "chars" and resolved.chars is None
+    if not is_any_chars and resolved.fingerprint != stored["fingerprint"]:
+        raise SpecError(
+            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
+            parameter="tokenizer",
+            baked_with=stored["name"],
+            remedy="leave tokenizer= out, or bake again with this one",
+        )

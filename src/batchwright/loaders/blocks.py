@@ -1,14 +1,15 @@
-"""From a position to batches: tasks of many steps, blocks gathered for several of them, batches as slices of blocks.
+"""Batches as slices of blocks: rows of many steps are located at once, those of several steps gathered at once.
 
-Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. What is done in this
-thread, ahead in another thread, or in worker processes gives the same batches.
+Everything here is a function of (flow, cut, share, position); only the memory of blocks is reused. Work that is done in
+this thread, ahead in another thread, or in worker processes gives the same batches.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +23,14 @@ from batchwright.loaders.interface import Made, Record, state_at
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
-__all__ = [
-    "Adapter",
-    "BlockBatches",
-    "BlockMaker",
-    "CountedBatches",
-    "FlowBatches",
-    "NumpyBlocks",
-    "block_of",
-    "tasks_from",
-]
+__all__ = ["Adapter", "BlockBatches", "CountedBatches", "FlowBatches", "NumpyBlocks", "borders_of", "tasks_from"]
+
+T = TypeVar("T")
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch about a microsecond."""
 _LOCATED_ROWS_OF_MANY = 16_384
-"""The same where there are several sources, whose tables are looked up anew each time: 20 to 40 ns less a row."""
+"""The same for several sources, whose tables are looked up anew each time: 20 to 40 ns less a row."""
 _LOCATED_SPAN = 1 << 20
 """Positions over which those rows may lie."""
 _BLOCK_BYTES = 2 << 20
@@ -44,10 +38,18 @@ _BLOCK_BYTES = 2 << 20
 _AHEAD_BYTES = 4 << 20
 """The same for work that a thread or process does ahead: fewer hand-overs."""
 
-Gathered = tuple[int, Block]
-"""(number of steps, their rows)."""
-Piece = tuple[int, Located, int, int]
-"""(number of steps, where their rows lie, first row, last row): what one block is gathered from."""
+Borders = list[tuple[int, int]]
+"""Of some steps: (position of the first row, position after the step)."""
+
+
+class Piece(NamedTuple):
+    """Some steps of a task that one block is gathered for."""
+
+    borders: Borders
+    located: Located
+    first: int
+    last: int
+    """Their rows: [first, last) of the located ones."""
 
 
 class Adapter(Protocol):
@@ -65,7 +67,7 @@ class Adapter(Protocol):
 
 
 class BlockFields(NamedTuple):
-    """The arrays of a block: what a batch takes slices of."""
+    """The arrays of a block, of which batches take slices."""
 
     tokens: Any
     inputs: Any
@@ -79,7 +81,7 @@ class BlockFields(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class BlockBatches:
-    """What makes batches of blocks: slices of their arrays, and what metadata says of them."""
+    """Makes batches of a block: slices of its arrays, and their metadata."""
 
     names: Sequence[str]
     """Names of the sources."""
@@ -94,12 +96,14 @@ class BlockBatches:
     workers: int = 0
     record: Record
     tokenizer: str | None = None
-    """The file of the tokenizer that can decode its tokens, for whoever looks at a batch."""
+    """The file of the tokenizer that decodes the tokens, for tools that show a batch."""
 
     def _fields(self, block: Block, width: int) -> BlockFields:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
-        # Rows of samples have masks of their own, and may be much shorter than the longest that is allowed.
-        attention, loss = self.adapt.masks(width, self.row_tokens if block.widths is None else 0)
+        mask_tokens = self.row_tokens
+        if block.widths is not None:  # rows of samples have masks of their own, and may be much shorter
+            mask_tokens = 0
+        attention, loss = self.adapt.masks(width, mask_tokens)
         inputs = block.tokens[:, :-1]
         return BlockFields(block.tokens, inputs, attention, loss, block.extra, block.widths, block.seams)
 
@@ -127,21 +131,24 @@ class BlockBatches:
         return TrainingBatch(inputs, metadata=metadata, **own)
 
     def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
-        """What metadata says of a batch's own rows."""
-        names, per = self.names, self.sequences
-        weight = np.ones(last - first, np.float32) if block.weight is None else block.weight[first:last]
-        shown: dict[str, Any] = {}
-        if block.shown and block.widths is not None:
-            width = int(block.widths[first * per])
-            shown = {n: a[first * per : last * per, 1 : width + 1] for n, a in block.shown.items()}  # as targets are
-        return {
-            "source": [names[s] for s in _each(block.source[first:last], per).tolist()],
+        """The metadata of a batch's own rows."""
+        per = self.sequences
+        weight = np.ones(last - first, np.float32)
+        if block.weight is not None:
+            weight = block.weight[first:last]
+        facts: dict[str, Any] = {
+            "source": [self.names[source] for source in _each(block.source[first:last], per).tolist()],
             "position": _each(block.position[first:last], per),
             "weight": _each(weight, per),
-            **({"side": ["chosen", "rejected"] * (last - first)} if per > 1 else {}),
-            **shown,
-            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
         }
+        if per > 1:
+            facts["side"] = ["chosen", "rejected"] * (last - first)
+        if block.shown and block.widths is not None:  # aligned with targets
+            rows, columns = slice(first * per, last * per), slice(1, int(block.widths[first * per]) + 1)
+            facts |= {name: array[rows, columns] for name, array in block.shown.items()}
+        if self.tokenizer:
+            facts["tokenizer"] = self.tokenizer
+        return facts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,12 +158,14 @@ class FlowBatches(BlockBatches):
     flow: Flow
 
     def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
-        """What all ranks together have at some positions, for rows of samples: from the index, without their tokens."""
+        """Sums over the samples at some positions, on all ranks: from the index, without their tokens."""
         totals = self.flow.totals(positions)
         if totals is None:
             return {}
-        tokens = int(totals[0]) if totals[0].is_integer() else totals[0]  # messages may have weights of their own
-        return {"global_tokens": tokens, "global_sequences": totals[1]}
+        tokens, sequences = totals
+        if tokens.is_integer():  # messages may have weights of their own
+            tokens = int(tokens)
+        return {"global_tokens": tokens, "global_sequences": sequences}
 
     def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
         facts = BlockBatches._facts(self, block, first, last)
@@ -166,10 +175,18 @@ class FlowBatches(BlockBatches):
             facts["rows"] = [row for row in rows for _ in range(self.sequences)]
         return facts
 
+    def _by_processes(
+        self, steps: Iterator[T], task_of: Callable[[T], Task | Picked], slot_bytes: int
+    ) -> Iterator[tuple[T, Block]]:
+        """(step or steps, their block), gathered by worker processes."""
+        steps, begun = itertools.tee(steps)
+        results = by_processes(_BlockMaker(self.flow), map(task_of, begun), self.workers, slot_bytes)
+        return zip(steps, (_block_of(arrays, self.pool) for arrays in results), strict=True)
+
 
 @dataclass(slots=True, kw_only=True)
 class CountedBatches(FlowBatches):
-    """One rank's batches of a run that is cut one way."""
+    """One rank's batches of a run that is cut by count."""
 
     cut: Cut
     share: Callable[[int], Share]
@@ -186,103 +203,82 @@ class CountedBatches(FlowBatches):
         """(batch, position after it) from a position to the end of the run."""
         return self.adapt.hand_over(self._sliced(position))
 
-    def _sliced(self, position: int) -> Made[TrainingBatch]:
-        cut, adapt = self.cut, self.adapt
-        rows = cut.rows_per_step
-        position = cut.settle(position)
-        last_simple = cut.last_simple(position)
-        for num_steps, block in self._gathered(position):
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+        start = self.cut.after(position, skipped)
+        return (batch for batch, _ in self._sliced(start, every, stop))
+
+    def _sliced(self, position: int, every: int = 1, stop: int | None = None) -> Made[TrainingBatch]:
+        adapt = self.adapt
+        for borders, block in self._gathered(position, every, stop):
             adapt(block)
-            width = len(block.source) // num_steps
+            width = len(block.source) // len(borders)
             fields = self._fields(block, width)
             tokens, inputs, attention, loss, extra, *_ = fields
-            for first in range(0, num_steps * width, width):
-                last = first + width
+            last = 0
+            for begin, after in borders:
+                first, last = last, last + width
                 if adapt.masks_are_writable and (attention._version or loss._version):
                     # Somebody wrote into a mask: no later batch may see it.
                     tokens, inputs, attention, loss, extra, *_ = fields = self._fields(block, width)
-                begin = position
-                if position <= last_simple:
-                    position += rows
-                else:
-                    position = cut.settle(cut.after(position, 1))
-                    last_simple = cut.last_simple(position)
-                metadata = (self._metadata, block, first, last, position, begin)
+                metadata = (self._metadata, block, first, last, after, begin)
                 if not extra:  # nothing but tokens: the common case, kept short because it is hot
                     batch = TrainingBatch(inputs[first:last], attention, None, loss, metadata)
                     batch.__dict__["_block"] = tokens[first:last]
                 else:
                     batch = self._batch(fields, first, last, metadata)
-                yield batch, position
+                yield batch, after
 
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        cut = self.cut
-        position = cut.after(position, skipped)
-        tasks = self._tasks(position, every=every, stop=stop)
-        for num_steps, block in map(self._make, self._pieces(tasks, _BLOCK_BYTES)):
-            self.adapt(block)
-            width = len(block.source) // num_steps
-            for first in range(0, num_steps * width, width):
-                after, last = cut.settle(cut.after(position, 1)), first + width
-                metadata = (self._metadata, block, first, last, after, position)
-                yield self._batch(self._fields(block, width), first, last, metadata)
-                position = cut.after(position, every)
-
-    def _gathered(self, position: int) -> Iterator[Gathered]:
+    def _gathered(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         if self.workers:
-            return self._gathered_by_processes(position)
-        tasks = self._tasks(position)
+            return self._gathered_by_processes(position, every, stop)
+        tasks = self.tasks(position, every=every, stop=stop)
         if self.prefetch:
             return by_threads(self._make, self._pieces(tasks, _AHEAD_BYTES), self.prefetch)
         return map(self._make, self._pieces(tasks, _BLOCK_BYTES))
 
-    def _tasks(
-        self, position: int, largest: int | None = None, every: int = 1, stop: int | None = None
+    def tasks(
+        self, position: int, *, most: int | None = None, every: int = 1, stop: int | None = None
     ) -> Iterator[Task]:
-        """All steps from a position to the end of the run (or `stop`), many at a time, never over the end of an epoch.
-
-        `every`: only every `every`-th step.
-        """
-        at_once = _LOCATED_ROWS if len(self.flow.rows) == 1 else _LOCATED_ROWS_OF_MANY
-        looked_up = self.cut.rows_per_step if self.flow.asks_all_ranks else self.width
+        """The steps from a position on, as many at a time as are worth locating at once."""
+        at_once = _LOCATED_ROWS
+        if len(self.flow.rows) > 1:
+            at_once = _LOCATED_ROWS_OF_MANY
+        looked_up = self.width
+        if self.flow.asks_all_ranks:
+            looked_up = self.cut.rows_per_step
         steps = max(1, at_once // looked_up)
-        steps = steps if largest is None else min(steps, largest)
-        return tasks_from(position, self.cut, self.share, self.end, steps, every=every, stop=stop)
+        return tasks_from(position, self.cut, self.share, self.end, min(steps, most or steps), every=every, stop=stop)
 
     def _pieces(self, tasks: Iterator[Task], num_bytes: int) -> Iterator[Piece]:
         """Tasks cut into what is gathered at once."""
         steps = self._steps_in(num_bytes)
         for task in tasks:
-            located, width = self.flow.locate(task), len(task.rows)
+            located, borders, width = self.flow.locate(task), borders_of(task, self.cut), len(task.rows)
             for step in range(0, task.num_steps, steps):
-                some = min(steps, task.num_steps - step)
-                yield some, located, step * width, (step + some) * width
+                some = borders[step : step + steps]
+                yield Piece(some, located, step * width, (step + len(some)) * width)
 
     def _steps_in(self, num_bytes: int) -> int:
         return max(1, num_bytes // (self.width * self.sequences * (self.row_tokens + 1) * 8))
 
-    def _make(self, piece: Piece) -> Gathered:
-        num_steps, located, first, last = piece
-        return num_steps, located.make(first, last, self.pool.take)
+    def _make(self, piece: Piece) -> tuple[Borders, Block]:
+        return piece.borders, piece.located.make(piece.first, piece.last, self.pool.take)
 
-    def _gathered_by_processes(self, position: int) -> Iterator[Gathered]:
+    def _gathered_by_processes(self, position: int, every: int, stop: int | None) -> Iterator[tuple[Borders, Block]]:
         steps = self._steps_in(_AHEAD_BYTES)
         row_bytes = (self.row_tokens + 1) * 8 * 7 * self.sequences + 64
         # Of a short batch an uneven strategy may give this rank more rows than of a full one. Unused memory is free.
         slot_bytes = max(steps * self.width, self.cut.rows_per_step) * row_bytes + 4096
-        tasks = self._tasks(position, largest=steps)
-        for arrays in by_processes(BlockMaker(self.flow), tasks, self.workers, slot_bytes):
-            num_steps = int(arrays.pop("num_steps")[0])
-            yield num_steps, block_of(arrays, self.pool)
+        tasks = self.tasks(position, most=steps, every=every, stop=stop)
+        for task, block in self._by_processes(tasks, _itself, slot_bytes):
+            yield borders_of(task, self.cut), block
 
     def _metadata(self, block: Block, first: int, last: int, after: int, begin: int) -> dict[str, Any]:
         real = self.cut.real_rows(begin)
-        totals = {} if block.widths is None else self._totals(self.cut.positions(begin, real))
-        return self._facts(block, first, last) | {
-            "global_rows": real,
-            **totals,
-            "state": state_at(after, self.plan, self.record),
-        }
+        facts = self._facts(block, first, last) | {"global_rows": real}
+        if block.widths is not None:
+            facts |= self._totals(self.cut.positions(begin, real))
+        return facts | {"state": state_at(after, self.plan, self.record)}
 
 
 def tasks_from(
@@ -305,21 +301,37 @@ def tasks_from(
         position = cut.settle(position)
         if cut.is_over(position, end) or (stop is not None and position >= stop):
             return
-        real = cut.real_rows(position)
-        if real < rows:
-            steps = 1
-        else:
-            left = cut.whole_steps_left(position)
-            if left is None:  # no epoch ends before the run does
-                left = most * every if end is None else (live(end) - live(position)) // rows
-                left = left if stop is None else min(left, -(-(live(stop) - live(position)) // rows))
-            steps = min(most, -(-left // every))
-        yield Task(live(position), steps, rows * every, share(cut.shared_rows(position)), real)
+        begin, real = live(position), cut.real_rows(position)
+        left = cut.whole_steps_left(position)
+        if left is None:  # no epoch ends before the run does
+            left = most * every
+            if end is not None:
+                left = (live(end) - begin) // rows
+            if stop is not None:
+                left = min(left, -(-(live(stop) - begin) // rows))
+        steps = min(most, max(1, -(-left // every)))  # the last, short one is a task by itself
+        yield Task(begin, steps, rows * every, share(cut.shared_rows(position)), real)
         position = cut.after(position, steps * every)
 
 
+def borders_of(task: Task, cut: Cut) -> Borders:
+    """(position of the first row, position after the step) of the steps of a task."""
+    skips = cut.epochs.skips
+    live = task.live + task.stride * np.arange(task.num_steps)
+    begins = skips.positions(live).tolist()
+    afters = skips.positions(live + cut.rows_per_step).tolist()
+    afters[-1] = cut.settle(cut.after(begins[-1], 1))  # where an epoch may end
+    return list(zip(begins, afters, strict=True))
+
+
+def _itself(task: Task) -> Task:
+    return task
+
+
 def _each(values: Any, times: int) -> Any:
-    return values if times == 1 else np.repeat(values, times)
+    if times == 1:
+        return values
+    return np.repeat(values, times)
 
 
 class NumpyBlocks:
@@ -335,36 +347,34 @@ class NumpyBlocks:
         return array
 
     def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
-        """Batches as the caller gets it: an adapter may convert each one here, on the caller's thread."""
+        """Batches as the caller gets them. An adapter may convert each one here, on the caller's thread."""
         return batches
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
 
 
-def block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:
+def _block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:
     """The block that a worker process made, out of the slot, which the worker will use again."""
     tokens = pool.take(*arrays["tokens"].shape)
     tokens[:] = arrays.pop("tokens")
     own = {name: array.copy() for name, array in arrays.items()}
-    weight = own.pop("weight", None)
-    block = Block(tokens, own.pop("source"), own.pop("position"), weight)
+    block = Block(tokens, own.pop("source"), own.pop("position"), own.pop("weight", None))
     block.widths, block.seams = own.pop("widths", None), own.pop("seams", None)
     block.shown = {name[6:]: own.pop(name) for name in list(own) if name.startswith("shown_")}
     block.extra = own
     return block
 
 
-class BlockMaker:
-    """What a worker process does: a task in, arrays out."""
+class _BlockMaker:
+    """Runs in a worker process: a task in, arrays out."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
 
     def __call__(self, task: Task | Picked) -> dict[str, Any]:
         block = self.flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
-        steps = np.array([task.num_steps])
-        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position, "num_steps": steps}
+        arrays = {"tokens": block.tokens, "source": block.source, "position": block.position}
+        arrays |= {"weight": block.weight, "widths": block.widths, "seams": block.seams}
         arrays |= block.extra | {f"shown_{name}": array for name, array in block.shown.items()}
-        arrays |= {name: value for name in ("widths", "seams") if (value := getattr(block, name)) is not None}
-        return arrays if block.weight is None else {**arrays, "weight": block.weight}
+        return {name: array for name, array in arrays.items() if array is not None}
