@@ -174,11 +174,14 @@ def legs_over(ranks: Sequence[int] = (1, 3, 8), workers: Sequence[int] = (0, 2))
     >>> [str(leg) for leg in legs_over((1, 3), (0, 2))]
     ['1 rank, 0 workers', '3 ranks, 0 workers, prefetch 2', '1 rank, 2 workers', '3 ranks, 2 workers']
     """
-    legs = [Leg(ranks=at_least(1, ranks=r), workers=at_least(0, workers=w)) for w in workers for r in ranks]
-    return [
-        replace(leg, prefetch=2) if not leg.workers and number % len(ranks) % 2 else leg
-        for number, leg in enumerate(legs)
-    ]
+    legs = []
+    for number_of_workers in workers:
+        for number, number_of_ranks in enumerate(ranks):
+            leg = Leg(ranks=at_least(1, ranks=number_of_ranks), workers=at_least(0, workers=number_of_workers))
+            if not leg.workers and number % 2:
+                leg = replace(leg, prefetch=2)
+            legs.append(leg)
+    return legs
 
 
 def drill(

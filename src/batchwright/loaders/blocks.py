@@ -7,8 +7,7 @@ this thread, ahead in another thread, or in worker processes gives the same batc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,12 +17,23 @@ from batchwright.base.memory import BlockPool
 from batchwright.batches.ahead import by_processes, by_threads
 from batchwright.batches.batch import Block, constant_mask, seqlens_of
 from batchwright.batches.flow import Flow, Located, Picked, Task
+from batchwright.batches.frameworks import adapter
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.interface import Made, Record, state_at
+from batchwright.loaders.interface import Made, Making, Record, Stream, state_at
+from batchwright.loaders.run import Run
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
-__all__ = ["Adapter", "BlockBatches", "CountedBatches", "FlowBatches", "NumpyBlocks", "borders_of", "tasks_from"]
+__all__ = [
+    "Adapter",
+    "BlockBatches",
+    "BlockStream",
+    "CountedBatches",
+    "FlowBatches",
+    "NumpyBlocks",
+    "borders_of",
+    "tasks_from",
+]
 
 T = TypeVar("T")
 
@@ -79,24 +89,30 @@ class BlockFields(NamedTuple):
     seams: Any = None
 
 
-@dataclass(slots=True, kw_only=True)
+class BlockStream(Stream[TrainingBatch]):
+    """A stream whose batches are slices of blocks."""
+
+    pool: BlockPool
+    """The memory of its blocks."""
+    tokenizer: str | None = None
+    """The file of the tokenizer that decodes the tokens, for tools that show a batch."""
+
+
 class BlockBatches:
     """Makes batches of a block: slices of its arrays, and their metadata."""
 
-    names: Sequence[str]
-    """Names of the sources."""
-    row_tokens: int
-    sequences: int = 1
-    """Rows of a batch that one row of the order is: two for preference pairs."""
-    plan: str
-    """Fingerprint, for the states in batches' metadata."""
-    adapt: Adapter
-    pool: BlockPool = field(default_factory=BlockPool)
-    prefetch: int = 0
-    workers: int = 0
-    record: Record
-    tokenizer: str | None = None
-    """The file of the tokenizer that decodes the tokens, for tools that show a batch."""
+    def __init__(self, stream: BlockStream, run: Run, record: Record, making: Making) -> None:
+        self.names: list[str] = [source.name for source in stream.plan.all_sources]
+        self.plan: str = stream.plan.fingerprint
+        self.row_tokens: int = stream.plan.row_tokens
+        self.sequences: int = stream.sequences
+        self.tokenizer: str | None = stream.tokenizer
+        self.pool: BlockPool = stream.pool
+        self.adapt: Adapter = _adapter_of(making.framework)
+        self.prefetch: int = making.prefetch
+        self.workers: int = making.workers
+        self.end: int | None = run.end
+        self.record: Record = record
 
     def _fields(self, block: Block, width: int) -> BlockFields:
         """A block's fields as whole arrays, from which every batch of it is one slice each."""
@@ -151,11 +167,12 @@ class BlockBatches:
         return facts
 
 
-@dataclass(slots=True, kw_only=True)
 class FlowBatches(BlockBatches):
     """Batches of blocks that a flow assembles."""
 
-    flow: Flow
+    def __init__(self, stream: BlockStream, run: Run, record: Record, making: Making, flow: Flow) -> None:
+        super().__init__(stream, run, record, making)
+        self.flow: Flow = flow
 
     def _totals(self, positions: NDArray[np.int64]) -> dict[str, Any]:
         """Sums over the samples at some positions, on all ranks: from the index, without their tokens."""
@@ -168,7 +185,7 @@ class FlowBatches(BlockBatches):
         return {"global_tokens": tokens, "global_sequences": sequences}
 
     def _facts(self, block: Block, first: int, last: int) -> dict[str, Any]:
-        facts = BlockBatches._facts(self, block, first, last)
+        facts = super()._facts(block, first, last)
         if self.flow.fields.rows:
             documents = self.flow.documents(block.position[first:last])
             rows = [list(dict.fromkeys((str(d.file), d.row) for d in row)) for row in documents]
@@ -184,15 +201,13 @@ class FlowBatches(BlockBatches):
         return zip(steps, (_block_of(arrays, self.pool) for arrays in results), strict=True)
 
 
-@dataclass(slots=True, kw_only=True)
 class CountedBatches(FlowBatches):
     """One rank's batches of a run that is cut by count."""
 
-    cut: Cut
-    share: Callable[[int], Share]
-    """This rank's rows of a global batch of n rows."""
-    end: int | None
-    """Positions of the whole run; None for an endless one."""
+    def __init__(self, stream: BlockStream, run: Run, rows: int, record: Record, making: Making, flow: Flow) -> None:
+        super().__init__(stream, run, record, making, flow)
+        self.cut: Cut = run.cut_by_count(rows)
+        self.share: Callable[[int], Share] = run.share
 
     @property
     def width(self) -> int:
@@ -332,6 +347,13 @@ def _each(values: Any, times: int) -> Any:
     if times == 1:
         return values
     return np.repeat(values, times)
+
+
+def _adapter_of(framework: str) -> Adapter:
+    if framework == "numpy":
+        return NumpyBlocks()
+    made: Adapter = getattr(adapter(framework), f"{framework.title()}Blocks")()
+    return made
 
 
 class NumpyBlocks:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from batchwright.batches.ahead import by_threads
 from batchwright.batches.batch import Block
-from batchwright.batches.flow import Picked
+from batchwright.batches.flow import Flow, Picked
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.blocks import FlowBatches
-from batchwright.loaders.interface import Made
+from batchwright.loaders.blocks import BlockStream, FlowBatches
+from batchwright.loaders.interface import Made, Making, Record
+from batchwright.loaders.run import Run
 from batchwright.loaders.steps import Step, Steps
 from batchwright.order.budget import BLOCK_ROWS
 
@@ -21,13 +21,16 @@ _BYTES_PER_TOKEN = 8 * 7
 """Of all arrays of a batch together, as CountedBatches counts them."""
 
 
-@dataclass(slots=True, kw_only=True)
 class PlannedBatches(FlowBatches):
     """One rank's batches of a run whose steps are planned, each gathered by itself."""
 
-    steps: Steps
-    most_tokens: int
-    """Tokens of a global batch at most, padding included."""
+    def __init__(self, stream: BlockStream, run: Run, rows: int, record: Record, making: Making, flow: Flow) -> None:
+        super().__init__(stream, run, record, making, flow)
+        self.steps: Steps = run.steps(rows, record)
+        self.most_tokens: int = rows * self.sequences * self.row_tokens
+        """Tokens of a global batch at most, padding included."""
+        if run.budget is not None:
+            self.most_tokens = run.budget.batch_tokens
 
     def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of the run."""

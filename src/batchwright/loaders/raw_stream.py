@@ -26,12 +26,11 @@ from batchwright.batches.feed import Place
 from batchwright.batches.flow import Task
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.blocks import BlockBatches
-from batchwright.loaders.interface import Made, Making, Record, Stream, state_at
+from batchwright.loaders.blocks import BlockBatches, BlockStream
+from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.raw_files import recipe_of
 from batchwright.loaders.raw_rows import Document, RawDocuments, RawPlan, RawRow, RawRows
 from batchwright.loaders.run import Run
-from batchwright.loaders.stored import blocks_of
 from batchwright.order.plan import PlanSource
 from batchwright.order.schedule import NEVER, ORDER_VERSION
 from batchwright.order.sharding import Share
@@ -78,7 +77,7 @@ def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
     return RawStream(plan, RawDocuments(work), fields)
 
 
-class RawStream(Stream[TrainingBatch]):
+class RawStream(BlockStream):
     """Rows straight from raw files. How many an epoch has is known when one was read."""
 
     plan: RawPlan
@@ -96,22 +95,7 @@ class RawStream(Stream[TrainingBatch]):
         return RawStream, (self.plan, self.documents, self.fields, replace(self.cursor))
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RawBatches:
-        return _RawBatches(
-            names=[source.name for source in self.plan.sources],
-            row_tokens=self.plan.row_tokens,
-            plan=self.plan.fingerprint,
-            cut=run.cut_by_count(rows),
-            share=run.share,
-            end=run.end,
-            adapt=blocks_of(making.framework),
-            pool=self.pool,
-            prefetch=making.prefetch,
-            rows=RawRows(self.documents, self.plan),
-            fields=self.fields,
-            cursor=self.cursor,
-            num_epochs=run.num_epochs,
-            record=record,
-        )
+        return _RawBatches(self, run, rows, record, making)
 
     # Facts that only reading shows
 
@@ -178,19 +162,19 @@ class _Step(NamedTuple):
     """Where each row of the global batch begins."""
 
 
-@dataclass(slots=True, kw_only=True)
 class _RawBatches(BlockBatches):
     """One rank's batches of a run over raw files. Every rank reads everything, and takes its rows."""
 
-    cut: Cut
-    share: Callable[[int], Share]
-    end: int | None
-    rows: RawRows
-    fields: Fields
-    cursor: _Cursor
-    num_epochs: int | None
-    counted_rows: int | None = None
-    """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
+    def __init__(self, stream: RawStream, run: Run, rows: int, record: Record, making: Making) -> None:
+        super().__init__(stream, run, record, making)
+        self.cut: Cut = run.cut_by_count(rows)
+        self.share: Callable[[int], Share] = run.share
+        self.rows: RawRows = RawRows(stream.documents, stream.plan)
+        self.fields: Fields = stream.fields
+        self.cursor: _Cursor = stream.cursor
+        self.num_epochs: int | None = run.num_epochs
+        self.counted_rows: int | None = None
+        """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
 
     def batches(self, position: int) -> Made[TrainingBatch]:
         """(batch, position after it) from a position to the end of its epoch."""

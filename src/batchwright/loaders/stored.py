@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,12 @@ from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.batches.batch import Padding
 from batchwright.batches.flow import Flow
-from batchwright.batches.frameworks import adapter
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
 from batchwright.batches.window import WindowRows
-from batchwright.loaders.blocks import Adapter, CountedBatches, NumpyBlocks
-from batchwright.loaders.interface import Making, Record, Stream
+from batchwright.loaders.blocks import BlockStream, CountedBatches
+from batchwright.loaders.interface import Making, Record
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.packed import open_samples, spec_of_entry
 from batchwright.loaders.planned import PlannedBatches
@@ -35,7 +34,6 @@ from batchwright.store.stream import TokenStream
 
 __all__ = [
     "StoreStream",
-    "blocks_of",
     "open_flow",
     "open_stores",
     "padding_of",
@@ -45,39 +43,27 @@ __all__ = [
 ]
 
 
-class StoreStream(Stream[TrainingBatch]):
+class StoreStream(BlockStream):
     """Rows of token streams. Lengths are those of samples; windows have none."""
 
     def __init__(self, plan: Plan, flow: Flow) -> None:
         self.plan: Plan = plan
         self.flow: Flow = flow
-        # Tokens alone, or for rows of samples also weights, targets, masks, ids and a scratch.
-        self.pool: BlockPool = BlockPool(7 if flow.has_samples else 1)
+        self.pool: BlockPool = BlockPool()
+        if flow.has_samples:  # besides tokens also weights, targets, masks, ids and a scratch
+            self.pool = BlockPool(7)
         self.sequences: int = flow.sequences
         self.has_lengths: bool = flow.has_samples
         self.pad_to: Any = flow.padding.as_json
+        self.tokenizer: str | None = next((str(store.folder / "tokenizer.json") for store in self.stores), None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreStream, (self.plan, self.flow)
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> CountedBatches | PlannedBatches:
-        shared: dict[str, Any] = {
-            "flow": self.flow,
-            "names": self.flow.order.names,
-            "row_tokens": self.flow.row_tokens,
-            "sequences": self.sequences,
-            "plan": self.plan.fingerprint,
-            "adapt": blocks_of(making.framework),
-            "pool": self.pool,
-            "prefetch": making.prefetch,
-            "workers": making.workers,
-            "record": record,
-            "tokenizer": next((str(store.folder / "tokenizer.json") for store in self.stores), None),
-        }
-        if not run.is_planned:
-            return CountedBatches(cut=run.cut_by_count(rows), share=run.share, end=run.end, **shared)
-        most = run.budget.batch_tokens if run.budget else rows * self.sequences * self.flow.row_tokens
-        return PlannedBatches(steps=run.steps(rows, record), most_tokens=most, **shared)
+        if run.is_planned:
+            return PlannedBatches(self, run, rows, record, making, self.flow)
+        return CountedBatches(self, run, rows, record, making, self.flow)
 
     # Lengths
 
@@ -127,7 +113,7 @@ class StoreStream(Stream[TrainingBatch]):
         plan, flow = amend_flow(self.plan, self.flow, cursor, epochs, **asked)
         return type(self)(plan, flow)
 
-    # What is said of it
+    # Reports
 
     def stats(self, position: int) -> dict[str, Any]:
         tokens = [
@@ -224,13 +210,6 @@ def _tokens_per_row(rows: Any, of_flow: int) -> float:
     if isinstance(rows, SampleRows):
         return rows.num_tokens / rows.num_rows
     return float(getattr(rows, "row_tokens", of_flow))
-
-
-def blocks_of(framework: str) -> Adapter:
-    """The adapter of a framework."""
-    if framework == "numpy":
-        return NumpyBlocks()
-    return cast(Adapter, getattr(adapter(framework), f"{framework.title()}Blocks")())
 
 
 def refuse_conversations(store: Store) -> None:
