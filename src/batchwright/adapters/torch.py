@@ -225,7 +225,7 @@ def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any
 
 
 def memory_for(device: Any | None) -> Callable[[int], NDArray[np.uint8]] | None:
-    """What files are to be read into, for `handed`: page-locked memory for CUDA; None where any memory will do."""
+    """Memory to read files into, for `handed`: page-locked for CUDA; None if any memory will do."""
     return _page_locked if _target(device).type == "cuda" else None
 
 

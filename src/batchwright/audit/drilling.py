@@ -121,7 +121,7 @@ class DrillReport:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a rank needs to open its loader. Travels to its process by value."""
+    """The arguments of a rank's loader. They travel to its process by value."""
 
     stores: tuple[tuple[str, str], ...]
     """(path, version) of the stores that have the plan's sources."""

@@ -1,4 +1,4 @@
-"""Amendments: change a plan from a position on. What is asked is checked against what the plan has given by then."""
+"""Amendments: changes of a plan from a position on, checked against the rows that it has given by then."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def _check_skips(plan: Plan, at: int, skips: Spans) -> None:
             )
 
 
-# What a plan may be amended with
+# Lanes, caps and ends
 
 
 def _check_lanes(plan: Plan, **asked: Any) -> None:

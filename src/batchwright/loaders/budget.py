@@ -1,4 +1,4 @@
-"""Batches by tokens and balance, as a loader is asked for them; and what states hold of batches by tokens.
+"""Settings and states of batches by tokens, and the setting of balanced batches.
 
 A record entry is [from_step, from_position, batch_tokens, row_multiple], where one of batches by count has the number
 of their rows. All else about a budget is arithmetic on positions: order/budget.py.
@@ -93,7 +93,7 @@ def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Balancin
 
 
 def budget_state(batch_in_block: int, pad_to: Any) -> dict[str, Any]:
-    """What a state of batches by tokens has besides position, plan and steps."""
+    """The entries of a state that only batches by tokens have."""
     state = {"batch_in_block": batch_in_block}
     if pad_to is not None:
         state["pad_to"] = pad_to

@@ -151,7 +151,7 @@ class Stream(ABC, Generic[B]):
     # States
 
     def extra_state(self, position: int) -> dict[str, Any]:
-        """What a state holds besides position, plan and steps."""
+        """The entries of a state besides position, plan and steps."""
         return {}
 
     def for_state(self, state: Mapping[str, Any]) -> Self:

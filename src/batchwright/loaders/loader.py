@@ -139,7 +139,7 @@ class Loader(DataLoader[B]):
 
     @property
     def plan(self) -> Plan:
-        """What fixes every row of the stream, and how this loader cut it into batches."""
+        """The plan of the rows, with the record of how this loader cut them into batches."""
         run, world_size = self.this_run, self.world_size
         if run.cost:  # the ranks of balanced rows do not follow from their places in the batch
             world_size = 1
@@ -205,7 +205,7 @@ class Loader(DataLoader[B]):
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no more batches."""
+        """Whether the run has no more batches."""
         return self.this_run.begin(self._position, self.record)[1]
 
     def begin_pass(self) -> tuple[int, bool]:
@@ -261,7 +261,7 @@ class Loader(DataLoader[B]):
         return rows
 
     def _ready(self, rows: int) -> Made[B]:
-        """What is ready at the cursor. The cursor follows each batch that is taken from it; elsewhere it is closed."""
+        """The batches from the cursor on. The cursor follows each one that is taken, and closes them where it jumps."""
         if self._made is not None and getgeneratorstate(self._made) == GEN_CLOSED:
             self._made = None  # a read failed in it, and is tried again
         if self._made is None or self._made_rows != rows:

@@ -35,7 +35,7 @@ _MOST_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RawPlan(Plan):
-    """What fixes the rows of a stream over raw files: names and sizes of the files, tokenizer, steps, shuffle."""
+    """The plan of a stream over raw files: names and sizes of the files, tokenizer, steps, shuffle."""
 
     shuffle_rows: int = 0
     """Rows of a window of the shuffle; 0: no shuffle."""

@@ -46,7 +46,7 @@ OnePlace = Place[Document] | None
 
 @dataclass(slots=True)
 class _Cursor:
-    """What only reading shows about a position: its place, and the rows of an epoch."""
+    """Facts about a position that only reading shows: its place, and the rows of an epoch."""
 
     position: int = 0
     place: OnePlace = None
@@ -295,7 +295,7 @@ class _RawBatches(BlockBatches):
 
 
 def _extra_state(documents: RawDocuments, place: OnePlace, plan: RawPlan) -> dict[str, Any]:
-    """What a state has besides position, plan and steps."""
+    """The entries of a state besides position, plan and steps."""
     return {"place": place and documents.describe(place), "epoch_rows": plan.known_rows}
 
 

@@ -46,7 +46,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 
 _THREAD_NAME = "batchwright-read-ahead"
 _UNIT_BYTES = 64 << 20
-"""What is read before the cursor is looked at again, at most."""
+"""The most that is read before the cursor is looked at again."""
 _LEAST_BYTES = 16 << 20
 """Less data than this is read faster than a thread is worth."""
 _CACHED_ENOUGH = 0.98

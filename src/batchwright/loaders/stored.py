@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, local_path, one_of
+from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.batches.batch import Padding
@@ -179,30 +179,28 @@ def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
 
 
 def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
-    """What `pad_to` and `padding_side` ask for.
+    """The padding of batches, from checked settings.
 
     >>> padding_of([512, 128], "right", 2048)
     Padding(to=(128, 512), left=False)
     """
-    left = one_of(("right", "left"), padding_side=padding_side) == "left"
-    if pad_to in ("longest", "max_length"):
-        return Padding(pad_to, left)
-    if isinstance(pad_to, int) and not isinstance(pad_to, bool):
-        return Padding(at_least(1, pad_to=pad_to), left)
-    if isinstance(pad_to, list | tuple) and pad_to:
-        buckets = tuple(sorted(at_least(1, pad_to=width) for width in pad_to))
-        if buckets[-1] > row_tokens:
-            raise SpecError(
-                f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
-                parameter="pad_to",
-                remedy=f"buckets of {row_tokens:,} or less",
-            )
-        return Padding(buckets, left)
-    raise SpecError(
-        f"pad_to={pad_to!r} is no width",
-        parameter="pad_to",
-        remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
-    )
+    is_left = padding_side == "left"
+    if pad_to in ("longest", "max_length") or (isinstance(pad_to, int) and not isinstance(pad_to, bool)):
+        return Padding(pad_to, is_left)
+    if not isinstance(pad_to, list) or not pad_to:
+        raise SpecError(
+            f"pad_to={pad_to!r} is no width",
+            parameter="pad_to",
+            remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
+        )
+    buckets = tuple(sorted(pad_to))
+    if buckets[-1] > row_tokens:
+        raise SpecError(
+            f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
+            parameter="pad_to",
+            remedy=f"buckets of {row_tokens:,} or less",
+        )
+    return Padding(buckets, is_left)
 
 
 def _tokens_per_row(rows: Any, of_flow: int) -> float:
