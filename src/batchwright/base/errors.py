@@ -162,3 +162,7 @@ class NotReadyError(BatchwrightError, TimeoutError):
 
 class MissingExtraError(BatchwrightError, ImportError):
     """An optional dependency is not installed. Says the command that installs it."""
+
+
+for _name in __all__:
+    globals()[_name].__module__ = "batchwright"  # the name that users import, in tracebacks too

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import add_json, print_json
+from batchwright.cli.output import add_json, print_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

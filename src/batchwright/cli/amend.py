@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_weights,
-    epochs_of_sources,
-    holds_conversations,
-    named_store,
-    position_range,
-    print_json,
-    schedule_of,
-    whole_number,
-)
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.plan_settings import add_weights, holds_conversations
+from batchwright.cli.values import epochs_of_sources, named_store, position_range, schedule_of, whole_number
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan, State

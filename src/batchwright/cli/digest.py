@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from batchwright.cli.common import add_json, counted, print_json, step_range, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import step_range, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -25,17 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    named_store,
-    plan_of_settings,
-    print_json,
-    printable,
-    settings_given,
-    table,
-    whole_number,
-)
+from batchwright.cli.output import add_json, print_json, printable, table
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
+from batchwright.cli.values import named_store, whole_number
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan
@@ -149,7 +141,8 @@ def describe(
     if as_json:
         print_json(as_json_of(plan, epochs=epochs, streams=streams))
     else:
-        from batchwright.cli.summary import render, summarize
+        from batchwright.cli.plan_summary import summarize
+        from batchwright.cli.plan_words import render
 
         print(render(plan, summarize(plan, epochs=epochs, streams=streams)))
     return 0
@@ -158,7 +151,7 @@ def describe(
 def as_json_of(
     plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None
 ) -> dict[str, Any]:
-    from batchwright.cli.summary import summarize
+    from batchwright.cli.plan_summary import summarize
 
     summary = summarize(plan, epochs=epochs, streams=streams)
     return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from batchwright.cli.common import add_json, counted, lines_in_words, print_json, printable, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, lines_in_words, print_json, printable
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord
