@@ -119,8 +119,9 @@ def fewer_rows(loader, batches, rank):
         if loader.step == 10:
             facts = batch.metadata
             facts["position"], facts["weight"] = facts["position"][1:], facts["weight"][1:]
-            for name in ("input_ids", "attention_mask", "targets", "loss_mask"):
-                setattr(batch, name, getattr(batch, name)[1:])
+            names = ("input_ids", "attention_mask", "targets", "loss_mask")
+            for name, rows in {name: getattr(batch, name)[1:] for name in names}.items():
+                setattr(batch, name, rows)
         yield batch
 
 

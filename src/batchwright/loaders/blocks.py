@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
 __all__ = [
-    "Adapter",
     "BlockBatches",
     "BlockStream",
     "CountedBatches",
@@ -62,18 +61,25 @@ class Piece(NamedTuple):
     """Their rows: [first, last) of the located ones."""
 
 
-class Adapter(Protocol):
-    """Turns a block's arrays into a framework's tensors, in place, and has the masks of its batches."""
+class NumpyBlocks:
+    """The adapter of NumPy: arrays stay as they are. Those of other frameworks turn them into tensors of their own."""
 
-    masks_are_writable: bool
+    masks_are_writable = False
 
-    def __call__(self, block: Block) -> None: ...
+    def __call__(self, block: Block) -> None:
+        """Turn a block's arrays into tensors, in place."""
 
-    def small(self, array: Any) -> Any: ...
+    def small(self, array: Any) -> Any:
+        """An array of one batch alone."""
+        return array
 
-    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]: ...
+    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
+        """Batches as the caller gets them. An adapter may convert each one here, on the caller's thread."""
+        return batches
 
-    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]: ...
+    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
+        """(attention_mask, loss_mask) of ones, shared by all batches."""
+        return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
 
 
 class BlockFields(NamedTuple):
@@ -108,7 +114,7 @@ class BlockBatches:
         self.sequences: int = stream.sequences
         self.tokenizer: str | None = stream.tokenizer
         self.pool: BlockPool = stream.pool
-        self.adapt: Adapter = _adapter_of(making.framework)
+        self.adapt: NumpyBlocks = _adapter_of(making.framework)
         self.prefetch: int = making.prefetch
         self.workers: int = making.workers
         self.end: int | None = run.end
@@ -330,7 +336,13 @@ def tasks_from(
 
 
 def borders_of(task: Task, cut: Cut) -> Borders:
-    """(position of the first row, position after the step) of the steps of a task."""
+    """(position of the first row, position after the step) of the steps of a task.
+
+    >>> from batchwright.order.epochs import Epochs
+    >>> cut = Cut(rows_per_step=4, epochs=Epochs.of(10), epoch_end="short")
+    >>> [borders_of(task, cut) for task in tasks_from(0, cut, range, end=10, most=8)]
+    [[(0, 4), (4, 8)], [(8, 10)]]
+    """
     skips = cut.epochs.skips
     live = task.live + task.stride * np.arange(task.num_steps)
     begins = skips.positions(live).tolist()
@@ -349,31 +361,11 @@ def _each(values: Any, times: int) -> Any:
     return np.repeat(values, times)
 
 
-def _adapter_of(framework: str) -> Adapter:
+def _adapter_of(framework: str) -> NumpyBlocks:
     if framework == "numpy":
         return NumpyBlocks()
-    made: Adapter = getattr(adapter(framework), f"{framework.title()}Blocks")()
+    made: NumpyBlocks = getattr(adapter(framework), f"{framework.title()}Blocks")()
     return made
-
-
-class NumpyBlocks:
-    """Blocks as they are: NumPy arrays."""
-
-    masks_are_writable = False
-
-    def __call__(self, block: Block) -> None:
-        pass
-
-    def small(self, array: Any) -> Any:
-        """An array that is of one batch alone."""
-        return array
-
-    def hand_over(self, batches: Made[TrainingBatch]) -> Made[TrainingBatch]:
-        """Batches as the caller gets them. An adapter may convert each one here, on the caller's thread."""
-        return batches
-
-    def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
-        return constant_mask(rows, tokens, "int64"), constant_mask(rows, tokens, "float32")
 
 
 def _block_of(arrays: dict[str, NDArray[Any]], pool: BlockPool) -> Block:

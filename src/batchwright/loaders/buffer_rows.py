@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from batchwright.base.checks import one_of
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
 from batchwright.buffer.batch import RowBatch
-from batchwright.buffer.schema import Columns, Schema
+from batchwright.buffer.view import View
 from batchwright.loaders.blocks import borders_of, tasks_from
 from batchwright.loaders.interface import Made, Making, Record, UnkeptStream, state_at
 from batchwright.loaders.loader import Loader
@@ -26,30 +26,10 @@ from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.typing import Framework
 
-__all__ = ["RowDataLoader", "Version"]
+__all__ = ["RowDataLoader"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch next to nothing."""
-
-
-class Version(Protocol):
-    """Rows that do not change, by number."""
-
-    schema: Schema
-    number: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def ids(self) -> NDArray[np.int64]: ...
-
-    def columns_at(self, index: NDArray[np.int64]) -> Columns:
-        """Some rows, in memory of their own."""
-        ...
-
-    def content_fingerprint(self) -> str:
-        """Names the rows: other rows, another name."""
-        ...
 
 
 class RowDataLoader(Loader[RowBatch]):
@@ -65,7 +45,7 @@ class RowDataLoader(Loader[RowBatch]):
 
     def __init__(
         self,
-        version: Version,
+        version: View,
         *,
         batch_size: int | Batching | None = None,
         seed: int | None = None,
@@ -92,7 +72,7 @@ class RowDataLoader(Loader[RowBatch]):
         return self.stream.version.number
 
 
-def _plan_of(version: Version, asked: Asked) -> Plan:
+def _plan_of(version: View, asked: Asked) -> Plan:
     source = PlanSource(
         name="buffer",
         split="train",
@@ -116,8 +96,8 @@ class RowStream(UnkeptStream[RowBatch]):
 
     mark = "buffer"
 
-    def __init__(self, version: Version, plan: Plan) -> None:
-        self.version: Version = version
+    def __init__(self, version: View, plan: Plan) -> None:
+        self.version: View = version
         self.plan: Plan = plan
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RowBatches:
@@ -166,7 +146,7 @@ class RowStream(UnkeptStream[RowBatch]):
 class _RowBatches:
     """One rank's batches of a run that is cut one way. Each is one gather, on the thread that asks."""
 
-    version: Version
+    version: View
     plan: Plan
     cut: Cut
     share: Callable[[int], Share]
