@@ -100,10 +100,11 @@ def _swapped(ops: list[ast.cmpop], at: int, line: int) -> Iterator[tuple[int, st
     ops[at] = was
 
 
-def mutants() -> list[Mutant]:
+def mutants(places: list[str]) -> list[Mutant]:
     """Every change that can be made."""
     found = []
-    for place, tests in TESTS.items():
+    for place in places or TESTS:
+        tests = TESTS[place]
         path = SOURCE / "batchwright" / place
         for file in [path] if path.is_file() else sorted(path.glob("*.py")):
             for number, (line, change) in enumerate(changes(ast.parse(file.read_text()))):
@@ -149,11 +150,12 @@ def survives(mutant: Mutant) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("places", nargs="*", choices=[*TESTS, []], help="what to mutate (all)")
     parser.add_argument("--count", type=int, default=400, help="mutants to try (400)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    everything = mutants()
+    everything = mutants(asked.places)
     chosen = random.Random(asked.seed).sample(everything, min(asked.count, len(everything)))
     print(f"{len(chosen)} of {len(everything):,} mutants", flush=True)
     tried, killed, survivors = Counter[str](), Counter[str](), []

@@ -159,7 +159,7 @@ def _position(plan: Plan, arguments: argparse.Namespace, state: State | None) ->
 
 
 def _weights_at(plan: Plan, position: int) -> dict[str, float] | None:
-    """The weights that hold just before a position: what comes of them is replaced, so a ramp begins with these."""
+    """The weights just before a position. A ramp begins with these."""
     _, weights = [segment for segment in plan.schedule if segment[0] < max(position, 1)][-1]
     return None if weights is None else dict(weights)
 

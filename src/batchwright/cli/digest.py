@@ -1,4 +1,4 @@
-"""One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
+"""Digest the batches of some steps: one number that is equal on any machine, for any ranks, workers and framework.
 
 Compare it between two machines, two releases, or a plan and a run: batchwright.audit.digesting computes the
 same number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and

@@ -1,4 +1,4 @@
-"""What is in a store or a buffer, or what a plan is.
+"""Describe a store, a buffer or a plan.
 
 Of a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. STORE PLAN, or a
 plan's file alone, says what `batchwright plan` says. Of a buffer's folder: rows, columns, origins, settings, versions,

@@ -1,4 +1,4 @@
-"""What a run will read, before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
+"""Predict a run before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
 
 With loader settings, it answers for a run that you consider; no plan is written, except by --save. With PLAN, it
 answers for a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         type=whole_number,
         metavar="N",
-        help="go through the rows so often (1; if amended, up to what the last amendment changes)",
+        help="epochs of the run (1; if amended, as many as the last amendment needs)",
     )
     parser.add_argument("--save", metavar="FILE", help="write the plan there: a loader with plan=FILE runs it")
     add_settings(parser)

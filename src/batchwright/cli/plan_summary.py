@@ -281,7 +281,7 @@ class _Summary:
         yield first, last + 1
 
     def _rows_of_sources(self, spans: list[tuple[int, int]]) -> tuple[list[int], list[float]]:
-        """(rows, epochs) of each source that lie in some spans of positions."""
+        """(rows, epochs) of each source in some spans of positions."""
         rows, epochs = [0] * len(self.sources), [0.0] * len(self.sources)
         for start, stop in spans:
             for number, (before, after) in enumerate(
@@ -292,7 +292,7 @@ class _Summary:
         return rows, epochs
 
     def _epochs_given(self, source: int, rows: int) -> float:
-        """Epochs of a source, which may have grown, that so many of its rows are."""
+        """Epochs of a source after `rows` of its rows. The source may have grown."""
         size = next(s for s in reversed(self.order.growth[source]) if s.first_row <= rows)
         return size.first_epoch + (rows - size.first_row) / max(size.num_rows, 1)
 

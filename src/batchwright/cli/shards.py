@@ -1,4 +1,4 @@
-"""What shards of positions hold, or the same shards in a format that reads fast.
+"""List shards of positions, or convert them to a format that reads fast.
 
 `info DIR` lists shards with their rows, bytes and columns, from headers: of JSONL and pickle these are known only after
 reading, which --count does. Exit code 1 says that a shard cannot be read.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "what shards of positions hold, or the same in a format that reads fast"
+SUMMARY = "list shards of positions, or convert them to a format that reads fast"
 
 EXAMPLES = """\
 examples:

@@ -1,7 +1,7 @@
 """`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or another one.
 
 All of them are processes of their own. What the trainer was handed is compared, batch by batch, with a run in this
-process that nobody disturbs.
+process without disturbance.
 """
 
 from __future__ import annotations

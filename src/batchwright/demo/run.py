@@ -89,7 +89,7 @@ def _bake_corpus(folder: Path) -> Path:
 
 
 def _bake_faulty_files(folder: Path) -> None:
-    """Bake files of which some cannot be read, and show the report."""
+    """Bake some unreadable files, and show the report."""
     library = sysconfig.get_path("stdlib")
     files = [path for part in FAULTY_FOLDERS for path in sorted(glob.glob(f"{library}/{part}/*.py"))]
     made = _make_faulty_files(folder / "faulty")
