@@ -22,7 +22,7 @@ from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs
 from batchwright.order.plan import Plan
 from batchwright.order.sharding import Sharding, Share, sharding_of
-from batchwright.order.split import Cut, position_of_step, step_of_position
+from batchwright.order.split import Cut
 
 __all__ = ["DEFAULT_BATCH", "Run"]
 
@@ -100,25 +100,22 @@ class Run:
 
     def step_of(self, record: Record, position: int) -> int:
         """The step that uses a position, or would use it next."""
-        if self.budget is None:
-            return step_of_position(record, position, **self.plan.epoch_spec)
-        from_step, from_position, *_ = max(entry for entry in record if entry[1] <= position)
-        return from_step + BudgetCut(record, self.blocks).steps_until(from_position, position)
+        from_step, from_position, rows, *_ = max(entry for entry in record if entry[1] <= position)
+        return from_step + self.cut(rows, record).steps_until(from_position, position)
 
     def position_of(self, record: Record, step: int) -> int:
         """The position at which a step begins."""
-        if self.budget is None:
-            return position_of_step(record, step, **self.plan.epoch_spec)[0]
         if step < 0:
             raise PlanError(f"step {step} does not exist", step=step, remedy="a step of 0 or more")
-        from_step, from_position, *_ = max(entry for entry in record if entry[0] <= step)
-        cut, end = BudgetCut(record, self.blocks), self.end
-        position = cut.after(from_position, step - from_step, end)
-        last = step
-        if end is not None and position >= end:
+        from_step, from_position, rows, *_ = max(entry for entry in record if entry[0] <= step)
+        cut = self.cut(rows, record)
+        if isinstance(cut, Cut):
+            return cut.after(from_position, step - from_step)
+        position = cut.after(from_position, step - from_step, self.end)
+        if self.end is not None and position >= self.end:
             last = from_step + cut.steps_until(from_position, position)
-        if step > last:
-            raise PlanError(f"step {step} is outside this run", step=step, remedy=f"a step from 0 to {last}")
+            if step > last:
+                raise PlanError(f"step {step} is outside this run", step=step, remedy=f"a step from 0 to {last}")
         return position
 
     def continued(self, record: Record, position: int, rows: int) -> Record:

@@ -170,11 +170,12 @@ def open_flow(
 
 def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
     """(first epoch, tokens that the source had then): one entry, and one for each time it grew."""
-    name = plan.order.names[number] if number < len(plan.order.names) else plan.all_sources[number].name
-    versions = [s for s in (*plan.sources, *(s for a in plan.amendments for s in a.add)) if s.name == name]
-    tokens = {source.num_rows: source.num_tokens for source in reversed(versions)}
+    name = plan.all_sources[number].name
+    versions = [source for source in plan.sources if source.name == name]
+    versions += [source for amendment in plan.amendments for source in amendment.add if source.name == name]
     if number >= len(plan.order.growth):
         return ((0, versions[-1].num_tokens),)
+    tokens = {source.num_rows: source.num_tokens for source in reversed(versions)}
     return tuple((size.first_epoch, tokens[size.num_rows]) for size in plan.order.growth[number])
 
 
