@@ -143,6 +143,8 @@ def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
             step += steps
             if step == stop:
                 break
+        else:
+            return  # no more steps
 
 
 def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDigest]:

@@ -143,7 +143,7 @@ def members_of(store: Store, asked: Asked) -> list[Member]:
             row_tokens=asked["max_length"],
             packing=asked["packing"],
             truncation=_stored_truncation(asked.get("truncation", "drop")),
-            loss=_policy(asked["loss"] or {True: "last", False: "assistant"}[pairs]),
+            loss=_policy(asked.get("loss", {True: "last", False: "assistant"}[pairs])),
             pairs=pairs,
         )
         members.append(Member(name, stream, asked["max_length"], rows=spec, pad=fills))

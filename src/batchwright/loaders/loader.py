@@ -459,9 +459,9 @@ class Loader(DataLoader[B]):
 
     def stats(self) -> dict[str, Any]:
         """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
-        waited = 0.0
-        if self._started_seconds is not None:
-            waited = 100 * self._wait_seconds / (time.perf_counter() - self._started_seconds)
+        waited, now = 0.0, time.perf_counter()
+        if self._started_seconds is not None and now > self._started_seconds:
+            waited = 100 * self._wait_seconds / (now - self._started_seconds)
         return {
             "step": self.step,
             "position": self._position,
