@@ -1,12 +1,12 @@
-"""A file of records that is only ever added to: each record is there whole, or not there.
+"""An append-only journal: a record is on disk in full, or not at all.
 
     file     magic, format version, the owner's id, the number of its first record, checksum
     record   payload length, number, checksum of the payload, checksum of these three; payload; a byte that is not zero
 
-A writer that dies leaves at most one record that was cut off: fewer bytes than a header, a header whose payload goes
-beyond the end of the file, or (after a power cut) zeros up to the end. What else does not fit its checksum is damage.
+A writer that dies leaves at most one torn record: fewer bytes than a header, a payload that goes beyond the end of the
+file, or (after a power cut) zeros up to the end. Any other record that does not match its checksum is damage.
 
-One process writes; or several, each of which holds a lock of theirs while it catches up with the others and writes.
+One process writes; or several, each of which holds a shared lock while it reads what the others wrote and writes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import logging
 import os
 import struct
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import xxhash
 
 from batchwright.base.errors import BusyError, StoreError
 from batchwright.base.files import out_of_space_at, write_whole
+from batchwright.base.forks import let_go_in_children
 
 __all__ = [
     "HEAD_BYTES",
@@ -31,7 +31,6 @@ __all__ = [
     "Journal",
     "JournalHead",
     "Record",
-    "let_go_in_children",
     "read_head",
     "read_record",
     "read_records",
@@ -114,10 +113,9 @@ class Journal:
 
     @classmethod
     def open_to_append(cls, path: Path, after: Record | None = None, *, remedy: str = _RESTORE) -> Journal:
-        """Go on after the last whole record. What a killed writer left of one more is removed.
+        """Continue after the last whole record. A torn record at the end is removed.
 
-        `after` is a whole record that somebody read already: only what comes behind it is looked at. `remedy` is what
-        to do about damage.
+        `after` is a whole record that was read before: only the rest is checked. `remedy` is the advice for damage.
         """
         head = read_head(path)
         number, end = head.first_number - 1, _FILE_HEAD.size
@@ -465,27 +463,3 @@ def _damage(path: Path, offset: int, number: int | None, reason: str, remedy: st
         reason=reason,
         remedy=remedy,
     )
-
-
-# Children of a process that writes
-
-
-class _Held(Protocol):
-    def let_go(self) -> None: ...
-
-
-_held: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def let_go_in_children(held: _Held) -> None:
-    """After a fork, `held.let_go()` is called in the child: else it would keep a file, and the lock on it, that its
-    parent has died with."""
-    _held.add(held)
-
-
-def _let_go() -> None:
-    for held in list(_held):
-        held.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go)

@@ -1,16 +1,15 @@
 """Make a store from raw text, or from conversations.
 
 A SOURCE is a file, a folder or a quoted glob; NAME=PATH gives it a name, and sources of one name are read as one. A
-file's format is told by its extension (.jsonl, .txt, .parquet ...; .gz, .zst ... are unpacked) or by --format. --text
+file's format follows from its extension (.jsonl, .txt, .parquet ...; .gz, .zst ... are unpacked) or by --format. --text
 is a column, a path into nested data (message.content), or a template ('{title}\\n\\n{body}'). --format, --text and
 --quantity hold for all sources, or as NAME=VALUE for one; they can be given several times. --option is for the files'
 format: --option delimiter=';', or --option NAME.delimiter=';' for one source. Run again over unchanged files it does
 nothing; killed, the same command continues.
 
 --chat renders rows that are conversations by a chat template (chatml, llama-3, mistral, gemma, zephyr, qwen, plain, a
-.jinja file; alone, the tokenizer's own), and the store keeps what each token is, so that a loader can say what is
-learned. Their format is told by the first row, or by --conversation-format, and --columns and --roles rename what a row
-has.
+.jinja file; alone, the tokenizer's own), and the store keeps the role of each token, so that a loader can choose the
+loss. The first row, or --conversation-format, tells their format; --columns and --roles rename columns and roles.
 
 With one SOURCE that ends in .py (and without --format) that file is run, and the DatasetRecipe that it calls `recipe`
 is baked. It is code: run only files that you trust. A recipe without a tokenize step gives a buffer of rows.
@@ -31,7 +30,9 @@ from typing import TYPE_CHECKING, Any
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
-from batchwright.cli.common import add_json, add_renames, print_json, whole_number
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.plan_settings import add_renames
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.baking import DatasetRecipe
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="name of the sources that are given without one")
     parser.add_argument(
-        "--quantity", action="append", metavar="N", help="keep so many rows of a source, or a share such as 0.1"
+        "--quantity", action="append", metavar="N", help="keep this number of rows of a source, or a share such as 0.1"
     )
     parser.add_argument("--holdout", type=float, metavar="SHARE", help="hold out as split val, e.g. 0.005")
     parser.add_argument("--seed", type=int, help="of everything that is drawn (0)")

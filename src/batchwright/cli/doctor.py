@@ -15,7 +15,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from batchwright.base.checks import at_least, local_path
-from batchwright.cli.common import add_json, add_renames, counted, print_json, printable, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json, printable
+from batchwright.cli.plan_settings import add_renames
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.loaders.chat_checks import Finding
