@@ -10,8 +10,8 @@ import pytest
 import batchwright as bw
 from batchwright.batches.flow import Flow, Task
 from batchwright.batches.settings import Asked
-from batchwright.loaders.planning import open_flow
 from batchwright.loaders.pretrain import make_plan
+from batchwright.loaders.stored import open_flow
 from batchwright.order.schedule import Order
 from batchwright.store.plans import streams_for_plan
 

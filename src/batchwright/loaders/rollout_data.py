@@ -16,10 +16,9 @@ from batchwright.base.words import counted
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record
-from batchwright.loaders.planning import shuffle_of
+from batchwright.loaders.planning import refuse_other_settings, shuffle_of
 from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.sources import refuse_other_settings
 from batchwright.loaders.steps import Step, Steps
 from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import ORDER_VERSION

@@ -14,7 +14,7 @@ from batchwright.base.words import listed, suggest
 from batchwright.rl.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
-from batchwright.rollouts.table import Table, table_of
+from batchwright.rollouts.table import RolloutTable, table_of
 
 __all__ = ["KEYS", "read_rollouts"]
 
@@ -94,7 +94,7 @@ def _end_to_end(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | N
 class _Reading:
     """A table that is being read, and the names of its columns, which errors need."""
 
-    def __init__(self, table: Table, columns: Mapping[str, str] | None) -> None:
+    def __init__(self, table: RolloutTable, columns: Mapping[str, str] | None) -> None:
         self.table, self.names = table, _checked_names(columns, table)
         self.names["reward"] = self._reward_name()
 
@@ -370,7 +370,7 @@ class _Reading:
         return _as_python(column[row])
 
 
-def _checked_names(columns: Mapping[str, str] | None, table: Table) -> dict[str, str]:
+def _checked_names(columns: Mapping[str, str] | None, table: RolloutTable) -> dict[str, str]:
     """The column of each key."""
     for key, name in (columns or {}).items():
         if key not in KEYS:

@@ -26,12 +26,12 @@ import xxhash
 
 from batchwright.base.errors import StoreError
 from batchwright.base.files import inside, is_in_use, out_of_space_at, shared
+from batchwright.base.forks import let_go_in_children
 from batchwright.base.journal import (
     HEAD_BYTES,
     RECORD_BYTES,
     Journal,
     Record,
-    let_go_in_children,
     read_head,
     read_record,
     read_records,
