@@ -30,7 +30,7 @@ _MOST_SECONDS_TO_FINISH = 60.0
 
 
 class Position(NamedTuple):
-    """A place in the stream of a split: a file, and rows of it that lie before."""
+    """A place in the stream of a split: a file, and the number of its rows before."""
 
     file: int
     row: int
@@ -154,7 +154,7 @@ class FileReader:
         with file:
             try:
                 ahead.found.append(self._read(file.fileno()))
-            except BaseException as error:  # whoever needs the file gets it
+            except BaseException as error:  # raised in the thread that needs the file
                 ahead.found.append(error)
         ahead.is_there.put(None)
 
@@ -177,7 +177,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def joined(pieces: list[Arrays]) -> Arrays:
-    """Rows that lie in several files, as one batch."""
+    """Rows of several files, as one batch."""
     if len(pieces) == 1:
         return pieces[0]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]

@@ -50,7 +50,7 @@ class BatchStream(Protocol):
         """Give all files back: rows that are not recorded are there for others."""
 
     def drop(self) -> None:
-        """Close everything, and tell nobody. Others find that the holder of its files is gone."""
+        """Close everything, without giving files back. Others find that their holder is gone."""
 
     def forget_lost_files(self) -> None:
         """After a time in which this process seemed dead: others may have its files."""
