@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import FileFacts, pooled, read_batches
 
-__all__ = ["Arrays", "FileReader", "FileShape", "LoadedFile", "Position", "joined"]
+__all__ = ["Arrays", "BatchFileReader", "FileShape", "LoadedFile", "Position", "joined"]
 
 Arrays = list[NDArray[Any]]
 """Rows of a batch, an array for each field of the schema."""
@@ -71,7 +71,7 @@ class _Ahead:
     is_there: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
 
-class FileReader:
+class BatchFileReader:
     """Reads files into memory that is used again when no batch of them is held; the next one in a thread."""
 
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:

@@ -19,7 +19,7 @@ from batchwright.queue.claims import Claim
 from batchwright.queue.file_names import EXTENSION, digits_of, file_in_words
 from batchwright.queue.folder import SplitFolder
 from batchwright.queue.quarantine import quarantine
-from batchwright.queue.reading import Arrays, FileReader, FileShape, LoadedFile, Position
+from batchwright.queue.reading import Arrays, BatchFileReader, FileShape, LoadedFile, Position
 from batchwright.queue.system_errors import purge_command
 from batchwright.queue.waiting import Waiter
 
@@ -83,7 +83,7 @@ class SplitReader:
         self.folder = folder
         self.waiter = waiter
         self.fingerprint = fingerprint
-        self.reader: FileReader = FileReader(memory)
+        self.reader: BatchFileReader = BatchFileReader(memory)
         self.counts: StreamCounts = StreamCounts()
 
     def load(self, path: Path, number: int | None, claim: Claim | None = None) -> LoadedFile | None:
