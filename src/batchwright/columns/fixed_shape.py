@@ -17,7 +17,7 @@ from batchwright.base.errors import SourceError
 from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype, tensors_to_numpy
 from batchwright.columns.schema import DAMAGED, Column, Rows, Schema, check_shape, column_error, other_shape, take_rows
 
-__all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch"]
+__all__ = ["ARROW_DAMAGE", "column_of", "columns_of_batch", "to_numpy"]
 
 ARROW_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, KeyError, IndexError)
 """What Arrow raises on damaged bytes."""
@@ -47,12 +47,14 @@ def columns_of_batch(
     found = {}
     for name, column in schema.items():
         array = batch.column(name).slice(first - first_row, last + 1 - first)
-        found[name] = take_rows(_to_numpy(array, column, file=file, name=name, first_row=first), rows, first)
+        found[name] = take_rows(to_numpy(array, column, file=file, name=name, first_row=first), rows, first)
     return found
 
 
-def _to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row: int) -> NDArray[Any]:
+def to_numpy(array: pa.Array, column: Column, *, file: str, name: str, first_row: int) -> NDArray[Any]:
     """An array as (rows, *shape), without a copy. `first_row` is its number in the file, for errors."""
+    if not len(array):
+        return np.empty((0, *column.shape), column.dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _tensors_to_numpy(array, file, name, first_row)
     flat = array
