@@ -275,16 +275,13 @@ def _array(value: Any, name: str) -> NDArray[Any] | None:
 
 def _arrow_to_numpy(array: Any, name: str) -> NDArray[Any]:
     """[rows, ...] of Arrow's numbers, nested lists of one length, or tensors of a fixed shape."""
-    from batchwright.columns.fixed_shape import column_of, columns_of_batch  # only here: it imports Arrow
+    from batchwright.columns.fixed_shape import column_of, to_numpy  # only here: it imports Arrow
 
     pa = sys.modules["pyarrow"]
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if not len(array):
-        raise _Unfit("has no rows")
-    batch = pa.record_batch([array], names=[name])
     try:
-        columns = {name: column_of(batch.schema.field(0), lambda: array[:1], file="a batch")}
-        return columns_of_batch(batch, columns, range(len(array)), file="a batch", first_row=0)[name]
+        column = column_of(pa.field(name, array.type), lambda: array[:1], file="a batch")
+        return to_numpy(array, column, file="a batch", name=name, first_row=0)
     except SourceError as error:
         raise _Unfit(f"cannot be an array: {error.headline}") from None
