@@ -23,7 +23,7 @@ from batchwright.baking.work import Cut, choose_quantities, first_rows, for_unit
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SourceError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.progress import progress
-from batchwright.sources.columns import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
+from batchwright.sources.column_types import FORMATS_WITH_TYPES, columns_of_rows, schema_of_files
 from batchwright.sources.faults import place
 from batchwright.sources.memory import TableRows
 from batchwright.store.layout import is_adopted, is_store

@@ -30,6 +30,7 @@ from batchwright.baking.rows import (
 )
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
+from batchwright.columns.arrays import arrow_to_numpy, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect
@@ -39,7 +40,6 @@ from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.faults import error_of, place
 from batchwright.sources.units import Malformed, Unit
-from batchwright.store.arrays import as_arrow, as_numpy, records_of, records_to_arrow
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
@@ -293,12 +293,12 @@ def _write(
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = tokens.in_order(order)
     columns = {
-        "tokens": pa.LargeListArray.from_arrays(as_arrow(offsets), as_arrow(values)),
-        "span": as_arrow(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
-        "row": as_arrow(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
-        "split": as_arrow(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
-        "text_high": as_arrow(hashes[order, 0]),
-        "text_low": as_arrow(hashes[order, 1]),
+        "tokens": pa.LargeListArray.from_arrays(numpy_to_arrow(offsets), numpy_to_arrow(values)),
+        "span": numpy_to_arrow(np.array(spans, np.int32)[order] if count else np.empty(0, np.int32)),
+        "row": numpy_to_arrow(np.array(rows, np.int64)[order] if count else np.empty(0, np.int64)),
+        "split": numpy_to_arrow(np.array(splits, np.int8)[order] if count else np.empty(0, np.int8)),
+        "text_high": numpy_to_arrow(hashes[order, 0]),
+        "text_low": numpy_to_arrow(hashes[order, 1]),
     }
     if isinstance(job.tokenize, Chat):
         ordered = [marks[number] for number in order]
@@ -333,14 +333,14 @@ def unit_documents(path: Path, split: int) -> Documents:
     with pa.memory_map(str(path)) as file:
         batch = pa.ipc.open_file(file).get_batch(0)
     lists = batch.column("tokens")
-    tokens, lengths = as_numpy(lists.values), np.diff(as_numpy(lists.offsets))
-    span, row = as_numpy(batch.column("span")), as_numpy(batch.column("row"))
-    text = np.stack([as_numpy(batch.column("text_high")), as_numpy(batch.column("text_low"))], axis=1)
+    tokens, lengths = arrow_to_numpy(lists.values), np.diff(arrow_to_numpy(lists.offsets))
+    span, row = arrow_to_numpy(batch.column("span")), arrow_to_numpy(batch.column("row"))
+    text = np.stack([arrow_to_numpy(batch.column("text_high")), arrow_to_numpy(batch.column("text_low"))], axis=1)
     num_marks, marks = NO_MARKS
     if "spans" in batch.schema.names:
         starts, fields = records_of(batch.column("spans"))
         num_marks, marks = np.diff(starts), marks_of(fields)
-    mine = as_numpy(batch.column("split")) == split
+    mine = arrow_to_numpy(batch.column("split")) == split
     if mine.all():
         return Documents(tokens, lengths, span, row, text, num_marks, marks)
     if len(num_marks):

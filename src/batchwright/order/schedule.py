@@ -187,7 +187,7 @@ class Order:
         return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
-        """Positions of rows of a source in one of its epochs: the inverse of `at`. NEVER for one that is not given."""
+        """Positions of rows of a source in an epoch: the inverse of `at`. NEVER for rows that are not given."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)

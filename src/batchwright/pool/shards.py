@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import SourceError
 from batchwright.base.files import home, write_whole
-from batchwright.columns.shard import Column, Schema, Shard, content_mark, open_shard, peek
+from batchwright.columns.shard import Column, Schema, ShardReader, content_mark, open_shard, peek
 from batchwright.order.refills import Refill, lane_share
 from batchwright.pool.refilled import Columns
 from batchwright.pool.shard_files import ShardFile
@@ -103,7 +103,7 @@ class ShardSet:
         """Rows of a shard that belong to the sequence."""
         return self.starts[shard + 1] - self.starts[shard]
 
-    def open(self, shard: int, budget: int | None = None) -> Shard:
+    def open(self, shard: int, budget: int | None = None) -> ShardReader:
         """A shard to read from, with the content that it had when this set was made."""
         path = self.files[shard].path
         opened = open_shard(path, allow_pickle=self._allow_pickle, columns=self._columns, budget=budget or self._budget)

@@ -205,7 +205,7 @@ class Store:
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
-        from batchwright.store.arrays import as_numpy
+        from batchwright.columns.arrays import arrow_to_numpy
 
         path = self.folder / name
         try:
@@ -216,7 +216,7 @@ class Store:
         except FileNotFoundError:
             raise StoreError("a table of this store is missing", file=path, remedy=self.manifest.repair) from None
         return {
-            column: as_numpy(batch.column(column))
+            column: arrow_to_numpy(batch.column(column))
             if pa.types.is_integer(batch.column(column).type)
             else batch.column(column)
             for column in batch.schema.names

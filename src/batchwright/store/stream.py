@@ -63,7 +63,7 @@ class MappedShard:
     ) -> None:
         import pyarrow as pa
 
-        from batchwright.store.arrays import as_numpy, records_of
+        from batchwright.columns.arrays import arrow_to_numpy, records_of
 
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
         self.check(path, num_bytes, repair)
@@ -75,10 +75,10 @@ class MappedShard:
             batch.validate()  # sizes only: no number in a damaged file may lead outside of the map
             lists = batch.column("tokens")
             is_whole = len(lists.values) == num_tokens
-            self.tokens: NDArray[Any] = as_numpy(lists.values) if adopted is None else np.empty(0, dtype)
-            self.offsets: NDArray[np.int32] = as_numpy(lists.offsets)
-            self.file: NDArray[np.int32] = as_numpy(batch.column("file"))
-            self.row: NDArray[np.int64] = as_numpy(batch.column("row"))
+            self.tokens: NDArray[Any] = arrow_to_numpy(lists.values) if adopted is None else np.empty(0, dtype)
+            self.offsets: NDArray[np.int32] = arrow_to_numpy(lists.offsets)
+            self.file: NDArray[np.int32] = arrow_to_numpy(batch.column("file"))
+            self.row: NDArray[np.int64] = arrow_to_numpy(batch.column("row"))
             self.spans: Spans | None = None
             """Of documents that know what their tokens are: where each one's spans begin, and the fields of all."""
             if "spans" in batch.schema.names:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import writing_whole
 from batchwright.base.fingerprint import fingerprint_file
-from batchwright.store.arrays import as_arrow, records_to_arrow
+from batchwright.columns.arrays import lists_to_arrow, numpy_to_arrow, records_to_arrow
 from batchwright.store.layout import Shard, StreamInfo, content_digest, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_borders", "write_shard", "write_table"]
@@ -29,7 +29,7 @@ def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
 
 def write_table(path: Path, columns: dict[str, Any]) -> str:
     """Some columns as an Arrow file. Returns its hash."""
-    write_arrow(path, pa.RecordBatch.from_arrays(list(map(as_arrow, columns.values())), names=list(columns)))
+    write_arrow(path, pa.RecordBatch.from_arrays(list(map(numpy_to_arrow, columns.values())), names=list(columns)))
     return fingerprint_file(path)
 
 
@@ -50,8 +50,7 @@ def write_shard(
     `spans` says what the tokens are, for documents that know it: (starts, records), of which document d has
     records[starts[d]:starts[d + 1]].
     """
-    lists = pa.ListArray.from_arrays(as_arrow(offsets), as_arrow(tokens))
-    columns = {"tokens": lists, "file": as_arrow(file), "row": as_arrow(row)}
+    columns = {"tokens": lists_to_arrow(offsets, tokens), "file": numpy_to_arrow(file), "row": numpy_to_arrow(row)}
     if spans is not None:
         columns["spans"] = records_to_arrow(*spans)
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -84,8 +83,10 @@ def write_borders(
 
     `content` has hashed the tokens already. The content hash is that of `write_shard` over the same documents.
     """
-    lists = pa.ListArray.from_arrays(as_arrow(offsets), pa.nulls(int(offsets[-1])))
-    batch = pa.RecordBatch.from_arrays([lists, as_arrow(file), as_arrow(row)], names=["tokens", "file", "row"])
+    lists = pa.ListArray.from_arrays(numpy_to_arrow(offsets), pa.nulls(int(offsets[-1])))
+    batch = pa.RecordBatch.from_arrays(
+        [lists, numpy_to_arrow(file), numpy_to_arrow(row)], names=["tokens", "file", "row"]
+    )
     path = folder / name
     write_arrow(path, batch)
     content.update(np.ascontiguousarray(offsets).view(np.uint8).data)
