@@ -1,7 +1,6 @@
-"""The rows of one unit of work: read, kept or dropped each with a reason, and changed by the user's steps.
+"""The rows of one unit of work: read, filtered with a reason for each dropped row, and changed by the user's steps.
 
-Pure functions of (reading, unit): they run the same in this process or in any other. What becomes of the rows
-(documents of a store, rows of a buffer, counts of an explanation) is not said here.
+Pure functions of (job, unit): the same in every process.
 """
 
 from __future__ import annotations
@@ -9,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.errors import BatchwrightError, SourceError
+from batchwright.base.errors import BatchwrightError, SourceError, SpecError, WorkerError
+from batchwright.base.fingerprint import fingerprint_value, function_fingerprint
 from batchwright.prepare.columns import TextColumn
 from batchwright.prepare.documents import read_documents
 from batchwright.prepare.rows import RowStep
@@ -26,61 +26,81 @@ from batchwright.sources.memory import TableRows
 from batchwright.sources.units import EndOfSpan, Malformed, Unit
 
 __all__ = [
-    "Dropped",
-    "Reading",
+    "RowAt",
+    "RowJob",
     "UnitReport",
     "apply_step",
+    "dropped_in_words",
+    "examples_in_words",
     "find_passing",
+    "follow_steps",
     "is_selected",
     "kept_rows",
     "pass_over",
-    "passing_rows",
+    "prepared_rows",
     "read_rows",
-    "stepped",
+    "result_fingerprint",
+    "total_report",
     "unchanged_while_read",
 ]
 
 Row = dict[str, Any]
-Placed = tuple[int, int, Row]
-"""(span, row in span, row)."""
 
 _EXAMPLES = 5
 
 
+class RowAt(NamedTuple):
+    """The place of a row: the span of its unit, and its number in the span."""
+
+    unit: Unit
+    span: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What is read of one ingredient, and what its rows go through. Travels to workers by value."""
+class RowJob:
+    """How the rows of one ingredient are read and prepared. Travels to workers by value."""
 
     ingredient: str
     text: TextColumn | None
-    """None where rows are taken as they are."""
+    """None for rows that need no text."""
     where: Callable[[Row], Any] | None
     steps: list[RowStep]
     seed: int
     on_error: str
     formats: dict[str, Format]
     columns: tuple[str, ...] | None
-    """Those that are needed; None means all, for functions that get the row."""
+    """The columns that are needed; None means all, for functions that get the row."""
+
+    def place(self, at: RowAt) -> dict[str, Any]:
+        return place(*at, self.formats)
+
+    def failure(self, what: str, error: Exception, at: RowAt) -> WorkerError:
+        return failure_of(what, error, *at, self.formats)
 
 
 @dataclass(slots=True)
 class UnitReport:
-    """What became of a unit's rows."""
+    """Counts of a unit's rows."""
 
     key: str = ""
     rows_read: int = 0
     documents: int = 0
     tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    """Dropped rows by reason."""
     examples: list[tuple[str, int, str]] = field(default_factory=list)
-    """A few of the dropped: (file, row in span, reason)."""
+    """A few of the malformed: (file, row in span, reason)."""
     errors: int = 0
-    """How many of the dropped were malformed, and passed over because on_error='skip'."""
+    """Malformed rows, passed over because on_error='skip'."""
     special: dict[str, int] = field(default_factory=dict)
-    """How often the documents' texts hold the name of each special token."""
+    """Occurrences of each special token's name in the documents."""
     special_documents: int = 0
     span_rows: list[int] = field(default_factory=list)
     span_hashes: list[str] = field(default_factory=list)
+
+    def drop(self, reason: str, number: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + number
 
     def count_special(self, names: list[str]) -> None:
         """Count the names of special tokens in one document."""
@@ -88,109 +108,147 @@ class UnitReport:
             self.special_documents += 1
             self.special = dict(Counter(self.special) + Counter(names))
 
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """By which step a row was dropped."""
-
-    step: str
+    def finish(self, documents: int) -> None:
+        self.documents, self.dropped = documents, dict(sorted(self.dropped.items()))
 
 
-def read_rows(job: Reading, unit: Unit, selected: Any) -> tuple[UnitReport, list[Row], NDArray[np.int64]]:
-    """(what became of a unit's rows, those that are left, where each is: span and row in span)."""
-    report, dropped = UnitReport(), Counter[str]()
+def total_report(
+    units: Sequence[Unit], reports: Sequence[UnitReport], first_rows: Sequence[Sequence[int]]
+) -> UnitReport:
+    """The report of several units together. Its examples have the numbers of rows in their files."""
+    total = UnitReport()
+    for unit, report, rows in zip(units, reports, first_rows, strict=True):
+        total.rows_read += report.rows_read
+        total.tokens += report.tokens
+        total.errors += report.errors
+        total.special_documents += report.special_documents
+        total.special = dict(Counter(total.special) + Counter(report.special))
+        for reason, number in report.dropped.items():
+            total.drop(reason, number)
+        first_of = {span.path: row for span, row in zip(unit.spans, rows, strict=False)}
+        total.examples += [(file, row + first_of.get(file, rows[0]), reason) for file, row, reason in report.examples]
+    total.finish(sum(report.documents for report in reports))
+    return total
+
+
+def dropped_in_words(dropped: Mapping[str, int]) -> str:
+    """
+    >>> dropped_in_words({"empty text": 1200, "not where": 3})
+    '1,200 empty text, 3 not where'
+    """
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+
+
+def examples_in_words(examples: Iterable[Sequence[Any]]) -> list[str]:
+    """The first examples of malformed rows, a line for each."""
+    return [f"  for example {file}, row {row}: {reason}" for file, row, reason in list(examples)[:3]]
+
+
+def read_rows(job: RowJob, unit: Unit, selected: Any) -> tuple[UnitReport, list[Row], NDArray[np.int64]]:
+    """(report, the rows of a unit after all steps, the span and number of each)."""
+    report = UnitReport()
     rows: list[Row] = []
     places: list[tuple[int, int]] = []
     with unchanged_while_read(unit):
-        for span, row_number, row in kept_rows(job, unit, report, dropped, selected):
-            after = stepped(job, unit, span, row_number, row)
-            if isinstance(after, Dropped):
-                dropped[f"dropped by step {after.step!r}"] += 1
-            else:
-                rows.append(after)
-                places.append((span, row_number))
-    report.dropped, report.documents = dict(sorted(dropped.items())), len(rows)
+        for at, row in prepared_rows(job, unit, report, selected):
+            rows.append(row)
+            places.append((at.span, at.number))
+    report.finish(len(rows))
     return report, rows, np.array(places, np.int64).reshape(-1, 2)
 
 
-def find_passing(job: Reading, unit: Unit) -> tuple[Any, list[int]]:
-    """((span, row) of every row that passes `where`, rows of each span): what a quantity chooses from."""
-    if job.columns == () and isinstance(unit.rows, TableRows):  # nobody looks at a value, so that all of them pass
+def find_passing(job: RowJob, unit: Unit) -> tuple[Any, list[int]]:
+    """((span, number) of every row that passes `where`, rows of each span). A quantity chooses from these."""
+    if job.columns == () and isinstance(unit.rows, TableRows):  # no function looks at a value, so all of them pass
         numbers = np.arange(len(unit.rows))
         return np.column_stack([np.zeros_like(numbers), numbers]), [len(numbers)]
     report = UnitReport()
-    passing = [(span, row_number) for span, row_number, _ in passing_rows(job, unit, report, Counter())]
+    passing = [(at.span, at.number) for at, _ in _passing_rows(job, unit, report)]
     return np.array(passing, np.int64).reshape(-1, 2), report.span_rows
 
 
-def kept_rows(
-    job: Reading, unit: Unit, report: UnitReport, dropped: Counter[str], selected: Any = None
-) -> Iterator[Placed]:
-    """Rows that pass `where` and, where a quantity has chosen, were `selected`: by their numbers among those."""
-    rows = passing_rows(job, unit, report, dropped)
+def prepared_rows(job: RowJob, unit: Unit, report: UnitReport, selected: Any = None) -> Iterator[tuple[RowAt, Row]]:
+    """Kept rows after the user's steps. Rows that a step drops are counted."""
+    for at, row in kept_rows(job, unit, report, selected):
+        for step, _, after in follow_steps(job, at, row):
+            if after is None:
+                report.drop(f"dropped by step {step.name!r}")
+                break
+            row = after
+        else:
+            yield at, row
+
+
+def kept_rows(job: RowJob, unit: Unit, report: UnitReport, selected: Any = None) -> Iterator[tuple[RowAt, Row]]:
+    """Rows that pass `where`; with `selected`, those with these numbers among them."""
+    rows = _passing_rows(job, unit, report)
     if selected is None:
         yield from rows
         return
-    keep = set(selected.tolist())
-    for ordinal, row in enumerate(rows):
-        if ordinal in keep:
+    chosen = set(selected.tolist())
+    for number, row in enumerate(rows):
+        if number in chosen:
             yield row
         else:
-            dropped["beyond quantity"] += 1
+            report.drop("beyond quantity")
 
 
-def passing_rows(job: Reading, unit: Unit, report: UnitReport, dropped: Counter[str]) -> Iterator[Placed]:
-    """Rows that can be read, have text, and pass `where`. All others are counted, or raised."""
+def _passing_rows(job: RowJob, unit: Unit, report: UnitReport) -> Iterator[tuple[RowAt, Row]]:
+    """Rows that can be read, have text, and pass `where`. Others are counted, or raise an error."""
     report.span_rows = [0] * max(len(unit.spans), 1)
-    for span, row_number, text, row in read_documents(unit, job.formats, job.text, job.columns):
+    for span, number, text, row in read_documents(unit, job.formats, job.text, job.columns):
         if isinstance(text, EndOfSpan):
-            report.span_rows[span] = row_number
+            report.span_rows[span] = number
             continue
+        at = RowAt(unit, span, number)
         if isinstance(text, Malformed):
-            pass_over(job, unit, span, row_number, text, report, dropped)
+            pass_over(job, at, text, report)
             report.rows_read += max(text.rows, 1)
             continue
         report.rows_read += 1
-        if job.where is not None:
-            try:
-                passes = job.where(row)
-            except Exception as error:
-                what = f"where= of {job.ingredient!r}"
-                raise failure_of(what, error, unit, span, row_number, job.formats) from error
-            if not passes:
-                dropped["not where"] += 1
-                continue
-        yield span, row_number, row
+        if job.where is None or _passes(job, job.where, at, row):
+            yield at, row
+        else:
+            report.drop("not where")
 
 
-def pass_over(
-    job: Reading, unit: Unit, span: int, row_number: int, fault: Malformed, report: UnitReport, dropped: Counter[str]
-) -> None:
-    """Raise what is wrong with a row, or count it where on_error says so."""
+def _passes(job: RowJob, where: Callable[[Row], Any], at: RowAt, row: Row) -> bool:
+    try:
+        return bool(where(row))
+    except Exception as error:
+        raise job.failure(f"where= of {job.ingredient!r}", error, at) from error
+
+
+def pass_over(job: RowJob, at: RowAt, fault: Malformed, report: UnitReport) -> None:
+    """Raise for a malformed row, or count it with on_error='skip'."""
     if job.on_error == "raise":
-        raise error_of(fault, unit, span, row_number, job.formats)
-    lost = max(fault.rows, 1)
-    dropped[fault.kind] += lost
-    report.errors += lost
+        raise error_of(fault, *at, job.formats)
+    report.drop(fault.kind, max(fault.rows, 1))
+    report.errors += max(fault.rows, 1)
     if len(report.examples) < _EXAMPLES:
-        file = unit.spans[span].path if unit.spans else "<memory>"
-        why = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
-        report.examples.append((file, row_number, why if fault.turn is None else f"{why} (message {fault.turn})"))
+        file = at.unit.spans[at.span].path if at.unit.spans else "<memory>"
+        why = fault.kind
+        if fault.reason:
+            why += f": {fault.reason}"
+        if fault.turn is not None:
+            why += f" (message {fault.turn})"
+        report.examples.append((file, at.number, why))
 
 
-def stepped(job: Reading, unit: Unit, span: int, row_number: int, row: Row) -> Row | Dropped:
-    """A row after the user's steps."""
+def follow_steps(job: RowJob, at: RowAt, row: Row) -> Iterator[tuple[RowStep, bool, Row | None]]:
+    """(step, whether it saw the row, the row after it) for each step. The row is None, at last, for a dropped one."""
     for step in job.steps:
-        if not is_selected(job, step, unit, span, row_number, row):
+        if not is_selected(job, step, at, row):
+            yield step, False, row
             continue
-        after = apply_step(job, step, unit, span, row_number, row)
+        after = apply_step(job, step, at, row)
+        yield step, True, after
         if after is None:
-            return Dropped(step.name)
+            return
         row = after
-    return row
 
 
-def is_selected(job: Reading, step: RowStep, unit: Unit, span: int, row_number: int, row: Row) -> bool:
+def is_selected(job: RowJob, step: RowStep, at: RowAt, row: Row) -> bool:
     """Whether a step sees a row."""
     if step.select is None:
         return True
@@ -199,24 +257,35 @@ def is_selected(job: Reading, step: RowStep, unit: Unit, span: int, row_number: 
     try:
         return bool(step.select(row))
     except Exception as error:
-        what = f"select= of step {step.name!r}"
-        raise failure_of(what, error, unit, span, row_number, job.formats) from error
+        raise job.failure(f"select= of step {step.name!r}", error, at) from error
 
 
-def apply_step(job: Reading, step: RowStep, unit: Unit, span: int, row_number: int, row: Row) -> Row | None:
-    """What a step makes of a row. An error says which row it was."""
+def apply_step(job: RowJob, step: RowStep, at: RowAt, row: Row) -> Row | None:
+    """The row after a step. An error names the row."""
     try:
         return step(row)
     except BatchwrightError as error:
-        error.where |= place(unit, span, row_number, job.formats)
+        error.where |= job.place(at)
         raise
     except Exception as error:
-        raise failure_of(f"step {step.name!r}", error, unit, span, row_number, job.formats) from error
+        raise job.failure(f"step {step.name!r}", error, at) from error
+
+
+def result_fingerprint(value: Any) -> str:
+    """The fingerprint of a function's result; empty for a value that cannot be compared."""
+    try:
+        return fingerprint_value(value)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return function_fingerprint(value, name="a result")
+    except SpecError:
+        return ""
 
 
 @contextlib.contextmanager
 def unchanged_while_read(unit: Unit) -> Iterator[None]:
-    """See that nobody writes to a unit's files while they are read."""
+    """Raise if a file of the unit was written to inside the block."""
     before = [_state_of(span.path) for span in unit.spans]
     yield
     for span, state in zip(unit.spans, before, strict=True):
