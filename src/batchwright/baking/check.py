@@ -80,7 +80,7 @@ def _samples(part: RowWork) -> Iterator[_Sample]:
     for unit in units:
         light = replace(unit, rows=())
         rows = (
-            _Sample(part.job, RowAt(light, span, number), row)
+            _Sample(part.job, (light, span, number), row)
             for span, number, text, row in read_documents(unit, part.job.formats, part.job.text, part.job.columns)
             if isinstance(text, str)
         )

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +45,10 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+RowAt = tuple[Unit, int, int]
+"""The place of a row: its unit, the span of the unit, and its number in the span. Plain, because every row has one."""
 
 _EXAMPLES = 5
-
-
-class RowAt(NamedTuple):
-    """The place of a row: the span of its unit, and its number in the span."""
-
-    unit: Unit
-    span: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +146,7 @@ def read_rows(job: RowJob, unit: Unit, selected: Any) -> tuple[UnitReport, list[
     with unchanged_while_read(unit):
         for at, row in prepared_rows(job, unit, report, selected):
             rows.append(row)
-            places.append((at.span, at.number))
+            places.append(at[1:])
     report.finish(len(rows))
     return report, rows, np.array(places, np.int64).reshape(-1, 2)
 
@@ -163,7 +157,7 @@ def find_passing(job: RowJob, unit: Unit) -> tuple[Any, list[int]]:
         numbers = np.arange(len(unit.rows))
         return np.column_stack([np.zeros_like(numbers), numbers]), [len(numbers)]
     report = UnitReport()
-    passing = [(at.span, at.number) for at, _ in _passing_rows(job, unit, report)]
+    passing = [at[1:] for at, _ in _passing_rows(job, unit, report)]
     return np.array(passing, np.int64).reshape(-1, 2), report.span_rows
 
 
@@ -183,11 +177,13 @@ def kept_rows(job: RowJob, unit: Unit, report: UnitReport, selected: Any = None)
     """Rows that pass `where`; with `selected`, those with these numbers among them."""
     rows = _passing_rows(job, unit, report)
     if selected is None:
-        yield from rows
-        return
-    chosen = set(selected.tolist())
+        return rows
+    return _selected(rows, set(selected.tolist()), report)
+
+
+def _selected(rows: Iterator[tuple[RowAt, Row]], numbers: set[int], report: UnitReport) -> Iterator[tuple[RowAt, Row]]:
     for number, row in enumerate(rows):
-        if number in chosen:
+        if number in numbers:
             yield row
         else:
             report.drop("beyond quantity")
@@ -200,7 +196,7 @@ def _passing_rows(job: RowJob, unit: Unit, report: UnitReport) -> Iterator[tuple
         if isinstance(text, EndOfSpan):
             report.span_rows[span] = number
             continue
-        at = RowAt(unit, span, number)
+        at = (unit, span, number)
         if isinstance(text, Malformed):
             pass_over(job, at, text, report)
             report.rows_read += max(text.rows, 1)
@@ -226,13 +222,14 @@ def pass_over(job: RowJob, at: RowAt, fault: Malformed, report: UnitReport) -> N
     report.drop(fault.kind, max(fault.rows, 1))
     report.errors += max(fault.rows, 1)
     if len(report.examples) < _EXAMPLES:
-        file = at.unit.spans[at.span].path if at.unit.spans else "<memory>"
+        unit, span, number = at
+        file = unit.spans[span].path if unit.spans else "<memory>"
         why = fault.kind
         if fault.reason:
             why += f": {fault.reason}"
         if fault.turn is not None:
             why += f" (message {fault.turn})"
-        report.examples.append((file, at.number, why))
+        report.examples.append((file, number, why))
 
 
 def follow_steps(job: RowJob, at: RowAt, row: Row) -> Iterator[tuple[RowStep, bool, Row | None]]:

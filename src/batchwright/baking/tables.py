@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.baking.rows import RowAt, UnitReport, dropped_in_words, kept_rows, read_rows, total_report
+from batchwright.baking.rows import UnitReport, dropped_in_words, kept_rows, read_rows, total_report
 from batchwright.baking.work import RowWork, choose_quantities, plan_rows, tasks_of
 from batchwright.baking.workers import run_units
 from batchwright.base.errors import SourceError
@@ -77,7 +77,7 @@ def _from_table(part: RowWork, source: TableRows) -> PreparedRows:
     name, (unit,), (chosen,) = part.ingredient.name, part.units, part.selected
     report = UnitReport()
     if part.job.where is not None:
-        numbers = np.array([at.number for at, _ in kept_rows(part.job, unit, report, chosen)], np.int64)
+        numbers = np.array([number for (_, _, number), _ in kept_rows(part.job, unit, report, chosen)], np.int64)
         report.finish(len(numbers))
     else:
         report.rows_read = len(source)
@@ -99,7 +99,7 @@ def _join(part: RowWork, answers: Sequence[tuple[UnitReport, list[dict[str, Any]
     def place_of(number: int) -> dict[str, Any]:
         which = int(np.searchsorted(first, number, side="right")) - 1
         span, row = answers[which][2][number - first[which]].tolist()
-        return part.job.place(RowAt(part.units[which], span, row))
+        return part.job.place((part.units[which], span, row))
 
     return PreparedRows(part.ingredient.name, rows, place_of, total_report(part.units, reports, first_rows))
 

@@ -151,8 +151,8 @@ class _TextReader:
             names = [self.work.file_of(span).name for span in unit.spans]
             first = [rows_before[file] for file in files]
         report, seed = UnitReport(), self.work.job.seed & (1 << 64) - 1
-        for at, text in texts_of(self.work.job, unit, report):
-            place = f"{names[at.span]}\0{first[at.span] + at.number}".encode("utf-8", "surrogatepass")
+        for (_, span, number), text in texts_of(self.work.job, unit, report):
+            place = f"{names[span]}\0{first[span] + number}".encode("utf-8", "surrogatepass")
             yield xxhash.xxh3_64_intdigest(place, seed=seed) >> 64 - _SAMPLE_BITS, text
         rows_before.update(dict(zip(files, report.span_rows, strict=True)))
         self.dropped.update(report.dropped)

@@ -53,8 +53,8 @@ __all__ = [
     "unit_key",
 ]
 
-Locate = Callable[[int], tuple[Unit, int, int]]
-"""(unit, span, row in span) of a document, by its number among those that are encoded together."""
+Locate = Callable[[int], RowAt]
+"""The place of a document, by its number among those that are encoded together."""
 
 SPLITS = ("train", "val")
 _BATCH_CHARACTERS = 1 << 22
@@ -115,8 +115,9 @@ class _UnitDocuments:
         text = document
         if isinstance(text, Prepared):
             text = text.text
-        self.spans.append(at.span)
-        self.rows.append(at.number)
+        _, span, number = at
+        self.spans.append(span)
+        self.rows.append(number)
         self.sides.append(SPLITS.index(side_of(text, self.job.holdout)) if self.job.holdout else 0)
         self._waiting.append(document)
         self._texts.append(text)
@@ -151,7 +152,7 @@ class _UnitDocuments:
     def _place(self, number: int) -> RowAt:
         """The place of a document of this batch."""
         number += len(self.tokens)
-        return RowAt(self.unit, self.spans[number], self.rows[number])
+        return self.unit, self.spans[number], self.rows[number]
 
     def _too_long(self, number: int, num_tokens: int) -> TokenizerError:
         what = f"a document of {num_tokens:,} tokens: a shard holds at most {MAX_SHARD_TOKENS:,}"
