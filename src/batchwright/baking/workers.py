@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 from batchwright.baking.rows import RowJob
 from batchwright.base.errors import SpecError, WorkerError
@@ -17,10 +17,6 @@ from batchwright.base.progress import progress
 __all__ = ["run_tasks", "run_units", "units_as_done"]
 
 Task = tuple[Any, ...]
-
-
-class HasJob(Protocol):
-    job: Any
 
 
 def run_tasks(
@@ -60,20 +56,14 @@ def run_tasks(
 
 
 def units_as_done(
-    function: Callable[..., Any], work: Sequence[HasJob], tasks: Sequence[Task], workers: int
+    function: Callable[..., Any], work: Sequence[Any], tasks: Sequence[Task], workers: int
 ) -> Iterator[tuple[int, Any]]:
     """(task number, function(job, unit, ...)) for tasks (ingredient number, unit, ...), as they finish."""
     return run_tasks(_OfUnit(function, [part.job for part in work]), tasks, workers, about=_files_of)
 
 
 def run_units(
-    function: Callable[..., Any],
-    work: Sequence[HasJob],
-    tasks: Sequence[Task],
-    workers: int,
-    *,
-    doing: str,
-    show: bool,
+    function: Callable[..., Any], work: Sequence[Any], tasks: Sequence[Task], workers: int, *, doing: str, show: bool
 ) -> list[Any]:
     """function(job, unit, ...) for tasks (ingredient number, unit, ...), in their order, with a progress bar."""
     results: list[Any] = [None] * len(tasks)
@@ -103,18 +93,12 @@ class _OfUnit:
     def __init__(self, function: Callable[..., Any], jobs: Sequence[RowJob]) -> None:
         self.function, self.jobs = function, jobs
         self.fingerprints = _fingerprints_of_functions(jobs)
-        self.is_checked = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "is_checked": False}
 
     def __call__(self, which: int, unit: Any, *rest: Any) -> Any:
-        if not self.is_checked:
-            self._check()
-            self.is_checked = True
         return self.function(self.jobs[which], unit, *rest)
 
-    def _check(self) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         for name, found in _fingerprints_of_functions(self.jobs).items():
             if found != self.fingerprints[name]:
                 raise SpecError(
