@@ -4,7 +4,7 @@ VENV   ?= .venv
 DEMO   ?= .venv-demo
 PEERS  ?= .venv-peers
 
-.PHONY: demo test test-all test-loaded lint types unit dist bench bench-peers clean
+.PHONY: demo test test-all test-loaded lint types unit mutate dist bench bench-peers clean
 
 $(DEMO)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
@@ -44,6 +44,10 @@ test-all: lint types $(PEERS)/ready
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(VENV)/bin/pytest -n 3 --dist worksteal
 	$(VENV)/bin/pytest --doctest-modules src/batchwright -q
+
+# Change the source in 400 places, one at a time, and count the changes that no test notices. Takes an hour or two.
+mutate: $(VENV)/ready
+	$(VENV)/bin/python tests/mutate.py --count 400
 
 # Wheel and sdist, checked as an index checks them; then every demo from the wheel, in an environment that has nothing else.
 dist: $(VENV)/ready

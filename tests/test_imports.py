@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "prepare": ("base", "columns", "sources", "typing"),
     "store": (*PATH, "typing"),
     "batches": (*PATH, "typing"),
-    "rl": ("base", "columns", "rollouts"),
+    "rl": ("base", "columns"),
     "buffer": ("base", "order", "columns", "batches", "typing"),
     "queue": ("base", "order", "columns", "batches", "typing"),
     "pool": ("base", "order", "columns", "batches"),
@@ -198,6 +198,25 @@ def against_the_map(package: Path) -> list[str]:
 
 def test_every_file_imports_only_what_the_map_allows():
     assert against_the_map(PACKAGE) == []
+
+
+def picture_of_the_map() -> str:
+    """The map as a Mermaid graph: an arrow from each folder to those that it imports, but not to what they import."""
+    drawn = {
+        place: set(others) - {place, "typing"} for place, others in MAY_IMPORT.items() if (PACKAGE / place).is_dir()
+    }
+    arrows = []
+    for place, others in drawn.items():
+        if place in ("cli", "demo"):
+            continue  # they import everything
+        implied = set().union(*(drawn[other] for other in others))
+        arrows += [f"  {place} --> {other}" for other in sorted(others - implied)]
+    return "\n".join(["```mermaid", "graph TD", *arrows, "```"])
+
+
+def test_the_design_page_draws_the_map():
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    assert picture_of_the_map() in page
 
 
 def test_every_exception_in_the_map_is_still_needed():

@@ -81,7 +81,7 @@ def adopted(data: Path) -> Path:
 
 def test_info_says_that_tokens_are_adopted_and_where_they_lie(adopted, data, succeeds):
     text, facts = succeeds(f"info {adopted}").out, succeeds(f"info {adopted} --json").json
-    assert "files      2, adopted where they lie" in text
+    assert "files      2, adopted in place" in text
     assert str(data / "train.bin") in text
     size = sum((data / f"{name}.bin").stat().st_size for name in ("train", "val"))
     assert facts["adopted"]

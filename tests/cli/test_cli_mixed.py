@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.cli.common import ramp_to, schedule_of, weights_from
-from batchwright.cli.summary import render, summarize
+from batchwright.cli.plan_summary import summarize
+from batchwright.cli.plan_words import render
+from batchwright.cli.values import ramp_to, schedule_of, weights_from
 
 NAMED = ("web", "code")
 
@@ -136,7 +137,7 @@ def test_a_store_whose_name_has_an_equals_sign_is_a_path(path, own_store, tmp_pa
             ],
             "100",
         ),
-        (["web=web.store", "--chunk-size", "16", "--max-epochs", "web"], "NAME=EPOCHS"),
+        (["web=web.store", "--chunk-size", "16", "--max-epochs", "web"], "NAME=VALUE"),
         (["web=web.store", "--chunk-size", "16", "--max-epochs", "web=1,web=2"], "'web'"),
         (["web=web.store", "--chunk-size", "16", "--max-epochs", "web=2"], "max_epochs"),
         (["web=web.store", "--chunk-size", "16", "--weights", "wbe=1"], "'web'"),

@@ -9,7 +9,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.batches.settings import Asked
-from batchwright.cli.summary import summarize
+from batchwright.cli.plan_summary import summarize
 from batchwright.loaders.pretrain import make_plan
 
 
@@ -183,7 +183,7 @@ def test_what_no_loader_of_conversations_could_run_is_refused(arguments, said, c
         (["--chunk-size", "16", "--batch-size", "0"], "batch_size=1"),
         (["--chunk-size", "16", "--batch-size", "1e6"], "batch_size=1000000"),
         (["--chunk-size", "16", "--weights", "web=.7,cod=.3"], "'code'"),
-        (["--chunk-size", "16", "--weights", "web=.7,code"], "NAME=WEIGHT"),
+        (["--chunk-size", "16", "--weights", "web=.7,code"], "NAME=VALUE"),
         (["--chunk-size", "16", "--weights", "web=0"], "weight"),
         (["--chunk-size", "16", "--num-tokens", "1e9"], "weights="),
         (["--chunk-size", "16", "--epochs", "0"], "epochs=1"),

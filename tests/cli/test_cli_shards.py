@@ -72,7 +72,7 @@ def test_info_names_a_shard_that_cannot_be_read_and_lists_the_others(games, batc
     ran = batchwright(f"shards info {games}")
     assert ran.code == 1
     lines = ran.out.splitlines()
-    assert lines[0].endswith("10 rows in the 2 that say so, " + lines[0].rpartition(", ")[2])
+    assert lines[0].endswith("10 rows in 2 of them, " + lines[0].rpartition(", ")[2])
     assert re.match(r" +1  shard_0001.npz +- +10  cannot be read", lines[3])
     assert lines[2].endswith("A")
     assert lines[4].endswith("A")

@@ -8,7 +8,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.audit.digesting import combine, row_hashes
-from batchwright.cli.common import lines_in_words
+from batchwright.cli.output import lines_in_words
 
 # trace
 

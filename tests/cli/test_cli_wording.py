@@ -15,7 +15,7 @@ batchwright: where to?
   try        --to corpus.store, or --explain to see what would happen
 """,
     ("plan", "a.store", "--weights", "web"): """\
-batchwright: argument --weights: 'web' is not NAME=WEIGHT, as in web=.7,code=.3
+batchwright: argument --weights: 'web' is not NAME=VALUE, as in web=.7,code=.3
   try        batchwright plan --help
 """,
     ("amend", "a.store", "PLAN", "--at", "80", "--step", "10"): """\

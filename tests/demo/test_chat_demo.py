@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from batchwright.demo import chat
+from batchwright.demo.harness import NotAsExpected
 from batchwright.demo.model import new_weights, token_losses_and_gradients
 
 STEPS = 40
@@ -55,13 +56,13 @@ def test_the_output_is_clean_and_fits_100_columns(demo):
     assert demo.endswith("Everything was as promised.\n")
 
 
-def test_a_fault_that_is_not_found_is_noticed(tmp_path, monkeypatch, capsys):
+def test_a_fault_that_is_not_found_is_noticed(tmp_path, monkeypatch):
     good = list(chat._conversations())
     monkeypatch.setattr(
         chat, "FAULTS", (chat._Fault("unknown role", "nothing at all", lambda row: chat._said(row, "user")),)
     )
-    assert not chat._catch_bad_rows(tmp_path, good[:40], "bytes")
-    assert "NOT AS EXPECTED: not found: unknown role" in capsys.readouterr().out
+    with pytest.raises(NotAsExpected, match="not found: unknown role"):
+        chat._catch_bad_rows(tmp_path, good[:40], "bytes")
 
 
 def test_too_few_steps_are_refused(capsys):

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from batchwright.demo import queue as demo_queue
+from batchwright.demo.harness import NotAsExpected
 from batchwright.demo.queued import BATCHES_PER_FILE, NUM_STEPS
-
-# Found first by the demo and by every process that it starts: torch is not there, and neither is the network.
-SITE = {
-    "torch.py": "raise AssertionError('the demo imported torch')",
-    "sitecustomize.py": """
-import socket
-def refuse(*_):
-    raise AssertionError('the demo used the network')
-socket.socket.connect = socket.getaddrinfo = refuse
-""",
-}
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(run_demo):
     """One whole run of the demo in an empty folder: (what it printed, the queue that it left)."""
-    here, site = tmp_path_factory.mktemp("queue"), tmp_path_factory.mktemp("site")
-    for name, text in SITE.items():
-        (site / name).write_text(text)
-    search = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright", "demo", "queue"],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout, here / ".demo" / "runs" / "data" / "code" / "queue"
+    printed, folder = run_demo("demo queue")
+    return printed, folder / "runs" / "data" / "code" / "queue"
 
 
 def test_a_provider_and_the_trainer_were_killed_in_mid_file(demo):
@@ -100,14 +75,14 @@ def told(step, digest=None, loss="0x1p+0"):
     ],
     ids=["all as expected", "a batch twice", "another batch", "another loss", "a batch is missing", "other weights"],
 )
-def test_a_batch_that_is_another_is_noticed(tmp_path, monkeypatch, capsys, change, held):
+def test_a_batch_that_is_another_is_noticed(tmp_path, monkeypatch, change, held):
     reports = {step: told(step) for step in range(NUM_STEPS)}
     monkeypatch.setattr(demo_queue, "_undisturbed", lambda _: (reports, "weights"))
     run = demo_queue._Run(tmp_path, tmp_path / "config.py")
     run.reports, run.end = {step: [report] for step, report in reports.items()}, {"weights": "weights"}
     change(run)
-    assert demo_queue._is_what_it_would_have_been(run) == held
-    assert ("DIFFERENT" in capsys.readouterr().out) == (not held)
+    with contextlib.nullcontext() if held else pytest.raises(NotAsExpected):
+        demo_queue._expect_undisturbed_batches(run)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +95,14 @@ def test_a_batch_that_is_another_is_noticed(tmp_path, monkeypatch, capsys, chang
     ],
     ids=["put aside", "not noticed", "another file", "one more"],
 )
-def test_damage_that_is_not_put_aside_is_noticed(tmp_path, capsys, names, count, held):
+def test_damage_that_is_not_put_aside_is_noticed(tmp_path, names, count, held):
     run = demo_queue._Run(tmp_path, tmp_path / "config.py", end={"stats": {"quarantined_files": count}})
     folder = run.dataset / "queue" / "quarantine"
     folder.mkdir(parents=True)
     for name in names:
         (folder / name).write_text('{"reason": "bytes differ"}')
-    assert demo_queue._says_what_was_put_aside(run, "00000006.batches") == held
-    assert ("NOT AS EXPECTED" in capsys.readouterr().out) == (not held)
+    with contextlib.nullcontext() if held else pytest.raises(NotAsExpected, match="in quarantine"):
+        demo_queue._expect_quarantine(run, "00000006.batches")
 
 
 def test_a_flipped_bit_is_one_bit(tmp_path):
@@ -136,9 +111,3 @@ def test_a_flipped_bit_is_one_bit(tmp_path):
     demo_queue._flip_a_bit(path)
     assert sum(byte.bit_count() for byte in path.read_bytes()) == 1
     assert path.stat().st_size == 100
-
-
-def test_what_is_not_as_promised_ends_with_exit_code_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo_queue, "_tell", lambda *_: False)
-    assert demo_queue.main(["--folder", str(tmp_path / "new")]) == 1
-    assert capsys.readouterr().out.endswith("NOT everything was as promised: see above.\n")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import batchwright as bw
+from batchwright.rl.columns import Rollouts
 from batchwright.rollouts import read_rollouts
-from batchwright.rollouts.columns import Rollouts
 
 ROWS: list[dict[str, Any]] = [
     {

@@ -1,4 +1,4 @@
-"""Values as bytes: equal bytes for equal values in every process, and other bytes for any other value.
+"""Canonical bytes of values: equal values have equal bytes in every process, and different values different bytes.
 
 The type of every value counts, the order of a dict, and every bit of a float: 1 is not True, `b"hi"` is not "aGk=", and
 nan is not None. Values are written by columns, so that rows do not cost a Python call for each value.

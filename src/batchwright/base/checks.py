@@ -1,4 +1,4 @@
-"""Checks that settings share: each returns the value it was given, or says what is wrong with which parameter."""
+"""Checks of parameters. Each returns the value, or raises an error that names the parameter."""
 
 from __future__ import annotations
 

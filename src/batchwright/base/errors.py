@@ -1,4 +1,4 @@
-"""Every error a user can cause, each saying what is wrong, where, and what to do.
+"""Every error that a user can cause. Each says what is wrong, where, and what to do.
 
     BatchwrightError
     ├─ SpecError (ValueError)        a parameter or recipe that cannot work
@@ -55,7 +55,7 @@ __all__ = [
 
 
 class BatchwrightError(Exception):
-    """What all errors of this package share: `headline`, `where` (named things) and `remedy`."""
+    """The base of all errors of this package: a `headline`, `where` (named things) and a `remedy`."""
 
     def __init__(self, headline: str, *, remedy: str | None = None, **where: object) -> None:
         """`headline` says what is wrong, `where` names the things that it is about, `remedy` says what to do."""
@@ -133,7 +133,7 @@ class QueueError(BatchwrightError):
 
 
 class MissingQueueError(QueueError, FileNotFoundError):
-    """There is no queue where one is looked for: nobody has prepared data there."""
+    """A folder without a queue: no provider has prepared data there."""
 
 
 class MemoryLimitError(BatchwrightError, MemoryError):
@@ -162,3 +162,7 @@ class NotReadyError(BatchwrightError, TimeoutError):
 
 class MissingExtraError(BatchwrightError, ImportError):
     """An optional dependency is not installed. Says the command that installs it."""
+
+
+for _name in __all__:
+    globals()[_name].__module__ = "batchwright"  # the name that users import, in tracebacks too

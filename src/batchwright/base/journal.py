@@ -1,12 +1,12 @@
-"""A file of records that is only ever added to: each record is there whole, or not there.
+"""An append-only journal: a record is on disk in full, or not at all.
 
     file     magic, format version, the owner's id, the number of its first record, checksum
     record   payload length, number, checksum of the payload, checksum of these three; payload; a byte that is not zero
 
-A writer that dies leaves at most one record that was cut off: fewer bytes than a header, a header whose payload goes
-beyond the end of the file, or (after a power cut) zeros up to the end. What else does not fit its checksum is damage.
+A writer that dies leaves at most one torn record: fewer bytes than a header, a payload that goes beyond the end of the
+file, or (after a power cut) zeros up to the end. Any other record that does not match its checksum is damage.
 
-One process writes; or several, each of which holds a lock of theirs while it catches up with the others and writes.
+One process writes; or several, each of which holds a shared lock while it reads what the others wrote and writes.
 """
 
 from __future__ import annotations
@@ -114,10 +114,9 @@ class Journal:
 
     @classmethod
     def open_to_append(cls, path: Path, after: Record | None = None, *, remedy: str = _RESTORE) -> Journal:
-        """Go on after the last whole record. What a killed writer left of one more is removed.
+        """Continue after the last whole record. A torn record at the end is removed.
 
-        `after` is a whole record that somebody read already: only what comes behind it is looked at. `remedy` is what
-        to do about damage.
+        `after` is a whole record that was read before: only the rest is checked. `remedy` is the advice for damage.
         """
         head = read_head(path)
         number, end = head.first_number - 1, _FILE_HEAD.size

@@ -1,4 +1,4 @@
-"""Loops that numba compiles where it is installed (`pip install 'batchwright[fast]'`); callers have NumPy without it.
+"""Loops compiled by numba, where it is installed (`pip install 'batchwright[fast]'`). Callers fall back to NumPy.
 
 >>> def count_up(n):
 ...     total = 0

@@ -1,5 +1,5 @@
-"""What only some machines have, each with a fallback: process facts, CPU count, memory, cached files, parent death,
-folders that tell of changes.
+"""Facilities of some machines, each with a fallback: process facts, CPU count, memory, page cache, parent death,
+folders that report changes.
 
 Everything Linux-only that batchwright uses is in this module. `BATCHWRIGHT_PORTABLE=1` turns that half off, so that the
 portable half (what macOS runs) can be tested anywhere.
@@ -177,7 +177,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """This process may take so many bytes more than it has; then it gets MemoryError. Nothing where there is no way."""
+    """Let this process allocate `more_bytes` more than it has. Beyond that, it gets MemoryError. Linux only."""
     if is_linux():
         has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -238,7 +238,7 @@ def will_need(descriptor: int, offset: int, num_bytes: int) -> None:
 
 
 def drop_cached(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Let the cache forget a part of a file that nobody has mapped. Nothing where there is no way."""
+    """Drop a part of a file from the page cache, unless a process has it mapped. Linux only."""
     if is_linux():
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
@@ -264,10 +264,10 @@ class FolderWatch:
             while not (found := look(folder)):
                 watch.wait(timeout_seconds=60)
 
-    Nothing is missed between two waits, or between the making and the first wait; many changes are one wake-up. True
-    means "look yourself": it may be nothing new. Names that begin with a dot are work in progress and wake nobody.
-    A folder that is not there, or that cannot be watched, is looked at again after 1 ms, 2 ms, ... 50 ms; it is
-    watched as soon as it is there. A forked child that waits makes its own watch. One thread waits at a time.
+    No change is missed between two waits, or before the first wait; many changes are one wake-up. True means "look
+    again": there may be nothing new. Names that begin with a dot are work in progress and end no wait. A missing
+    folder, or one that cannot be watched, is polled after 1 ms, 2 ms, ... 50 ms, and watched once it exists. A forked
+    child makes its own watch. One thread waits at a time.
     """
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
@@ -277,7 +277,7 @@ class FolderWatch:
         self._open()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether something changed since the last wait, or somebody called wake(). False: not in all that time.
+        """Whether something changed, or wake() was called, since the last wait. False: the time is up.
 
         A closed watch answers False at once.
         """
@@ -296,7 +296,7 @@ class FolderWatch:
         self._take_over_after_fork()
         with self._lock:
             if not self._is_closed:
-                with contextlib.suppress(BlockingIOError):  # full of calls that nobody has waited for: one is enough
+                with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier calls: one is enough
                     os.write(self._wake_to, b"1")
 
     def reset(self) -> None:
@@ -380,7 +380,7 @@ class FolderWatch:
                 return True
             if is_blind:
                 self._nap_seconds = min(2 * self._nap_seconds, _LONGEST_NAP_SECONDS)
-                if time.monotonic() > began + _LONGEST_BLIND_SECONDS:
+                if time.monotonic() > began + _LONGEST_UNPOLLED_SECONDS:
                     return True
             if pause_seconds == left_seconds:
                 return False
@@ -442,8 +442,8 @@ class FolderWatch:
 
 _SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.05
 _LOOK_SECONDS = 1.0
-_LONGEST_BLIND_SECONDS = 0.25
-"""A folder's own time tells of most changes: whoever waits looks himself so often, and not after every nap."""
+_LONGEST_UNPOLLED_SECONDS = 0.25
+"""The folder's modification time shows most changes. A waiter lists the folder this often, not after every nap."""
 
 _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
 _IN_DELETE_SELF, _IN_MOVE_SELF, _IN_UNMOUNT, _IN_Q_OVERFLOW, _IN_IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000

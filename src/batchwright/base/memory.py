@@ -1,8 +1,8 @@
-"""Reused memory for blocks of tokens: a block returns to the pool only when nothing refers to it any more.
+"""Reused memory for blocks of tokens: a block returns to the pool once nothing refers to it.
 
 Fresh memory costs page faults, a quarter of the time of a gather. Every view that a user may hold (an array, a slice
 of it, a memoryview, a tensor over it) holds a reference to the block's owner, so the owner's reference count says when
-it is free. Whatever knows only an address, such as a copy to a device that is still under way, must hold the array too.
+it is free. Code that has only an address, such as a copy to a device in progress, must hold the array too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ALIGNMENT", "BlockPool"]
 
 ALIGNMENT = 64
 _MOST_OWNERS = 4
-"""A trainer holds one or two batches; whoever keeps many gets fresh memory."""
+"""A trainer holds one or two batches. One that keeps many gets fresh memory."""
 
 
 class BlockPool:
@@ -29,7 +29,7 @@ class BlockPool:
         self._next = 0
 
     def take(self, rows: int, width: int) -> NDArray[np.int64]:
-        """A block that nobody else holds. Its content is arbitrary."""
+        """A block without other users. Its content is arbitrary."""
         size = rows * width
         count = len(self._owners)
         for step in range(count):

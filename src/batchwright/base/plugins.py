@@ -1,8 +1,7 @@
-"""Named plug-ins: what decorators register, and what installed packages offer as entry points.
+"""Named plug-ins: functions that decorators register, and entry points of installed packages.
 
-Entry points are loaded only when something is asked for that nobody has registered, or when a list is asked for; never
-at import. What they register never takes the place of what is known: what a name means does not depend on what else
-was looked up before.
+Entry points are loaded when an unknown name or a list of names is asked for, never at import. They do not replace
+registered names: the meaning of a name does not depend on earlier lookups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show progress of long work: a live bar on a terminal, otherwise a plain line every few seconds."""
+"""Progress of long work: a live bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 

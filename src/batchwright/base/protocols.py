@@ -1,4 +1,4 @@
-"""What a plug-in must do, stated beside the methods it needs. Nothing here is to be inherited."""
+"""Protocols of plug-ins: the methods and their duties. Nothing here needs to be inherited."""
 
 from __future__ import annotations
 

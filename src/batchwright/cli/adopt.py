@@ -1,6 +1,6 @@
-"""Make a store over existing token files, without a copy.
+"""Make a store over token files in place, without copying them.
 
-A PATH is a nanoGPT .bin (also with the header of llm.c), a .npy, a Megatron .idx or .bin or what their names share, a
+A PATH is a nanoGPT .bin (also with the header of llm.c), a .npy, a Megatron .idx or .bin or their common prefix, a
 datatrove .ds, a folder of such files, or a quoted glob; NAME=PATH makes it a source of that name, to be mixed by
 weights. Files named train and val become the two splits. Each file is read once, to hash it and to check that every id
 is in the vocabulary, and is never changed. In formats without borders of documents, the end-of-document id makes
@@ -13,12 +13,12 @@ import argparse
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import add_json, print_json
 from batchwright.cli.named_paths import paths_by_name
+from batchwright.cli.output import add_json, print_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "make a store over existing token files"
+SUMMARY = "make a store over token files in place"
 
 EXAMPLES = """\
 examples:

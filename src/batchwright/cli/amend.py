@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_weights,
-    epochs_of_sources,
-    holds_conversations,
-    named_store,
-    position_range,
-    print_json,
-    schedule_of,
-    whole_number,
-)
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.plan_settings import add_weights, holds_conversations
+from batchwright.cli.values import epochs_of_sources, named_store, position_range, schedule_of, whole_number
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan, State
@@ -167,7 +159,7 @@ def _position(plan: Plan, arguments: argparse.Namespace, state: State | None) ->
 
 
 def _weights_at(plan: Plan, position: int) -> dict[str, float] | None:
-    """The weights that hold just before a position: what comes of them is replaced, so a ramp begins with these."""
+    """The weights just before a position. A ramp begins with these."""
     _, weights = [segment for segment in plan.schedule if segment[0] < max(position, 1)][-1]
     return None if weights is None else dict(weights)
 

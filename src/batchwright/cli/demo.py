@@ -1,9 +1,11 @@
 """See it work in under a minute: bake real text, train a tiny model, kill it, resume it exactly, trace a step.
 
-`batchwright demo spike` is another story: the loss jumps, the document that did it is found and skipped. So is
-`batchwright demo chat`: a bad set of conversations is caught, and a good one trained where it should be. And
-`batchwright demo buffer`: rows change while a model trains, bad ones are rolled back, kill -9 loses nothing. And
-`batchwright demo queue`: batches are made by processes that are killed, and every one is what it would have been.
+There are four others:
+
+    batchwright demo spike     the loss jumps; the document behind it is found and skipped
+    batchwright demo chat      faults in conversations are caught; good ones are trained on their answers
+    batchwright demo buffer    rows change while a model trains; bad ones are rolled back; kill -9 loses nothing
+    batchwright demo queue     batches come from processes that are killed, and none is lost or changed
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    if argv[:1] in (["chat"], ["buffer"], ["queue"]):  # they train in this process
+    name = argv[0] if argv else ""
+    if name in ("chat", "buffer", "queue"):  # they train in this process
         os.environ.update(ONE_THREAD)
-    if argv[:1] in (["spike"], ["chat"], ["buffer"], ["queue"]):
-        return int(import_module(f"batchwright.demo.{argv[0]}").main(list(argv[1:])))
-    return int(import_module("batchwright.demo.run").main(list(argv)) or 0)
+    if name in ("spike", "chat", "buffer", "queue"):
+        return int(import_module(f"batchwright.demo.{name}").main(argv[1:]))
+    return int(import_module("batchwright.demo.run").main(argv))

@@ -1,4 +1,4 @@
-"""One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
+"""Digest the batches of some steps: one number that is equal on any machine, for any ranks, workers and framework.
 
 Compare it between two machines, two releases, or a plan and a run: batchwright.audit.digesting computes the
 same number from batches in a training loop. It hashes the input ids of every row of the global batch, in order (and
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from batchwright.cli.common import add_json, counted, print_json, step_range, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import step_range, whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
-from batchwright.cli.common import add_json, add_renames, counted, print_json, printable, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json, printable
+from batchwright.cli.plan_settings import add_renames
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.baking.work import Work

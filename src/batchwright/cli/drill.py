@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    counted,
-    plan_of_settings,
-    print_json,
-    settings_given,
-    whole_number,
-)
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.audit.drilling import DrillReport, Leg, LegResult
@@ -88,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_json(report, store))
     else:
-        print(_verdict(report))
+        print(_outcome(report))
     return 0 if report.ok else 1
 
 
@@ -108,7 +103,7 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
             raise SpecError(
                 "which plan?",
                 parameter="target",
-                plans=_kept(target),
+                plans=_plans_of(target),
                 remedy=f"--chunk-size or --max-length (and more), or a plan: batchwright drill PLAN --store {target}",
             )
         return target, plan_of_settings(store, arguments)
@@ -126,7 +121,7 @@ def _target(arguments: argparse.Namespace) -> tuple[Path, Plan]:
     return root, found.cut_as([[0, 0, found.steps[-1][2]]])
 
 
-def _kept(store: Path) -> str:
+def _plans_of(store: Path) -> str:
     from batchwright.store.plans import list_plans
 
     return ", ".join(plan.fingerprint for plan in list_plans(store)) or "none is kept with this store"
@@ -146,29 +141,28 @@ def _begin(arguments: argparse.Namespace, store: Path, plan: Plan, rows: int, le
 
 def _print_leg(result: LegResult) -> None:
     last = result.first_step + result.num_steps - 1
+    ended = "finished"
     if result.killed_in_step is not None:
         ended = f"kill -9 in step {result.killed_in_step}"
-    else:
-        ended = "stopped by an error" if result.differences else "finished"
-    print(
-        _ROW.format(
-            leg=result.number,
-            ranks=result.leg.ranks,
-            workers=result.leg.workers,
-            prefetch=result.leg.prefetch,
-            steps=f"{result.first_step}-{last}" if result.num_steps else "none",
-            ended=ended,
-            equal="NO" if result.differences else "yes",
-        ),
-        flush=True,
+    elif result.differences:
+        ended = "stopped by an error"
+    line = _ROW.format(
+        leg=result.number,
+        ranks=result.leg.ranks,
+        workers=result.leg.workers,
+        prefetch=result.leg.prefetch,
+        steps=f"{result.first_step}-{last}" if result.num_steps else "none",
+        ended=ended,
+        equal="NO" if result.differences else "yes",
     )
+    print(line, flush=True)
 
 
 def _progress(result: LegResult) -> None:
     print(f"leg {result.number} ({result.leg}): {counted(result.num_steps, 'step')}", file=sys.stderr, flush=True)
 
 
-def _verdict(report: DrillReport) -> str:
+def _outcome(report: DrillReport) -> str:
     last = report.first_step + report.num_steps - 1
     difference = report.first_difference
     again = f"--kill-seed {report.kill_seed} kills in the same steps again"

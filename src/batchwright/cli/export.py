@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, print_json
+from batchwright.cli.output import add_json, print_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

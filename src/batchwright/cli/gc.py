@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, print_json, whole_number
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.store.versions import Removal

@@ -1,4 +1,4 @@
-"""What is in a store or a buffer, or what a plan is.
+"""Describe a store, a buffer or a plan.
 
 Of a store: its sources, tokenizer, what the bake dropped and why, versions, plans and raw files. STORE PLAN, or a
 plan's file alone, says what `batchwright plan` says. Of a buffer's folder: rows, columns, origins, settings, versions,
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json, printable
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, print_json, printable
 from batchwright.cli.rows import describe_buffer, is_buffer
 
 if TYPE_CHECKING:
@@ -114,54 +114,73 @@ def _facts(store: Store, *, all_files: bool) -> dict[str, Any]:
 
 
 def _render(facts: dict[str, Any]) -> str:
-    tokenizer = facts["tokenizer"]
-    is_text = tokenizer["eos"] is not None and "chat" not in tokenizer
-    end = "" if not is_text else f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
-    current = "current" if facts["is_current"] else "not the current one"
+    from batchwright.prepare.tokenize import special_in_words
+
+    tokenizer, report = facts["tokenizer"], facts["report"]
     lines = [
         f"store {facts['store']} ({facts['fingerprint']})",
         f"  content    {counted(facts['num_documents'], 'document')}, {counted(facts['num_tokens'], 'token')} as "
         f"{facts['token_dtype']}, {bytes_in_words(facts['num_bytes'])}",
-        f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']:,} ids{end}",
+        *_tokenizer_lines(tokenizer, report.get("layouts", {})),
     ]
-    if "chat" in tokenizer:
-        lines += _of_conversations(tokenizer["chat"], facts["report"].get("layouts", {}))
     lines += [
         f"  source     {source['name']} ({source['split']}): {counted(source['num_documents'], 'document')}, "
         f"{counted(source['num_tokens'], 'token')}, {counted(source['num_shards'], 'shard')}"
         for source in facts["sources"]
     ]
-    from batchwright.prepare.tokenize import special_in_words
+    lines += [f"  special    {printable(line)}" for line in special_in_words(report)]
+    lines += _dropped_lines(report)
+    lines.append(_version_line(facts))
+    lines.append(f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}")
+    lines += [f"  note       {note}" for note in report.get("notes", ())]
+    return "\n".join(lines + _file_lines(facts))
 
-    lines += [f"  special    {printable(line)}" for line in special_in_words(facts["report"])]
-    for name, part in facts["report"]["ingredients"].items():
+
+def _tokenizer_lines(tokenizer: dict[str, Any], layouts: dict[str, str]) -> list[str]:
+    line = f"  tokenizer  {tokenizer['name']}, {tokenizer['vocab_size']:,} ids"
+    if "chat" in tokenizer:
+        return [line, *_chat_lines(tokenizer["chat"], layouts)]
+    if tokenizer["eos"] is not None:
+        line += f"; documents end with {tokenizer['eos']} ({tokenizer['eos_from']})"
+    return [line]
+
+
+def _chat_lines(chat: dict[str, Any], layouts: dict[str, str]) -> list[str]:
+    """The template of conversations, and the columns that their rows were read from."""
+    line = f"  template   {printable(chat['template'])}; "
+    line += f"turns end with {chat['end_of_turn']!r}" if chat["end_of_turn"] else "it has no end of turn"
+    if chat["keep_newest"]:
+        line += f"; only the newest turns that fit {chat['keep_newest']:,} tokens"
+    return [line, *(f"  format     {printable(name)}: {printable(layout)}" for name, layout in layouts.items())]
+
+
+def _dropped_lines(report: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, part in report["ingredients"].items():
         if part["dropped"]:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
-            lines.append(
-                f"  dropped    {name}: {reasons} ({part['documents']:,} of {counted(part['rows_read'], 'row')} kept)"
-            )
-    lines += [
-        f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}"
-        for file, row, reason in facts["report"]["examples"][:3]
-    ]
+            rows = counted(part["rows_read"], "row")
+            lines.append(f"  dropped    {name}: {reasons} ({part['documents']:,} of {rows} kept)")
+    for file, row, reason in report["examples"][:3]:
+        lines.append(f"  for example  {printable(str(file))}, row {row}: {printable(str(reason))}")
+    return lines
+
+
+def _version_line(facts: dict[str, Any]) -> str:
+    current = "current" if facts["is_current"] else "not the current one"
+    line = f"  version    {facts['version']} ({current})"
     older = len(facts["versions"]) - 1
-    beside = f", {counted(older, 'other')} beside it (`batchwright gc` removes what is not used)" if older else ""
-    lines.append(f"  version    {facts['version']} ({current}){beside}")
-    lines.append(f"  plans      {', '.join(facts['plans']) or 'none yet: opening a loader keeps one'}")
-    lines += [f"  note       {note}" for note in facts["report"].get("notes", ())]
-    lines.append(f"  files      {facts['num_files']:,}{', adopted where they lie' if facts['adopted'] else ''}")
-    lines += [f"    {printable(file['path'])}  {bytes_in_words(file['num_bytes'])}" for file in facts["files"]]
-    if (more := facts["num_files"] - len(facts["files"])) > 0:
+    if older:
+        line += f", {counted(older, 'other')} beside it (`batchwright gc` removes what is not used)"
+    return line
+
+
+def _file_lines(facts: dict[str, Any]) -> list[str]:
+    line = f"  files      {facts['num_files']:,}"
+    if facts["adopted"]:
+        line += ", adopted in place"
+    lines = [line, *(f"    {printable(f['path'])}  {bytes_in_words(f['num_bytes'])}" for f in facts["files"])]
+    more = facts["num_files"] - len(facts["files"])
+    if more > 0:
         lines.append(f"    and {more:,} more: --files lists all")
-    return "\n".join(lines)
-
-
-def _of_conversations(chat: dict[str, Any], layouts: dict[str, str]) -> list[str]:
-    """How conversations became text, and where in a row they are."""
-    ends = chat["end_of_turn"]
-    said = f"; turns end with {ends!r}" if ends else "; it has no end of turn"
-    newest = f"; only the newest turns that fit {chat['keep_newest']:,} tokens" if chat["keep_newest"] else ""
-    return [
-        f"  template   {printable(chat['template'])}{said}{newest}",
-        *(f"  format     {printable(name)}: {printable(layout)}" for name, layout in layouts.items()),
-    ]
+    return lines

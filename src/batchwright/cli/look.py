@@ -20,26 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    counted,
-    holds_conversations,
-    indented,
-    lines_in_words,
-    plan_of_settings,
-    print_json,
-    printable,
-    settings_given,
-    whole_number,
-)
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, indented, lines_in_words, print_json, printable
+from batchwright.cli.plan_settings import add_settings, holds_conversations, plan_of_settings, settings_given
 from batchwright.cli.rows import is_buffer, look_at_rows
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord, TrainingBatch
     from batchwright.order.plan import Plan
     from batchwright.store import Store
-    from batchwright.store.stream import TokenStream
+    from batchwright.store.stream import StoredDocument, TokenStream
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -87,17 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         at_least(1, count=arguments.count)
     if is_buffer(arguments.store):
         return look_at_rows(arguments)
-    if arguments.html is not None and arguments.json:
-        raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
-    page = None if arguments.html is None else local_path(html=arguments.html)
-    if page is not None and (page.is_dir() or not page.parent.is_dir()):
-        is_folder = page.is_dir()
-        raise SpecError(
-            f"{arguments.html} is a folder" if is_folder else f"{arguments.html} is in a folder that does not exist",
-            parameter="html",
-            remedy="the name of a file, in a folder that is there",
-        )
-    of_documents = [f"--{name}" for name in ("document", "source") if getattr(arguments, name) is not None]
+    _check_page(arguments)
     given = settings_given(arguments)
     if arguments.plan is not None:
         if given:
@@ -109,9 +90,24 @@ def run(arguments: argparse.Namespace) -> int:
         plan = plan_of_settings(store, arguments)
     else:
         return _documents(Store(arguments.store), arguments)
-    if of_documents:
-        raise SpecError(f"{of_documents[0]} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
+    for name in ("document", "source"):
+        if getattr(arguments, name) is not None:
+            raise SpecError(f"--{name} shows documents, and --chunk-size or PLAN shows rows", remedy="one of them")
     return _rows(arguments.store, store, plan, arguments)
+
+
+def _check_page(arguments: argparse.Namespace) -> None:
+    """--html must be a file that can be written, and excludes --json."""
+    if arguments.html is None:
+        return
+    if arguments.json:
+        raise SpecError("--html writes a page, and --json prints numbers", remedy="one of them")
+    page = local_path(html=arguments.html)
+    remedy = "the name of a file, in a folder that exists"
+    if page.is_dir():
+        raise SpecError(f"{arguments.html} is a folder", parameter="html", remedy=remedy)
+    if not page.parent.is_dir():
+        raise SpecError(f"{arguments.html} is in a folder that does not exist", parameter="html", remedy=remedy)
 
 
 # Documents
@@ -119,29 +115,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _documents(store: Store, arguments: argparse.Namespace) -> int:
     found = list(_chosen(store, arguments))
-    of_conversations = [flag for flag in settings_given(arguments) if flag in _OF_DOCUMENTS - {"--split"}]
-    if of_conversations and not holds_conversations(store):
-        raise SpecError(
-            f"{of_conversations[0]} means nothing here: {store.path} holds plain text",
-            remedy=f"leave out {of_conversations[0]}",
-        )
-    if holds_conversations(store) or arguments.html is not None:
+    if holds_conversations(store):
+        return _trained_documents(store, found, arguments)
+    for flag in settings_given(arguments):
+        if flag != "--split":
+            remedy = f"leave out {flag}"
+            raise SpecError(f"{flag} means nothing here: {store.path} holds plain text", remedy=remedy)
+    if arguments.html is not None:
         return _trained_documents(store, found, arguments)
     read = [(number, stream.document(number_in_stream)) for number, stream, number_in_stream in found]
     if arguments.json:
-        documents = [
-            {
-                "document": number,
-                "source": document.source,
-                "split": document.split,
-                "file": document.file,
-                "row": document.row,
-                "num_tokens": len(document.tokens),
-                "text": store.decode(document.tokens),
-                **({"ids": document.tokens} if arguments.ids else {}),
-            }
-            for number, document in read
-        ]
+        documents = []
+        for number, document in read:
+            facts = _document_facts(number, document)
+            facts |= {"num_tokens": len(document.tokens), "text": store.decode(document.tokens)}
+            if arguments.ids:
+                facts["ids"] = document.tokens
+            documents.append(facts)
         print_json({"store": str(store.path), "documents": documents})
         return 0
     out = _Out()
@@ -154,11 +144,22 @@ def _documents(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _document_facts(number: int, document: StoredDocument) -> dict[str, Any]:
+    """The place of a document: in its store, and in the raw files."""
+    return {
+        "document": number,
+        "source": document.source,
+        "split": document.split,
+        "file": document.file,
+        "row": document.row,
+    }
+
+
 def _chosen(store: Store, arguments: argparse.Namespace) -> Iterator[Found]:
     if arguments.source is not None and arguments.source not in store.names:
         store.stream(arguments.source)  # says which names there are
     base, skip = 0, arguments.document or 0
-    left = 3 if arguments.count is None else arguments.count
+    left = arguments.count or 3
     total = 0
     for info in store.manifest.streams:
         is_wanted = arguments.source in (None, info.source) and arguments.split in (None, info.split)
@@ -191,22 +192,12 @@ def _trained_documents(store: Store, found: list[Found], arguments: argparse.Nam
         words = f"document {number:,}: {document.file}, row {document.row:,}"
         for row in rows_of_document(stream, number_in_stream, words, arguments.loss):
             rows.append(row)
-            documents.append(
-                {
-                    "document": number,
-                    "source": document.source,
-                    "split": document.split,
-                    "file": document.file,
-                    "row": document.row,
-                    "side": row.side,
-                    "num_tokens": len(row.tokens),
-                    "num_trained": int((row.weight != 0).sum()),
-                    "text": store.decode(row.tokens),
-                }
-            )
+            facts = _document_facts(number, document) | {"side": row.side, "num_tokens": len(row.tokens)}
+            facts |= {"num_trained": int((row.weight != 0).sum()), "text": store.decode(row.tokens)}
+            documents.append(facts)
             if arguments.ids:
                 role = [ROLES[role] for role in row.role.tolist()]
-                documents[-1] |= {"ids": row.tokens, "loss_mask": row.weight, "role": role}
+                facts |= {"ids": row.tokens, "loss_mask": row.weight, "role": role}
     if arguments.json:
         print_json({"store": str(store.path), "documents": documents})
     else:
@@ -242,26 +233,20 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
     skipped_before = {stop: (start, stop - 1) for start, stop in plan.order.skips.ranges}
     if arguments.html is not None or any(source.rows for source in plan.all_sources):
         return _trained_rows(where, store, plan, rows, skipped_before, arguments)
-    ids = _ids(where, plan, [row[0].position for row in shown]) if arguments.ids or arguments.json else {}
+    ids: dict[int, Any] = {}
+    if arguments.ids or arguments.json:
+        ids = _ids(where, plan, [row[0].position for row in shown])
     if arguments.json:
-        print_json(
-            {
-                "store": str(store.path),
-                "plan": plan.fingerprint,
-                "step": step,
-                "skipped": [skipped_before[row[0].position] for row in shown if row[0].position in skipped_before],
-                "rows": [
-                    {
-                        "position": row[0].position,
-                        "source": row[0].source,
-                        "epoch": row[0].epoch,
-                        "tokens": ids[row[0].position],
-                        "pieces": [asdict(piece) for piece in row],
-                    }
-                    for row in shown
-                ],
-            }
-        )
+        facts: dict[str, Any] = {
+            "store": str(store.path),
+            "plan": plan.fingerprint,
+            "step": step,
+            "skipped": [skipped_before[row[0].position] for row in shown if row[0].position in skipped_before],
+            "rows": [
+                _row_facts(row) | {"tokens": ids[row[0].position], "pieces": list(map(asdict, row))} for row in shown
+            ],
+        }
+        print_json(facts)
         return 0
     out = _Out()
     out.heading(
@@ -276,11 +261,17 @@ def _rows(where: str, store: Store, plan: Plan, arguments: argparse.Namespace) -
         for piece in row:
             out.border(_border(piece))
             tokens = ids.get(first.position)
-            start, stop = piece.window_span
-            out.text(_content(store, None if tokens is None else tokens[start:stop], arguments, piece.text))
+            if tokens is not None:
+                tokens = tokens[slice(*piece.window_span)]
+            out.text(_content(store, tokens, arguments, piece.text))
     if len(shown) < len(rows):
         out.border(f"and {counted(len(rows) - len(shown), 'more row')}: --count {len(rows)}")
     return 0
+
+
+def _row_facts(pieces: list[TraceRecord]) -> dict[str, Any]:
+    first = pieces[0]
+    return {"position": first.position, "source": first.source, "epoch": first.epoch}
 
 
 def _trained_rows(
@@ -312,15 +303,12 @@ def _trained_rows(
 
 
 def _facts(batch: TrainingBatch, number: int, pieces: list[TraceRecord]) -> dict[str, Any]:
-    known = batch.metadata
-    return {
-        "position": pieces[0].position,
-        "source": pieces[0].source,
-        "epoch": pieces[0].epoch,
-        **({"side": known["side"][number]} if "side" in known else {}),
-        **{name: getattr(batch, name)[number] for name in ("input_ids", "attention_mask", "targets", "loss_mask")},
-        "pieces": [asdict(piece) for piece in pieces],
-    }
+    facts = _row_facts(pieces)
+    if "side" in batch.metadata:
+        facts["side"] = batch.metadata["side"][number]
+    for name in ("input_ids", "attention_mask", "targets", "loss_mask"):
+        facts[name] = getattr(batch, name)[number]
+    return facts | {"pieces": [asdict(piece) for piece in pieces]}
 
 
 def _positions(first: int, last: int) -> str:
@@ -350,21 +338,27 @@ def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
 
 
 def _content(store: Store, tokens: Any, arguments: argparse.Namespace, text: str | None = None) -> str:
+    """A piece as text, or token by token with --ids, cut after --chars."""
+    most = arguments.chars or None
     if arguments.ids and tokens is not None:
-        shown = tokens[: arguments.chars or None]
-        parts = [f"{int(token)}{_of_one(store, token)}" for token in shown]
-        return " ".join(parts) + (f" ... ({len(tokens):,} tokens)" if len(shown) < len(tokens) else "")
+        shown = " ".join(_token(store, token) for token in tokens[:most])
+        return shown + _rest(len(tokens), most, "tokens")
     if text is None and tokens is not None:
         text = store.decode(tokens)
     if text is None:
         return "(the tokenizer was a function, and cannot decode: --ids)"
-    short = text[: arguments.chars or None]
-    return short + (f" ... ({len(text):,} characters)" if len(short) < len(text) else "")
+    return text[:most] + _rest(len(text), most, "characters")
 
 
-def _of_one(store: Store, token: Any) -> str:
+def _rest(length: int, most: int | None, unit: str) -> str:
+    if most is None or length <= most:
+        return ""
+    return f" ... ({length:,} {unit})"
+
+
+def _token(store: Store, token: Any) -> str:
     text = store.decode([token])
-    return "" if text is None else f":{text!r}"
+    return str(int(token)) if text is None else f"{int(token)}:{text!r}"
 
 
 class _Out:

@@ -1,4 +1,4 @@
-"""From a command line to a verb, and from what the verb raises to one message and an exit code.
+"""The entry point: from a command line to a verb, and from an error to one message and an exit code.
 
 Nothing here, and nothing at the top of a verb's file, imports NumPy, Arrow or a framework: `batchwright --help` answers
 at once, and a verb pays only for what it uses.
@@ -43,7 +43,7 @@ exit codes:
   2    not done: bad usage, bad input, somebody else is writing, no space left
   70   a fault in batchwright itself
   130  interrupted
-  141  whoever read the output went away
+  141  the reader of the output went away
 
 `batchwright VERB --help` explains a verb. Results go to stdout, progress and errors to stderr.
 """

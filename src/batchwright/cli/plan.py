@@ -1,4 +1,4 @@
-"""What a run will read, before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
+"""Predict a run before it costs anything: steps, tokens, shares asked and effective, epochs of every source.
 
 With loader settings, it answers for a run that you consider; no plan is written, except by --save. With PLAN, it
 answers for a plan that is kept. With neither, it lists the plans that are kept with the store. A source that is read
@@ -25,17 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import BatchwrightError, PlanError, SpecError
-from batchwright.cli.common import (
-    add_json,
-    add_settings,
-    named_store,
-    plan_of_settings,
-    print_json,
-    printable,
-    settings_given,
-    table,
-    whole_number,
-)
+from batchwright.cli.output import add_json, print_json, printable, table
+from batchwright.cli.plan_settings import add_settings, plan_of_settings, settings_given
+from batchwright.cli.values import named_store, whole_number
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan
@@ -69,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         type=whole_number,
         metavar="N",
-        help="go through the rows so often (1; if amended, up to what the last amendment changes)",
+        help="epochs of the run (1; if amended, as many as the last amendment needs)",
     )
     parser.add_argument("--save", metavar="FILE", help="write the plan there: a loader with plan=FILE runs it")
     add_settings(parser)
@@ -149,7 +141,8 @@ def describe(
     if as_json:
         print_json(as_json_of(plan, epochs=epochs, streams=streams))
     else:
-        from batchwright.cli.summary import render, summarize
+        from batchwright.cli.plan_summary import summarize
+        from batchwright.cli.plan_words import render
 
         print(render(plan, summarize(plan, epochs=epochs, streams=streams)))
     return 0
@@ -158,7 +151,7 @@ def describe(
 def as_json_of(
     plan: Plan, *, epochs: int | None = None, streams: dict[str, TokenStream] | None = None
 ) -> dict[str, Any]:
-    from batchwright.cli.summary import summarize
+    from batchwright.cli.plan_summary import summarize
 
     summary = summarize(plan, epochs=epochs, streams=streams)
     return {**summary.as_json(), "plan": plan.spec(), "runs": plan.runs}

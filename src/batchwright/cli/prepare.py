@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchwright.base.errors import WorkerError
-from batchwright.cli.common import counted
+from batchwright.base.words import counted
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "find_modules_here", "run"]
 

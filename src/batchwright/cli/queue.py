@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, indented, print_json, printable
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, indented, print_json, printable
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

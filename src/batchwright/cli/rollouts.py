@@ -15,8 +15,9 @@ import time
 from typing import Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json, printable, whole_number
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, print_json, printable
+from batchwright.cli.values import whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

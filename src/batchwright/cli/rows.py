@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import counted, print_json, printable, settings_given
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import print_json, printable
+from batchwright.cli.plan_settings import settings_given
 
 if TYPE_CHECKING:
     from batchwright.buffer.buffer import DatasetBuffer

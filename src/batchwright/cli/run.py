@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from batchwright.base.errors import SpecError
-from batchwright.cli.common import whole_number
 from batchwright.cli.prepare import ACCEPT_CHANGE, find_modules_here
 from batchwright.cli.train import trainer_of
+from batchwright.cli.values import whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "TAKES_SETTINGS", "add_arguments", "run"]
 

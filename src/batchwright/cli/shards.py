@@ -1,4 +1,4 @@
-"""What shards of positions hold, or the same shards in a format that reads fast.
+"""List shards of positions, or convert them to a format that reads fast.
 
 `info DIR` lists shards with their rows, bytes and columns, from headers: of JSONL and pickle these are known only after
 reading, which --count does. Exit code 1 says that a shard cannot be read.
@@ -13,15 +13,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SourceError, SpecError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json, printable, table
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, number, print_json, printable, table
 
 if TYPE_CHECKING:
     from batchwright.columns.shard import Schema
+    from batchwright.pool.convert import Conversion
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "what shards of positions hold, or the same in a format that reads fast"
+SUMMARY = "list shards of positions, or convert them to a format that reads fast"
 
 EXAMPLES = """\
 examples:
@@ -65,19 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
-    if arguments.what == "convert":
-        if arguments.out is None:
-            raise SpecError(
-                "convert into which folder?",
-                parameter="OUT",
-                remedy=f"batchwright shards convert {arguments.directory} OUT",
-            )
-        if arguments.count:
-            raise SpecError("--count is of info", parameter="--count", remedy="batchwright shards info DIR --count")
+    if arguments.what == "info":
+        of_convert = {"OUT": arguments.out, "--to": arguments.to, "--force": arguments.force or None}
+        for name, given in of_convert.items():
+            if given is not None:
+                raise SpecError(f"{name} is of convert", parameter=name, remedy="batchwright shards convert DIR OUT")
         return
-    for name, given in (("OUT", arguments.out), ("--to", arguments.to), ("--force", arguments.force or None)):
-        if given is not None:
-            raise SpecError(f"{name} is of convert", parameter=name, remedy="batchwright shards convert DIR OUT")
+    if arguments.out is None:
+        remedy = f"batchwright shards convert {arguments.directory} OUT"
+        raise SpecError("convert into which folder?", parameter="OUT", remedy=remedy)
+    if arguments.count:
+        raise SpecError("--count is of info", parameter="--count", remedy="batchwright shards info DIR --count")
 
 
 # info
@@ -97,24 +96,33 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _facts(number: int, path: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What one shard holds, as plain values: rows and columns are None where only reading would tell."""
+    """One shard as plain values: rows and columns are None where only reading would tell."""
     import os
 
-    from batchwright.columns.shard import format_of, open_shard, peek
+    from batchwright.columns.shard import format_of
 
     kind = format_of(path)
     facts: dict[str, Any] = {"number": number, "file": os.path.basename(path), "format": kind, "rows": None}
     facts |= {"bytes": os.path.getsize(path), "columns": None, "fault": None}
     if kind == "pickle" and not arguments.allow_pickle:
-        return facts  # told as not read: a listing is no reason to run what is in it
+        return facts  # not read: a listing is no reason to run what is in it
     try:
-        if arguments.count and kind in ("jsonl", "pickle"):
-            with open_shard(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns) as shard:
-                return facts | {"rows": shard.rows, "columns": _plain(shard.schema)}
-        told = peek(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns)
+        rows, schema = _rows_and_schema(path, kind, arguments)
     except SourceError as error:
         return facts | {"fault": str(error)}
-    return facts | {"rows": told.rows, "columns": None if told.schema is None else _plain(told.schema)}
+    if schema is not None:
+        facts["columns"] = _plain(schema)
+    return facts | {"rows": rows}
+
+
+def _rows_and_schema(path: str, kind: str | None, arguments: argparse.Namespace) -> tuple[int | None, Schema | None]:
+    from batchwright.columns.shard import open_shard, peek
+
+    if arguments.count and kind in ("jsonl", "pickle"):
+        with open_shard(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns) as shard:
+            return shard.rows, shard.schema
+    facts = peek(path, allow_pickle=arguments.allow_pickle, columns=arguments.columns)
+    return facts.rows, facts.schema
 
 
 def _plain(schema: Schema) -> dict[str, dict[str, Any]]:
@@ -122,22 +130,16 @@ def _plain(schema: Schema) -> dict[str, dict[str, Any]]:
 
 
 def _render(directory: str, shards: list[dict[str, Any]]) -> str:
-    """A table, in which a letter stands for columns; then what each letter means, and faults."""
+    """A table in which a letter stands for columns, then the columns of each letter, then faults."""
     letters: dict[str, str] = {}
     rows = []
     for shard in shards:
-        words = "" if shard["columns"] is None else _columns_in_words(shard["columns"])
-        if words:
-            letters.setdefault(words, _letter(len(letters)))
-        said = "cannot be read" if shard["fault"] else letters.get(words) or _unread(shard["format"])
-        count = "-" if shard["rows"] is None else f"{shard['rows']:,}"
-        rows.append([shard["number"], printable(shard["file"]), count, f"{shard['bytes']:,}", said])
-    known = [shard["rows"] for shard in shards if shard["rows"] is not None]
-    total = counted(sum(known), "row") if known else "rows not known"
-    total += f" in the {len(known):,} that say so" if 0 < len(known) < len(shards) else ""
+        count = number(shard["rows"], "-")
+        columns = _columns_cell(shard, letters)
+        rows.append([shard["number"], printable(shard["file"]), count, f"{shard['bytes']:,}", columns])
     size = bytes_in_words(sum(shard["bytes"] for shard in shards))
     lines = [
-        f"shards {directory}: {counted(len(shards), 'shard')}, {total}, {size}",
+        f"shards {directory}: {counted(len(shards), 'shard')}, {_total(shards)}, {size}",
         table(["number", "file", "rows", "bytes", "columns"], rows, left=["file", "columns"]),
         *(f"{letter}: {printable(words)}" for words, letter in letters.items()),
     ]
@@ -147,16 +149,34 @@ def _render(directory: str, shards: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _columns_cell(shard: dict[str, Any], letters: dict[str, str]) -> str:
+    """The letter of a shard's columns; or why they are not known."""
+    if shard["fault"]:
+        return "cannot be read"
+    if shard["columns"] is not None:
+        words = _columns_in_words(shard["columns"])
+        return letters.setdefault(words, _letter(len(letters)))
+    if shard["format"] == "pickle":
+        return "a pickle: --allow-pickle --count reads it"
+    return "--count reads them"
+
+
+def _total(shards: list[dict[str, Any]]) -> str:
+    known = [shard["rows"] for shard in shards if shard["rows"] is not None]
+    if not known:
+        return "rows not known"
+    total = counted(sum(known), "row")
+    if len(known) < len(shards):
+        total += f" in {len(known):,} of them"
+    return total
+
+
 def _letter(number: int) -> str:
     """
     >>> _letter(0), _letter(25), _letter(26)
     ('A', 'Z', 'A1')
     """
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
-
-
-def _unread(kind: str) -> str:
-    return "a pickle: --allow-pickle --count reads it" if kind == "pickle" else "--count reads them"
 
 
 def _columns_in_words(columns: dict[str, dict[str, Any]]) -> str:
@@ -183,61 +203,65 @@ def _convert(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         show_progress=not arguments.quiet,
     )
-    rows = sum(shard.rows for shard in done.shards)
-    before, after = sum(shard.bytes_before for shard in done.shards), sum(shard.bytes_after for shard in done.shards)
-    there = sum(shard.was_there for shard in done.shards)
-    kinds = {_columns_in_words(_plain(shard.schema)) for shard in done.shards}
     if arguments.json:
-        speed = done.speed
-        print_json(
-            {
-                "directory": done.directory,
-                "out": done.out,
-                "to": done.to,
-                "rows": rows,
-                "bytes_before": before,
-                "bytes_after": after,
-                "seconds": done.seconds,
-                "reading": None
-                if speed is None
-                else {
-                    "rows_per_second_before": speed.before,
-                    "rows_per_second_after": speed.after,
-                    "num_shards": speed.num_shards,
-                    "num_rows": speed.num_rows,
-                },
-                "shards": [
-                    {
-                        "number": shard.number,
-                        "input": shard.input,
-                        "output": shard.output,
-                        "rows": shard.rows,
-                        "bytes_before": shard.bytes_before,
-                        "bytes_after": shard.bytes_after,
-                        "was_there": shard.was_there,
-                        "columns": _plain(shard.schema),
-                    }
-                    for shard in done.shards
-                ],
-            }
-        )
-        return 0
-    kept = f"; {there:,} of them were there already" if there else ""
-    lines = [
-        f"{done.out}: {counted(len(done.shards), 'shard')}, {counted(rows, 'row')} as {done.to} "
-        f"in {done.seconds:,.1f} s{kept}",
-        f"  bytes      {bytes_in_words(before)} before, {bytes_in_words(after)} after",
-    ]
+        print_json(_converted_as_json(done))
+    else:
+        print(_converted_in_words(done))
+    return 0
+
+
+def _sums(done: Conversion) -> tuple[int, int, int]:
+    """(rows, bytes before, bytes after)."""
+    shards = done.shards
+    return (
+        sum(shard.rows for shard in shards),
+        sum(shard.bytes_before for shard in shards),
+        sum(shard.bytes_after for shard in shards),
+    )
+
+
+def _converted_as_json(done: Conversion) -> dict[str, Any]:
+    rows, before, after = _sums(done)
+    reading = None
+    if done.speed is not None:
+        reading = {
+            "rows_per_second_before": done.speed.before,
+            "rows_per_second_after": done.speed.after,
+            "num_shards": done.speed.num_shards,
+            "num_rows": done.speed.num_rows,
+        }
+    names = ("number", "input", "output", "rows", "bytes_before", "bytes_after", "was_there")
+    return {
+        "directory": done.directory,
+        "out": done.out,
+        "to": done.to,
+        "rows": rows,
+        "bytes_before": before,
+        "bytes_after": after,
+        "seconds": done.seconds,
+        "reading": reading,
+        "shards": [
+            {**{name: getattr(shard, name) for name in names}, "columns": _plain(shard.schema)} for shard in done.shards
+        ],
+    }
+
+
+def _converted_in_words(done: Conversion) -> str:
+    rows, before, after = _sums(done)
+    headline = f"{done.out}: {counted(len(done.shards), 'shard')}, {counted(rows, 'row')} as {done.to} "
+    headline += f"in {done.seconds:,.1f} s"
+    already = sum(shard.was_there for shard in done.shards)
+    if already:
+        headline += f"; {already:,} of them were there already"
+    lines = [headline, f"  bytes      {bytes_in_words(before)} before, {bytes_in_words(after)} after"]
     if done.speed is not None:
         lines.append(
             f"  reading    {done.speed.before:,.0f} rows/s before, {done.speed.after:,.0f} rows/s after "
             f"({counted(done.speed.num_shards, 'shard')}, {counted(done.speed.num_rows, 'row')}, "
             "all of it in the page cache)"
         )
+    kinds = {_columns_in_words(_plain(shard.schema)) for shard in done.shards}
     lines += [f"  columns    {printable(words)}" for words in sorted(kinds)]
     if len(kinds) > 1:
-        lines.append(
-            f"  note       shards differ in their columns: batchwright shards info {done.out} says which have which"
-        )
-    print("\n".join(lines))
-    return 0
+        lines.append(f"  note       shards differ in their columns: see batchwright shards info {done.out}")
+    return "\n".join(lines)

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from batchwright.cli.common import add_json, counted, lines_in_words, print_json, printable, whole_number
+from batchwright.base.words import counted
+from batchwright.cli.output import add_json, lines_in_words, print_json, printable
+from batchwright.cli.values import whole_number
 
 if TYPE_CHECKING:
     from batchwright.batches.types import TraceRecord
@@ -41,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until", type=whole_number, metavar="N", help="with --file: look up to this position (one epoch)"
     )
     parser.add_argument("--batch-size", type=whole_number, metavar="ROWS", help="where the plan does not say it")
-    parser.add_argument("--world-size", type=whole_number, metavar="N", help="with --step: say ranks for so many")
+    parser.add_argument(
+        "--world-size",
+        type=whole_number,
+        metavar="N",
+        help="with --step: name the rank of each row, for this number of ranks",
+    )
     parser.add_argument("--sharding", metavar="NAME", help="with --world-size: as the run had it (contiguous)")
     parser.add_argument("--chars", type=whole_number, default=60, metavar="N", help="characters of text shown (60)")
     add_json(parser)

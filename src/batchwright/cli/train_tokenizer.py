@@ -10,7 +10,8 @@ import argparse
 import sys
 import warnings
 
-from batchwright.cli.common import add_json, print_json, whole_number
+from batchwright.cli.output import add_json, print_json
+from batchwright.cli.values import whole_number
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import StoreError
-from batchwright.base.words import bytes_in_words
-from batchwright.cli.common import add_json, counted, print_json
+from batchwright.base.words import bytes_in_words, counted
+from batchwright.cli.output import add_json, print_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 

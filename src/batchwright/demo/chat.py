@@ -6,7 +6,6 @@ trained: by the losses of what users say and what assistants say, and by a gradi
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import contextlib
 import io
@@ -17,7 +16,6 @@ import os.path
 import random
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +24,8 @@ import numpy as np
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
-from batchwright.cli.main import main as batchwright
+from batchwright.demo.harness import COLUMNS, Demo, LiveLine, expect, head, near, printed_by, say
 from batchwright.demo.model import Adam, Weights, new_weights, token_losses_and_gradients
-from batchwright.demo.runs import perform
-from batchwright.demo.screen import COLUMNS, LiveLine, exit_code_of, head, near, say
 
 __all__ = ["main"]
 
@@ -38,49 +34,37 @@ ROW_TOKENS = 192
 LEARNING_RATE = 0.005
 VOCAB_SIZE = 512
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
-MIN_STEPS = 40
 
 FORGETFUL = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
-"""A template that does not say when an answer ends."""
-DEAF = (
+"""A template without an end of turn."""
+SYSTEMLESS = (
     "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% endif %}{% endfor %}"
 )
-"""A template that leaves out system messages."""
+"""A template that drops system messages."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the demo. 0: everything it promises held; 1: something did not; 2: not done; 130: Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="batchwright demo chat",
-        description="Plant faults in a set of conversations and see each of them caught before a run; then train a "
-        "tiny model on a good set, packed, on what assistants say and nothing else. No network, no torch, under a "
-        "minute.",
-    )
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
-    parser.add_argument("--steps", type=int, default=300, help="steps to train (default: 300)")
-    asked = parser.parse_args(argv)
-    return exit_code_of(lambda: _demo(asked.folder, asked.steps))
-
-
-def _demo(folder: Path, num_steps: int) -> int:
-    if num_steps < MIN_STEPS:
-        raise SpecError(
-            f"in --steps {num_steps} the model learns too little to see what it was taught",
-            parameter="steps",
-            remedy=f"--steps {MIN_STEPS}",
-        )
-    title = "batchwright demo chat: conversations that would teach the wrong thing, seen before a run."
-    return perform(title, folder, lambda: _tell(folder / "chat", num_steps))
-
-
-def _tell(folder: Path, num_steps: int) -> bool:
+def _tell(folder: Path, steps: int) -> None:
+    folder = folder / "chat"
     folder.mkdir(exist_ok=True)
     good = list(_conversations())
     tokenizer = _train_tokenizer(folder, good)
-    held = [_catch_bad_rows(folder, good, tokenizer), _catch_bad_templates(folder, good, tokenizer)]
-    held.append(_train_on_answers(folder, tokenizer, num_steps))
-    return all(held)
+    _catch_bad_rows(folder, good, tokenizer)
+    _catch_bad_templates(folder, good, tokenizer)
+    _train_on_answers(folder, tokenizer, steps)
+
+
+DEMO = Demo(
+    name="chat",
+    title="conversations that would teach the wrong thing, seen before a run.",
+    description="Plant faults in a set of conversations and see each of them caught before a run; then train a tiny "
+    "model on a good set, packed, on what assistants say and nothing else.",
+    tell=_tell,
+    steps=300,
+    fewest_steps=40,
+    too_few="are too few to see what the model was taught",
+)
+main = DEMO.main
 
 
 # What is said
@@ -161,7 +145,30 @@ FAULTS = (
 )
 
 
-def _catch_bad_rows(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> bool:
+def _doctor(path: Path, tokenizer: Path, template: str, shown: str, *more: str) -> tuple[int, str]:
+    """Run `batchwright doctor chat`: its exit code and its output. `shown` is the template's name on the screen."""
+    say(f"$ batchwright doctor chat {near(path)} --tokenizer tokenizer.json --template {shown}")
+    command: list[str | Path] = [
+        "doctor",
+        "chat",
+        path,
+        "--tokenizer",
+        tokenizer,
+        "--template",
+        template,
+        "--show",
+        "0",
+        *more,
+    ]
+    return printed_by(command)
+
+
+def _say_finding(line: str) -> None:
+    """Print a line of the doctor. A finding goes on below its text, not below its mark."""
+    say(line, hang=8 if line.startswith(("FAILED ", "note ")) else 4)
+
+
+def _catch_bad_rows(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> None:
     head(1, f"{len(FAULTS)} faults are planted among {len(good)} conversations")
     lines = [json.dumps(row) for row in good]
     planted: dict[str, int] = {}
@@ -171,72 +178,53 @@ def _catch_bad_rows(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -
         planted[fault.kind] = at + 1
         say(f"  line {at + 1:>3}  {fault.what}")
     bad = _write(folder / "bad.jsonl", lines)
-    command = ["doctor", "chat", str(bad), "--tokenizer", str(tokenizer), "--template", "chatml"]
-    command += ["--max-length", str(ROW_TOKENS), "--show", "0"]
     say()
-    say(f"$ batchwright doctor chat {near(bad)} --tokenizer tokenizer.json --template chatml")
-    code, printed = _run(command)
+    limit = ("--max-length", str(ROW_TOKENS))
+    code, printed = _doctor(bad, tokenizer, "chatml", "chatml", *limit)
     for line in printed.splitlines():
-        _say_folded(line)
-    found = {finding["kind"]: finding["examples"] for finding in json.loads(_run([*command, "--json"])[1])["findings"]}
-    missed = [
-        kind for kind, line in planted.items() if line not in [place.get("line") for place in found.get(kind, ())]
-    ]
+        _say_finding(line)
+    with contextlib.redirect_stdout(io.StringIO()):
+        _, report = _doctor(bad, tokenizer, "chatml", "chatml", *limit, "--json")
+    found = {finding["kind"]: finding["examples"] for finding in json.loads(report)["findings"]}
     say()
-    if missed or code != 1:
-        say(f"NOT AS EXPECTED: not found: {', '.join(missed) or 'nothing, and the exit code is ' + str(code)}")
-        return False
+    for kind, line_number in planted.items():
+        is_found = line_number in [place.get("line") for place in found.get(kind, ())]
+        expect(is_found, f"not found: {kind}, planted in line {line_number}")
+    expect(code == 1, f"the exit code is {code}")
     say(f"All {len(planted)} were found, each at its line; the exit code is {code}.")
-    return True
-
-
-def _run(command: list[str]) -> tuple[int, str]:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = batchwright(command)
-    return code, printed.getvalue()
 
 
 # 2. Templates that cannot be meant
 
 
-def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> bool:
+def _catch_bad_templates(folder: Path, good: list[dict[str, Any]], tokenizer: Path) -> None:
     head(2, "The conversations are good now, and the template is not")
     path = _write(folder / "good.jsonl", [json.dumps(row) for row in good])
-    held = []
-    for template, name, expected in (
+    for template, name, kind in (
         ("llama-3", "llama-3", "marker is not a token"),
         (FORGETFUL, "forgets.jinja", "end of turn"),
-        (DEAF, "deaf.jinja", "dropped by the template"),
+        (SYSTEMLESS, "systemless.jinja", "dropped by the template"),
     ):
         if name.endswith(".jinja"):
             template = str(_write(folder / name, [template]))
-        say(f"$ batchwright doctor chat {near(path)} --tokenizer tokenizer.json --template {name}")
-        command = ["doctor", "chat", str(path), "--tokenizer", str(tokenizer), "--template", template, "--show", "0"]
-        code, printed = _run(command)
-        lines = printed.splitlines()
-        first = next((n for n, line in enumerate(lines) if line.startswith(f"FAILED  {expected}")), None)
-        held.append(code == 1 and first is not None)
-        if not held[-1]:
-            say(f"NOT AS EXPECTED: {expected!r} was not found")
-            continue
-        assert first is not None
-        _say_folded(lines[first])
-        for line in itertools.takewhile(lambda line: line.startswith(" "), lines[first + 1 : first + 3]):
-            _say_folded(line)
+        code, printed = _doctor(path, tokenizer, template, name)
+        _, mark, rest = printed.partition(f"FAILED  {kind}")
+        expect(code == 1 and bool(mark), f"{kind!r} was not found")
+        headline, *details = (mark + rest).splitlines()
+        _say_finding(headline)
+        for line in itertools.takewhile(lambda line: line.startswith(" "), details[:2]):
+            _say_finding(line)
     say()
     say("A loader refuses the same, before its first batch:")
+    recipe = _recipe(path, tokenizer, FORGETFUL)
     try:
-        recipe = _recipe(path, tokenizer, FORGETFUL)
-        short = bw.Batching(epoch_end="short")
-        bw.ConversationDataLoader(_baked(recipe, folder / "forgets.store"), max_length=ROW_TOKENS, batch_size=short)
+        _open(_baked(recipe, folder / "forgets.store"), "assistant")
     except SpecError as error:
         for line in str(error).splitlines():
-            _say_folded(f"  {line}")
-        held.append("end of turn" in error.where)
+            say(f"  {line}")
+        expect("end of turn" in error.where, "it was refused for another reason")
     else:
-        say("NOT AS EXPECTED: it was opened")
-        held.append(False)
-    return all(held)
+        expect(False, "it was opened")
 
 
 # 3. The good set, trained
@@ -268,16 +256,16 @@ def _open(store: Path, loss: str, **more: Any) -> bw.ConversationDataLoader:
     )
 
 
-def _train_on_answers(folder: Path, tokenizer: Path, num_steps: int) -> bool:
+def _train_on_answers(folder: Path, tokenizer: Path, num_steps: int) -> None:
     head(3, "A good template: packed, and trained on what assistants say and on nothing else")
     store = _baked(_recipe(folder / "good.jsonl", tokenizer, "chatml"), folder / "good.store")
     loader = _open(store, "assistant")
     print(bw.look(loader.get_batch(), rows=1, color=False, width=COLUMNS))
     say()
-    vocab_size = loader.store.vocab_size + 1  # one more, for what lies before a conversation
+    vocab_size = loader.store.vocab_size + 1  # one more, for the context before a conversation
     before = _losses(store, new_weights(vocab_size))
     say(f'loss="assistant", {num_steps} steps of {BATCH_ROWS} x {ROW_TOKENS} tokens:')
-    answers, blind = _train(_open(store, "assistant"), vocab_size, num_steps)
+    answers, ignores_the_rest = _train(_open(store, "assistant"), vocab_size, num_steps)
     say('The same store under another mask, loss="all":')
     everything, _ = _train(_open(store, "all"), vocab_size, num_steps)
     after, after_all = _losses(store, answers), _losses(store, everything)
@@ -286,24 +274,17 @@ def _train_on_answers(folder: Path, tokenizer: Path, num_steps: int) -> bool:
     for role, name in (("user", "what users say"), ("assistant", "what assistants say")):
         say(f"{name:<20}  {before[role]:7.2f}  {after[role]:17.2f}  {after_all[role]:11.2f}")
     say()
-    held = [after["assistant"] < 0.85 * before["assistant"], after["user"] > 1.5 * after_all["user"], blind]
-    say(
-        "Answers were learned, and questions were not: only the run on everything learned those."
-        if all(held[:2])
-        else "NOT AS EXPECTED: the losses do not show what was trained"
-    )
-    say(
-        "In the first step all targets outside of the mask were replaced: the same gradient, bit for bit."
-        if blind
-        else "NOT AS EXPECTED: the gradient depends on targets that the mask leaves out"
-    )
-    return all(held)
+    learned = after["assistant"] < 0.85 * before["assistant"] and after["user"] > 1.5 * after_all["user"]
+    expect(learned, "the losses do not show what was trained")
+    say("Answers were learned, and questions were not: only the run on everything learned those.")
+    expect(ignores_the_rest, "the gradient depends on targets that the mask leaves out")
+    say("In the first step all targets outside of the mask were replaced: the same gradient, bit for bit.")
 
 
 def _train(loader: bw.ConversationDataLoader, vocab_size: int, num_steps: int) -> tuple[Weights, bool]:
-    """(the trained weights, whether the first gradient was blind to all that the mask leaves out)."""
+    """(the trained weights, whether the first gradient ignored every target that the mask leaves out)."""
     weights, adam = new_weights(vocab_size), Adam()
-    blind = False
+    ignores_the_rest = False
     with LiveLine(sys.stdout) as line:
         for step in range(num_steps):
             batch = loader.get_batch()
@@ -314,14 +295,14 @@ def _train(loader: bw.ConversationDataLoader, vocab_size: int, num_steps: int) -
                     mask > 0, batch.targets, np.random.default_rng(0).integers(vocab_size, size=mask.shape)
                 )
                 _, again = _step(weights, batch, others)
-                blind = all(np.array_equal(gradients[name], again[name]) for name in gradients)
+                ignores_the_rest = all(np.array_equal(gradients[name], again[name]) for name in gradients)
             adam.update(weights, gradients, rate=LEARNING_RATE * (1 - 0.9 * step / num_steps))
             mean = float((losses * mask).sum() / mask.sum())
             full = 100 * float((segments > 0).mean())
             text = f"step {step:>4}/{num_steps - 1}   loss {mean:.3f}   rows {full:.1f} % full"
             line.show(text)
         line.keep(text)
-    return weights, blind
+    return weights, ignores_the_rest
 
 
 def _step(weights: Weights, batch: bw.TrainingBatch, targets: Any) -> tuple[Any, Weights]:
@@ -343,11 +324,6 @@ def _losses(store: Path, weights: Weights) -> dict[str, float]:
             count += float(batch.loss_mask.sum())
         means[role] = total / count
     return means
-
-
-def _say_folded(text: str) -> None:
-    indent = 8 if text.startswith(("FAILED ", "note ")) else len(text) - len(text.lstrip()) + 4
-    say(textwrap.fill(text, COLUMNS, subsequent_indent=" " * indent) if text else "")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,6 @@ def _forward(weights: Weights, seen: NDArray[Any]) -> tuple[NDArray[Any], NDArra
 
 
 def accuracy_of(weights: Weights, columns: dict[str, NDArray[Any]]) -> float:
-    """Share of pictures that are told right."""
+    """The share of pictures that are classified correctly."""
     _, logits = _forward(weights, columns["pixels"].reshape(len(columns["label"]), -1))
     return float((logits.argmax(axis=1) == columns["label"]).mean())

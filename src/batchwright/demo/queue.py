@@ -1,12 +1,11 @@
 """`batchwright demo queue`: providers and a trainer are killed, a file is damaged, and no batch is lost or another one.
 
 All of them are processes of their own. What the trainer was handed is compared, batch by batch, with a run in this
-process that nobody disturbs.
+process without disturbance.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -23,10 +22,8 @@ from typing import Any
 
 import batchwright as bw
 from batchwright.base.errors import NotReadyError, WorkerError
-from batchwright.cli.main import main as batchwright
+from batchwright.demo.harness import Demo, check_exit, expect, head, near, python_process, reports, say, show_verb
 from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
-from batchwright.demo.runs import check_end, perform, python_process, reports
-from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say
 from batchwright.queue.find import open_provider
 
 __all__ = ["main"]
@@ -38,35 +35,32 @@ PATIENCE_SECONDS = 60.0
 MIDDLE = range(BATCHES_PER_FILE // 4, BATCHES_PER_FILE // 2)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the demo. 0: everything it promises held; 1: something did not; 2: not done; 130: Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="batchwright demo queue",
-        description="Two providers make batches while a small model trains on them. A provider is killed, the trainer "
-        "is killed, a file is damaged; the run goes on, and every batch is the one that it would have been. No "
-        "network, no torch, under a minute.",
-    )
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
-    asked = parser.parse_args(argv)
-    title = "batchwright demo queue: batches are made by some processes while another one trains on them."
-    return exit_code_of(lambda: perform(title, asked.folder, lambda: _tell(asked.folder / "runs")))
-
-
-def _tell(folder: Path) -> bool:
-    folder.mkdir(exist_ok=True)
-    run = _Run(folder, write_project(folder))
+def _tell(folder: Path) -> None:
+    run = _Run(folder / "runs", write_project(folder / "runs"))
     _show_project(run)
     with run.provider(1) as first, run.provider(2) as second:
         _train_and_kill(run, first, second)
         with run.provider(3) as third:
-            held = [_damage_and_go_on(run, [second, third]), _is_what_it_would_have_been(run)]
-            held += [_shows_the_queue(run), _stop([second, third])]
-    return all(held)
+            _damage_and_go_on(run, [second, third])
+            _expect_undisturbed_batches(run)
+            head(5, "The queue")
+            show_verb("queue", "status", run.dataset)
+            _stop([second, third])
+
+
+DEMO = Demo(
+    name="queue",
+    title="batches are made by some processes while another one trains on them.",
+    description="Two providers make batches while a small model trains on them. A provider is killed, the trainer is "
+    "killed, a file is damaged; the run goes on with the batches of an undisturbed one.",
+    tell=_tell,
+)
+main = DEMO.main
 
 
 @dataclass(slots=True)
 class _Run:
-    """One training run as seen from outside: its project, and what its trainers said."""
+    """One training run as seen from outside: its project, and the reports of its trainers."""
 
     folder: Path
     config: Path
@@ -92,26 +86,23 @@ class _Run:
     def provider(self, number: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         return self._process("provide", log=self.folder / f"provider-{number}.txt")
 
-    def _process(self, *arguments: str, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        role, *more = arguments
-        given = [role, str(self.config), str(self.data), *more]
-        return python_process("batchwright.demo.queued", *given, log=log, stdin=subprocess.DEVNULL)
+    def _process(self, role: str, *more: object, log: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        return python_process("batchwright.demo.queued", role, self.config, self.data, *more, log=log)
 
-    def watch(self, *, kill_when: Callable[[dict[str, Any]], bool] | None = None) -> int:
-        """Start a trainer and follow it. It is killed where `kill_when` says so. Returns its process id."""
+    def watch(self, *, kill_when: Callable[[dict[str, Any]], bool] = lambda _: False) -> int:
+        """Start a trainer and follow it, and kill it once `kill_when` says so. Returns its process id."""
         log, is_killed = self.folder / "trainer.txt", False
-        with self._process("train", "--folder", str(self.folder), log=log) as process:
+        with self._process("train", "--folder", self.folder, log=log) as process:
             for report in reports(process):
                 if "step" not in report:
                     self.end = report
                     continue
                 self.last = report
                 self.reports.setdefault(report["step"], []).append(report)
-                if kill_when is not None and not is_killed and kill_when(report):
-                    os.kill(process.pid, signal.SIGKILL)  # what it said before is still to be read
+                if not is_killed and kill_when(report):
+                    os.kill(process.pid, signal.SIGKILL)  # its earlier reports are still to be read
                     is_killed = True
-            code = process.wait()
-        check_end("the trainer", code, kill_when is not None, log)
+            check_exit(process, "the trainer", log, killed=is_killed)
         return process.pid
 
     def mean_loss(self, steps: range) -> float:
@@ -179,7 +170,7 @@ def _wait(is_there: Callable[[], bool], providers: list[subprocess.Popen[str]], 
 # 3. Damage a file, and go on
 
 
-def _damage_and_go_on(run: _Run, providers: list[subprocess.Popen[str]]) -> bool:
+def _damage_and_go_on(run: _Run, providers: list[subprocess.Popen[str]]) -> None:
     head(3, "One bit of a file that waits is flipped, and the trainer goes on from its checkpoint")
     _wait(lambda: bool(run.ready), providers, "a file that waits", run)
     damaged = run.ready[0]
@@ -189,7 +180,7 @@ def _damage_and_go_on(run: _Run, providers: list[subprocess.Popen[str]]) -> bool
     say(f"  Trainer {pid} went on from its checkpoint: {again} steps again, then on to step {NUM_STEPS - 1}.")
     first, last = run.mean_loss(range(20)), run.mean_loss(range(NUM_STEPS - 20, NUM_STEPS))
     say(f"  Loss {first:.2f} in the first 20 steps, {last:.2f} in the last 20.")
-    return _says_what_was_put_aside(run, damaged.name)
+    _expect_quarantine(run, damaged.name)
 
 
 def _flip_a_bit(path: Path) -> None:
@@ -200,86 +191,59 @@ def _flip_a_bit(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _says_what_was_put_aside(run: _Run, name: str) -> bool:
+def _expect_quarantine(run: _Run, name: str) -> None:
     """The damaged file, and nothing else, is in quarantine, with a report."""
     there = sorted((run.dataset / "queue" / "quarantine").glob("*.json"))
     count = run.end["stats"]["quarantined_files"]
-    number = name.removesuffix(".batches")
-    if len(there) != 1 or count != 1 or not there[0].name.startswith(f"train-{number}."):
-        say(f"NOT AS EXPECTED: in quarantine {[path.name for path in there]}, counted {count}; damaged was {name}")
-        return False
+    names = [path.name for path in there]
+    is_alone = len(there) == count == 1 and names[0].startswith(f"train-{name.removesuffix('.batches')}.")
+    expect(is_alone, f"in quarantine {names}, counted {count}; damaged was {name}")
     reason = json.loads(there[0].read_bytes())["reason"]
-    _say_folded(f"  {near(run.dataset)}/queue/train/{name} was put aside ({reason}) and made again.")
-    return True
+    say(f"  {near(run.dataset)}/queue/train/{name} was put aside ({reason}) and made again.")
 
 
-# 4. Beside a run that nobody disturbs
+# 4. Beside an undisturbed run
 
 
-def _is_what_it_would_have_been(run: _Run) -> bool:
+def _expect_undisturbed_batches(run: _Run) -> None:
     head(4, "The same run in this process, where nobody is killed and there are no files")
     say("  DatasetConsumer(provider=CodeProvider(...)) makes batches when they are asked for.")
-    reports, weights = _undisturbed(run)
-    handed = [(step, report) for step, reports in sorted(run.reports.items()) for report in reports]
-    other = [step for step, report in handed if report["digest"] != reports[step]["digest"]]
-    missing = [step for step in range(NUM_STEPS) if step not in run.reports]
-    losses = [step for step, report in handed if report["loss"] != reports[step]["loss"]]
-    if other or missing or losses or weights != run.end["weights"]:
-        say(
-            f"DIFFERENT: batches of steps {other[:5]}, losses of steps {losses[:5]}, no batch for steps {missing[:5]}; "
-            f"weights {run.end['weights']}, and {weights} undisturbed"
-        )
-        return False
-    say(
-        f"  All {NUM_STEPS} batches are the same, byte for byte; {len(handed) - NUM_STEPS} that came again after the "
-        "kill, too."
-    )
+    expected, weights = _undisturbed(run)
+    for step in range(NUM_STEPS):
+        expect(step in run.reports, f"the trainer got no batch for step {step}")
+        for report in run.reports[step]:
+            same = all(report[key] == expected[step][key] for key in ("digest", "loss"))
+            expect(same, f"step {step} was {report}, and {expected[step]} undisturbed")
+    expect(weights == run.end["weights"], f"the weights are {run.end['weights']}, and {weights} undisturbed")
+    again = sum(map(len, run.reports.values())) - NUM_STEPS
+    say(f"  All {NUM_STEPS} batches are the same, byte for byte; {again} that came again after the kill, too.")
     say("  So are the losses, and the weights at the end, in every bit.")
-    return True
 
 
 def _undisturbed(run: _Run) -> tuple[dict[int, dict[str, Any]], str]:
-    """What each step of the run would have said, and the weights at its end."""
+    """The reports and the final weights of the same run without disturbance."""
     config: Any = bw.load_config(run.config, ["--seconds_per_batch=0"], data=run.data)
     folder = run.folder / "undisturbed"
     folder.mkdir()
     with (
         bw.DatasetConsumer(provider=open_provider(config), framework="numpy") as consumer,
-        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stdout(io.StringIO()) as printed,
     ):
         train(consumer, folder, learning_rate=config.learning_rate)
-    *steps, end = map(json.loads, said.getvalue().splitlines())
+    *steps, end = map(json.loads, printed.getvalue().splitlines())
     return {report["step"]: report for report in steps}, end["weights"]
 
 
-# 5. What is left
+# 5. The end
 
 
-def _shows_the_queue(run: _Run) -> bool:
-    head(5, "The queue")
-    say(f"$ batchwright queue status {near(run.dataset)}")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = batchwright(["queue", "status", str(run.dataset)])
-    for line in printed.getvalue().splitlines():
-        _say_folded(line)
-    return code == 0
-
-
-def _stop(providers: list[subprocess.Popen[str]]) -> bool:
-    say()
+def _stop(providers: list[subprocess.Popen[str]]) -> None:
     for provider in providers:
         provider.terminate()
     codes = [provider.wait(PATIENCE_SECONDS) for provider in providers]
-    if any(codes):
-        say(f"NOT AS EXPECTED: providers that got SIGTERM ended with {codes}")
-        return False
+    expect(not any(codes), f"providers that got SIGTERM ended with {codes}")
+    say()
     say("Both providers got SIGTERM, and ended with exit code 0.")
-    return True
-
-
-def _say_folded(text: str) -> None:
-    indent = " " * (len(text) - len(text.lstrip()) + 4)
-    say(textwrap.fill(text, COLUMNS, subsequent_indent=indent))
 
 
 if __name__ == "__main__":

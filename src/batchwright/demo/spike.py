@@ -1,18 +1,15 @@
-"""`batchwright demo spike`: the loss jumps; find the document that did it, go back, skip it, and go on.
+"""`batchwright demo spike`: the loss jumps; find the document behind it, go back, skip it, and go on.
 
 The demo plants the document and then acts as if it did not know: the jump is found in the losses, the file by `trace`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import io
 import random
 import statistics
 import sys
 import sysconfig
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +18,9 @@ import batchwright as bw
 from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TraceRecord
-from batchwright.cli.main import main as batchwright
-from batchwright.demo.runs import Run, perform, say_if_equal
-from batchwright.demo.screen import COLUMNS, exit_code_of, head, near, say, show_pieces
+from batchwright.demo.harness import Demo, expect, head, near, say, show_pieces, show_verb
 from batchwright.demo.train import CHECKPOINT, kept_checkpoint, read_checkpoint, write_checkpoint
+from batchwright.demo.training import Run, expect_equal, expect_equal_weights
 from batchwright.loaders.pretrain import make_plan
 from batchwright.order.plan import Plan
 
@@ -33,7 +29,6 @@ __all__ = ["find_jumps", "main"]
 BATCH_ROWS = 2
 ROW_TOKENS = 512
 """Few and long rows: one row of noise is then half of a step, and its loss stands out from that of odd real text."""
-MIN_STEPS = 160
 JUMP_NATS = 1.8
 """Over seeds, in runs of 400 steps, real text rose by at most 1.61 and the first row of noise by at least 2.82; in runs
 of 160 steps by 1.76 and 1.92."""
@@ -43,63 +38,37 @@ NOISE_LINES = 40
 NOISE_COLUMNS = 64
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the demo. 0: everything it promises held; 1: something did not; 2: not done; 130: Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="batchwright demo spike",
-        description="Plant a file of noise among Python's own sources, train a tiny model on them, see the loss jump, "
-        "trace the jump to file and lines, go back to the checkpoint before it, skip the file, go on. "
-        "No network, no torch, under a minute.",
-    )
-    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where everything goes (default: .demo)")
-    parser.add_argument("--steps", type=int, default=400, help="steps to train (default: 400)")
-    asked = parser.parse_args(argv)
-    return exit_code_of(lambda: _demo(asked.folder, asked.steps))
-
-
-def _demo(folder: Path, num_steps: int) -> int:
-    if num_steps < MIN_STEPS:
-        raise SpecError(
-            f"after half of --steps {num_steps} the model has learned too little for a jump",
-            parameter="steps",
-            remedy=f"--steps {MIN_STEPS}",
-        )
-    title = "batchwright demo spike: the loss jumps. Which text did it, and how does the run go on without it?"
-    return perform(title, folder, lambda: _tell_to_its_end(folder, num_steps))
-
-
-def _tell_to_its_end(folder: Path, num_steps: int) -> bool:
-    try:
-        return _tell(folder, num_steps)
-    except _NotAsExpected as unexpected:
-        say(f"NOT AS EXPECTED: {unexpected}")
-        return False
-
-
-class _NotAsExpected(Exception):
-    """What the demo promises did not come true, so that the story cannot go on."""
-
-
-def _tell(folder: Path, num_steps: int) -> bool:
+def _tell(folder: Path, steps: int) -> None:
     head(1, "Bake Python's own standard library, and one file more: most of it is noise")
     planted = _plant(folder / "planted" / "mangled.py")
     store = _bake(folder, planted)
-    seed = _seed_for_late_noise(store, planted, num_steps)
+    seed = _seed_for_late_noise(store, planted, steps)
     say(f"Rows are shuffled with seed {seed}: the first to bring up the noise in the third quarter of the run.")
     say("From here on, the demo acts as if it knew nothing of that file.")
 
-    head(2, f"Train a tiny neural language model: plain NumPy, {num_steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
-    shape = ("--batch-rows", str(BATCH_ROWS), "--row-tokens", str(ROW_TOKENS))
-    first = Run(
-        store, folder / "runs" / "first", num_steps, num_steps // 16, (*shape, "--seed", str(seed), "--keep-all")
-    )
+    head(2, f"Train a tiny neural language model: plain NumPy, {steps} steps of {BATCH_ROWS} x {ROW_TOKENS} bytes")
+    settings = ("--batch-rows", BATCH_ROWS, "--row-tokens", ROW_TOKENS, "--seed", seed, "--keep-all")
+    first = Run(store, folder / "runs" / "first", steps, steps // 16, settings)
     first.watch(note=_jump_just_now)
     say(f"Done: {first.summary()}")
     jump = _first_jump(first)
 
     uses = _trace_the_jump(store, first, jump, planted)
     plan, amended, resumed_from = _go_back_and_skip(store, first, jump, uses)
-    return _prove(store, first, amended, plan, resumed_from, uses)
+    _prove(store, first, amended, plan, resumed_from, uses)
+
+
+DEMO = Demo(
+    name="spike",
+    title="the loss jumps. Which text did it, and how does the run go on without it?",
+    description="Plant a file of noise among Python's own sources, train a tiny model on them, see the loss jump, "
+    "trace the jump to file and lines, go back to the checkpoint before it, skip the file, go on.",
+    tell=_tell,
+    steps=400,
+    fewest_steps=160,
+    too_few="are too few for a jump: after half of them the model has learned too little",
+)
+main = DEMO.main
 
 
 # 1. The store, with the noise in it
@@ -111,9 +80,12 @@ class _Planted:
     lines: tuple[int, int]
     """First and last line of the noise, counted from 1."""
 
+    def holds(self, lines: tuple[int, int] | None) -> bool:
+        return lines is not None and self.lines[0] <= lines[0] and lines[1] <= self.lines[1]
+
 
 def _plant(path: Path) -> _Planted:
-    """A file that begins like a real one and then is noise: characters from all over Unicode, the same every time."""
+    """Write a file that begins like a real one and goes on as noise: the same random Unicode every time."""
     model = Path(sysconfig.get_path("stdlib"), "textwrap.py")
     draw = random.Random(0)
     noise = ["".join(_any_character(draw) for _ in range(NOISE_COLUMNS)) for _ in range(NOISE_LINES)]
@@ -153,15 +125,10 @@ def _seed_for_late_noise(store: Path, planted: _Planted, num_steps: int) -> int:
                 remedy=f"--steps {(plan.epoch_rows or 0) // BATCH_ROWS} or less",
             )
         use = bw.find(opened, plan, file=planted.file, batch_size=BATCH_ROWS)[0]
-        if use.step in wanted and _is_all_noise(use, planted):
+        fills_row = use.window_span == (0, ROW_TOKENS + 1)
+        if use.step in wanted and fills_row and planted.holds(use.lines):
             return seed
     raise SpecError("no seed brings up the noise late in the run", parameter="steps", remedy="more --steps")
-
-
-def _is_all_noise(use: TraceRecord, planted: _Planted) -> bool:
-    assert use.lines is not None
-    is_whole_row = use.window_span == (0, ROW_TOKENS + 1)
-    return is_whole_row and planted.lines[0] <= use.lines[0] and use.lines[1] <= planted.lines[1]
 
 
 # 2. The jump
@@ -185,7 +152,7 @@ def _numbers(losses: dict[int, str]) -> list[float]:
 
 
 def _jump_just_now(run: Run) -> str | None:
-    """For the screen, while a run from step 0 is going on."""
+    """The note on the screen when the last step of a run was a jump."""
     step = len(run.losses) - 1
     tail = [float.fromhex(run.losses[s]) for s in range(max(step - WINDOW_STEPS, 0), step + 1)]
     if WINDOW_STEPS not in find_jumps(tail):
@@ -199,8 +166,7 @@ def _first_jump(run: Run) -> int:
     """The first jump, drawn together with the steps around it."""
     losses = _numbers(run.losses)
     jumps = find_jumps(losses)
-    if not jumps:
-        raise _NotAsExpected(f"no step's loss is {JUMP_NATS} above the median of the {WINDOW_STEPS} before it")
+    expect(bool(jumps), f"no step's loss is {JUMP_NATS} above the median of the {WINDOW_STEPS} before it")
     for step in range(jumps[0] - 4, min(jumps[0] + 5, len(losses))):
         say(f"  step {step:>4}  {losses[step]:6.3f}  {'#' * round(8 * losses[step])}")
     return jumps[0]
@@ -221,20 +187,17 @@ def _trace_the_jump(store: Path, run: Run, jump: int, planted: _Planted) -> list
     assert blamed.lines is not None
     lines = f"lines {blamed.lines[0]}-{blamed.lines[1]}"
     say(f"Row {worst} has the largest loss. Most of it is {near(blamed.file)}, {lines}.")
-    is_planted = Path(blamed.file).resolve() == planted.file.resolve()
-    if not (is_planted and planted.lines[0] <= blamed.lines[0] and blamed.lines[1] <= planted.lines[1]):
-        raise _NotAsExpected(f"the noise is in {planted.file}, lines {planted.lines[0]}-{planted.lines[1]}")
+    noise = f"{planted.file}, lines {planted.lines[0]}-{planted.lines[1]}"
+    is_planted = Path(blamed.file).resolve() == planted.file.resolve() and planted.holds(blamed.lines)
+    expect(is_planted, f"the noise is in {noise}")
     say(f"So it is: the noise was planted there, in lines {planted.lines[0]}-{planted.lines[1]}.")
 
     uses: list[TraceRecord] = bw.find(store, state, file=blamed.file)
-    positions = sorted({use.position for use in uses})
-    steps = sorted({use.step for use in uses if use.step is not None})
-    now, later = [s for s in steps if s < run.num_steps], [s for s in steps if s >= run.num_steps]
+    positions = {use.position for use in uses}
+    steps = sorted({use.step for use in uses if use.step is not None and use.step < run.num_steps})
     say()
     say("Where else? bw.find(store, state, file=...), without going through the data:")
-    _say_folded(f"{len(positions)} rows of the epoch hold some of it. In this run: {_steps(now)}.")
-    if later:
-        _say_folded(f"If it went on: {_steps(later)}.")
+    say(f"{len(positions)} rows of the epoch hold some of it. In this run: steps {', '.join(map(str, steps))}.")
     return uses
 
 
@@ -255,113 +218,75 @@ def _go_back_and_skip(store: Path, first: Run, jump: int, uses: list[TraceRecord
     say(f"  {f'loader.amend(skip=[{ahead[0]}, ...])':<34}  # {len(ahead)} positions, from find")
     say(f"Plan {checkpoint.loader['plan']} became {plan.fingerprint}.")
 
-    settings = ("--plan", plan.fingerprint, "--batch-rows", str(BATCH_ROWS))
+    settings = ("--plan", plan.fingerprint, "--batch-rows", BATCH_ROWS)
     amended = Run(store, first.folder.with_name("amended"), first.num_steps, first.checkpoint_steps, settings)
     amended.folder.mkdir()
     write_checkpoint(amended.folder / CHECKPOINT, replace(checkpoint, loader=loader.state_dict()))
     pid = amended.watch()
     went_on_from = min(amended.losses)
     say(f"Process {pid} went on from step {went_on_from} to step {max(amended.losses)}, in {amended.seconds:.1f} s.")
-    if went_on_from != resumed_from:
-        raise _NotAsExpected(f"the checkpoint was one after {resumed_from} steps")
+    expect(went_on_from == resumed_from, f"the checkpoint was one after {resumed_from} steps")
     return plan, amended, resumed_from
 
 
 # 5. Proof
 
 
-def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int, uses: list[TraceRecord]) -> bool:
-    """Say of each promise whether it held."""
+def _prove(store: Path, first: Run, amended: Run, plan: Plan, resumed_from: int, uses: list[TraceRecord]) -> None:
+    """Before the skipped rows nothing changed, and from there on they are gone."""
     skipped = {use.position for use in uses} & {p for span in plan.skips for p in range(span[0], span[1] + 1)}
     parted_at = min(use.step for use in uses if use.position in skipped and use.step is not None)
-    if parted_at >= first.num_steps:
-        raise _NotAsExpected("none of the rows that were skipped lies in this run")
+    expect(parted_at < first.num_steps, "none of the rows that were skipped is in this run")
     head(5, f"Before step {parted_at} nothing changed, and from there on it is gone")
-    _show_beside(first, amended, parted_at)
-    held = [_says_no_jump(first, amended, resumed_from)]
+    _show_side_by_side(first, amended, parted_at)
+    _expect_no_jump(first, amended, resumed_from)
 
     say()
     say("Under the amended plan, once more from step 0, in a new process:")
     whole = Run(store, first.folder.with_name("whole"), first.num_steps, first.checkpoint_steps, amended.settings)
     whole.watch()
-    before, after = range(parted_at), range(parted_at, first.num_steps)
-    again = range(resumed_from, parted_at)
-    if again:
-        held.append(say_if_equal("resumed run's", _only(amended, again), "first run's", first.losses, again))
-    held.append(say_if_equal("new run's", _only(whole, before), "first run's", first.losses, before))
-    held.append(say_if_equal("new run's", _only(whole, after), "resumed run's", amended.losses, after))
-    held.append(whole.weights == amended.weights)
-    if held[-1]:
-        say(f"So do the weights after step {first.num_steps - 1}: sha256 {whole.weights}... in both.")
-    else:
-        say(f"DIFFERENT: the weights at the end: {whole.weights} here, {amended.weights} in the resumed run")
-
-    held.append(_says_trace_marks_them(store, plan, uses[0].file, skipped))
-    held.append(_shows_the_history(store, plan))
-    return all(held)
+    if resumed_from < parted_at:
+        expect_equal("resumed run", amended.losses, "first run", first.losses, range(resumed_from, parted_at))
+    expect_equal("new run", whole.losses, "first run", first.losses, range(parted_at))
+    expect_equal("new run", whole.losses, "resumed run", amended.losses, range(parted_at, first.num_steps))
+    expect_equal_weights(whole, amended, "resumed run")
+    _expect_marked(store, plan, uses[0].file, skipped)
+    _show_history(store, plan)
 
 
-def _only(run: Run, steps: range) -> dict[int, str]:
-    return {step: loss for step, loss in run.losses.items() if step in steps}
-
-
-def _show_beside(first: Run, amended: Run, parted_at: int) -> None:
+def _show_side_by_side(first: Run, amended: Run, parted_at: int) -> None:
     say("           first run   amended run")
     for step in range(parted_at - 3, min(parted_at + 4, first.num_steps)):
         was, now = first.losses[step], amended.losses.get(step)
-        note = "not done again" if now is None else "equal in every bit" if now == was else "other rows"
-        shown = "-" if now is None else f"{float.fromhex(now):.3f}"
+        if now is None:
+            shown, note = "-", "not done again"
+        else:
+            shown, note = f"{float.fromhex(now):.3f}", "equal in every bit" if now == was else "other rows"
         say(f"step {step:>4}  {float.fromhex(was):10.3f}  {shown:>12}   {note}")
 
 
-def _says_no_jump(first: Run, amended: Run, resumed_from: int) -> bool:
-    jumps = find_jumps(_numbers({**_only(first, range(resumed_from)), **amended.losses}))
-    was = find_jumps(_numbers(first.losses))
-    if jumps:
-        say(f"NOT AS EXPECTED: the loss jumps again, at {_steps(jumps)}")
-    else:
-        say(f"The first run jumped at {_steps(was)}; the amended run does not jump at all.")
-    return not jumps
+def _expect_no_jump(first: Run, amended: Run, resumed_from: int) -> None:
+    before = {step: loss for step, loss in first.losses.items() if step < resumed_from}
+    jumps = find_jumps(_numbers({**before, **amended.losses}))
+    expect(not jumps, f"the loss jumps again, at steps {jumps}")
+    say("The amended run does not jump at all.")
 
 
-def _says_trace_marks_them(store: Path, plan: Plan, file: str, skipped: set[int]) -> bool:
-    """Under the amended plan every use of the file is marked, and its steps hold other rows."""
+def _expect_marked(store: Path, plan: Plan, file: str, skipped: set[int]) -> None:
+    """Under the amended plan every use of the file is marked as skipped."""
     say()
     found = {use.position: use.is_skipped for use in bw.find(store, plan, file=file)}
-    pieces = list(bw.trace(store, plan, position=min(skipped)))
-    held = found == dict.fromkeys(skipped, True) and all(piece.is_skipped for piece in pieces)
-    if held:
-        place = f"position={min(skipped)}"
-        say(f"bw.trace(store, plan, {place}) marks that row as skipped; bw.find marks all {len(skipped)}.")
-    else:
-        say(f"NOT AS EXPECTED: of {len(skipped)} rows that were skipped, {sum(found.values())} are marked")
-    return held
+    pieces = bw.trace(store, plan, position=min(skipped))
+    marked = found == dict.fromkeys(skipped, True) and all(piece.is_skipped for piece in pieces)
+    expect(marked, f"of {len(skipped)} rows that were skipped, {sum(found.values())} are marked")
+    say(f"bw.trace(store, plan, position={min(skipped)}) marks that row as skipped; bw.find marks all {len(skipped)}.")
 
 
-def _shows_the_history(store: Path, plan: Plan) -> bool:
-    """What `batchwright plan` prints of the amended plan."""
-    say(f"$ batchwright plan {near(store)} {plan.fingerprint[:8]}")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = batchwright(["plan", str(store), plan.fingerprint[:8]])
-    for line in printed.getvalue().splitlines():
-        _say_folded(line, indent="  ")
-    (_, said) = str(plan.amendments[-1]).split(": ", 1)
-    held = code == 0 and all(text in printed.getvalue() for text in (*plan.lineage, said))
-    if not held:
-        say("NOT AS EXPECTED: it does not show the amendment")
-    return held
-
-
-def _steps(steps: Sequence[int]) -> str:
-    """
-    >>> _steps([262]), _steps([262, 336])
-    ('step 262', 'steps 262, 336')
-    """
-    return f"step{'s' * (len(steps) != 1)} {', '.join(map(str, steps))}"
-
-
-def _say_folded(text: str, indent: str = "") -> None:
-    say(textwrap.fill(text, COLUMNS, initial_indent=indent, subsequent_indent=indent + "    ") if text else "")
+def _show_history(store: Path, plan: Plan) -> None:
+    printed = show_verb("plan", store, plan.fingerprint[:8])
+    (_, amendment) = str(plan.amendments[-1]).split(": ", 1)
+    is_shown = all(text in printed for text in (*plan.lineage, amendment))
+    expect(is_shown, "`batchwright plan` does not show the amendment")
 
 
 if __name__ == "__main__":

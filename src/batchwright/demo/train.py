@@ -78,7 +78,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def kept_checkpoint(folder: Path, num_steps: int) -> Path:
-    """Where the checkpoint after so many steps is kept, of a run that keeps all of them."""
+    """The checkpoint after `num_steps`, in a run that keeps all of them."""
     return folder / f"after-{num_steps:06d}.npz"
 
 
@@ -143,7 +143,7 @@ def digest_of(weights: Weights) -> str:
 
 
 def report(**what: Any) -> None:
-    """One line of JSON for whoever started this process."""
+    """Print one line of JSON for the parent process."""
     print(json.dumps(what), flush=True)
 
 

@@ -24,8 +24,8 @@ from batchwright.loaders.steps import Step, Steps
 from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import EPOCH_ENDS
+from batchwright.rl.columns import Rollouts
 from batchwright.rollouts.aligned import RolloutRows
-from batchwright.rollouts.columns import Rollouts
 from batchwright.rollouts.log.folder import LEDGER_NAME
 from batchwright.store.plans import find_plan, with_state_read
 from batchwright.typing import PlanLike

@@ -28,9 +28,9 @@ from batchwright.order.budget import refuse_wide_rows
 from batchwright.order.plan import Plan, PlanSource, State
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.split import Cut
+from batchwright.rl.columns import Rollouts
 from batchwright.rl.estimate import Advantages
 from batchwright.rollouts.aligned import RolloutRows
-from batchwright.rollouts.columns import Rollouts
 from batchwright.rollouts.log.groups import Group
 from batchwright.rollouts.log.log import RolloutLog
 

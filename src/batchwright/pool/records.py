@@ -20,7 +20,7 @@ Records = NDArray[np.void]
 class Layout:
     """Where each column lies in a record.
 
-    >>> from batchwright.columns import Column
+    >>> from batchwright.columns.schema import Column
     >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
 from batchwright.rl.advantage import reinforce
+from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
 from batchwright.rl.dialects import dialect as dialect_of
-from batchwright.rollouts.columns import Rollouts
 
 __all__ = ["METHODS", "Advantages", "Estimate", "last_trained", "token_rewards"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
 from batchwright.rl.estimate import Advantages, last_trained
-from batchwright.rollouts.columns import Rollouts
 
 __all__ = ["Laid", "Moments", "RolloutRows"]
 

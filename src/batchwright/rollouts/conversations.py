@@ -17,7 +17,7 @@ from batchwright.prepare.chat.messages import MESSAGES_ROLES
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import SPAN_DTYPE, TEMPLATE, Rendered, TextSpan
-from batchwright.rollouts.columns import offsets
+from batchwright.rl.columns import offsets
 from batchwright.rollouts.ragged import BadValue, Ragged, ragged_of
 from batchwright.rollouts.sequences import Sequences
 

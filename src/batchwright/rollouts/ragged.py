@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.rollouts.columns import cut_rows, offsets
+from batchwright.rl.columns import cut_rows, offsets
 
 __all__ = [
     "BadValue",

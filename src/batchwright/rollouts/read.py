@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import at_least
 from batchwright.base.errors import SampleError, SpecError
 from batchwright.base.words import suggest
-from batchwright.rollouts.columns import Rollouts
+from batchwright.rl.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
 from batchwright.rollouts.table import Table, table_of

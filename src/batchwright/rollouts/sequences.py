@@ -22,7 +22,7 @@ from batchwright.base.errors import TokenizerError
 from batchwright.base.words import suggest
 from batchwright.prepare.chat.messages import LIKELY_ROLES, MESSAGES_ROLES
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
-from batchwright.rollouts.columns import offsets
+from batchwright.rl.columns import offsets
 from batchwright.rollouts.ragged import (
     BadValue,
     Ragged,

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from batchwright.cli.common import printable, step_range, weights, whole_number
+from batchwright.cli.output import printable
+from batchwright.cli.values import step_range, weights, whole_number
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_what_is_no_whole_number_is_refused_by_name(text):
 
 @pytest.mark.parametrize("text", ["web", "web=", "=1", "web=-1", "web=nan", "web=inf", "web=1,,code=2", "web=1;code=2"])
 def test_weights_that_are_none_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="NAME=WEIGHT"):
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
         weights(text)
 
 

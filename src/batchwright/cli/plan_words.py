@@ -1,0 +1,222 @@
+"""The summary of a plan as `batchwright plan` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from batchwright.base.words import counted
+from batchwright.cli.output import number, printable, table
+from batchwright.order.plan import MANY_EPOCHS
+
+if TYPE_CHECKING:
+    from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary
+    from batchwright.order.plan import Plan, PlanSource
+
+__all__ = ["render"]
+
+_SOURCES_SHOWN = 6
+_STRETCHES_SHOWN = 16
+
+
+def render(plan: Plan, summary: PlanSummary) -> str:
+    parts = [_head(plan, summary), _sources(plan, summary)]
+    if _has_documents(plan):
+        parts.append(_documents(plan, summary))
+    if len(summary.stretches) > 1:
+        parts.append(_stretches(plan, summary))
+    if summary.caps:
+        parts.append("\n".join(["caps", *map(_cap, summary.caps)]))
+    if summary.amendments:
+        parts.append(_history(summary))
+    often = [source.name for source in summary.sources if source.is_read_often]
+    if often:
+        parts.append(
+            f"note: {printable(', '.join(often))}: read more than {MANY_EPOCHS} times. Repeats beyond that were "
+            "measured to teach little more;\n      a smaller weight, a shorter run, or more text."
+        )
+    return "\n\n".join(parts)
+
+
+def _has_documents(plan: Plan) -> bool:
+    """Whether rows are made of whole documents: they differ in length then."""
+    return any(source.rows for source in plan.all_sources)
+
+
+def _head(plan: Plan, summary: PlanSummary) -> str:
+    most = "at most" if _has_documents(plan) else "each"
+    shuffle = plan.shuffle
+    if plan.pool_rows is not None:
+        lanes = "" if plan.lanes is None else f" in {counted(plan.lanes[0], 'lane')}"
+        shuffle += f" (windows of {plan.pool_rows:,} rows{lanes})"
+    return (
+        f"plan {summary.fingerprint}\n"
+        f"  rows    {plan.row_tokens:,} tokens {most}, shuffle {shuffle}, seed {plan.seed}\n"
+        f"  batch   {_batch(plan, summary)}\n"
+        f"  run     {_run(plan, summary)}"
+    )
+
+
+def _batch(plan: Plan, summary: PlanSummary) -> str:
+    if summary.batch_rows is None:
+        return "not known: runs cut this plan differently, or none did yet (--batch-size)"
+    tokens = f"{summary.batch_rows * summary.row_tokens:,}"
+    if _has_documents(plan):
+        tokens = f"about {round(summary.batch_rows * summary.mean_row_tokens):,}"
+    earlier = [f", {rows:,} before step {step:,}" for (_, _, rows), (step, _, _) in pairwise(plan.steps)]
+    return f"{counted(summary.batch_rows, 'row')}, {tokens} tokens a step" + "".join(reversed(earlier))
+
+
+def _run(plan: Plan, summary: PlanSummary) -> str:
+    if summary.rows is None:
+        return "no end: --num-tokens, --num-rows or --stop gives it one"
+    said = f"{summary.tokens:,} tokens"
+    if summary.steps is not None:
+        said = f"{counted(summary.steps, 'step')}, {said}"
+    if summary.padding_tokens:
+        said += f" and {summary.padding_tokens:,} of padding"
+    said += _run_rows(plan, summary, summary.rows)
+    for rows, what in ((summary.skipped_rows, "skipped"), (summary.dropped_rows, "dropped")):
+        if rows:
+            said += f", {counted(rows, 'row')} {what}"
+    return said
+
+
+def _run_rows(plan: Plan, summary: PlanSummary, rows: int) -> str:
+    if plan.weights is not None:
+        return f", {counted(rows, 'row')}"
+    epochs = summary.epochs or 1
+    if summary.epoch_rows == rows / epochs:
+        return f" in {counted(epochs, 'epoch')}, {counted(summary.epoch_rows, 'row')} each"
+    return f" in {counted(epochs, 'epoch')}, {counted(rows, 'row')}"
+
+
+def _sources(plan: Plan, summary: PlanSummary) -> str:
+    both = _tells_both(plan, summary)
+    columns: dict[str, list[str]] = {"source": [], "split": []}
+
+    def add(name: str, cell: str) -> None:
+        columns.setdefault(name, []).append(cell)
+
+    for source in summary.sources:
+        add("source", printable(source.name))
+        add("split", source.split)
+        add(f"asked ({plan.by})" if both else "asked", f"{100 * source.asked_share:.2f} %")
+        add("effective (rows)" if both else "effective", f"{100 * source.effective_share:.3f} %")
+        if both:
+            add("effective (tokens)", f"{100 * source.effective_token_share:.3f} %")
+        add("tokens in rows" if _has_documents(plan) else "tokens in store", f"{source.num_tokens:,}")
+        add("tokens read", number(source.tokens_read, "no end"))
+        add("epochs", "" if source.epochs is None else f"{source.epochs:.2f}")
+        add("once by step", number(source.first_epoch_ends_at_step))
+        add("", f"over {MANY_EPOCHS} epochs" if source.is_read_often else "")
+    for optional in ("once by step", ""):
+        if not any(columns[optional]):
+            del columns[optional]
+    return table(list(columns), zip(*columns.values(), strict=True), left=["source", "split", ""])
+
+
+def _documents(plan: Plan, summary: PlanSummary) -> str:
+    by_name = {source.name: source for source in summary.sources}
+    lines = ["rows of whole documents"]
+    for source in plan.all_sources:
+        if source.rows:
+            lines += _documents_of(source, by_name[source.name])
+    return "\n".join(lines)
+
+
+def _documents_of(of: PlanSource, source: SourceSummary) -> list[str]:
+    """The rows of a source, and its documents that are cut or left out."""
+    rows, documents = dict(of.rows), source.documents
+    noun, how = "row", "a document each"
+    if rows.get("pairs"):
+        noun, how = "pair", "two rows of a batch each"
+    if source.fill is not None:
+        how = f"packed {rows['packing']}, {100 * source.fill:.2f} % full"
+    line = f"  {printable(source.name)}: {counted(source.num_rows, noun)}, {how}, "
+    line += f"{source.mean_row_tokens:,.1f} tokens in the mean"
+    if "loss" in rows:
+        line += f", loss on {rows['loss']}"
+    if documents is None:
+        return [line]
+    if documents.learned_share is not None:
+        line += f" ({100 * documents.learned_share:.1f} % of the tokens)"
+    total = documents.num_documents
+    over = f"over {rows['row_tokens']:,} tokens"
+    reasons = {"over length": over, "empty mask": "nothing to learn"}
+    lines = [line]
+    for reason, count in documents.left_out.items():
+        lines.append(f"    left out: {_of_all(count, total)}: {reasons.get(reason, reason)}")
+    if documents.num_cut:
+        lines.append(f"    cut ({rows['truncation']}): {_of_all(documents.num_cut, total)}: {over}")
+    return lines
+
+
+def _of_all(count: int, total: int) -> str:
+    """
+    >>> _of_all(312, 40_000)
+    '312 of 40,000 documents (0.8 %)'
+    """
+    return f"{count:,} of {counted(total, 'document')} ({100 * count / max(total, 1):.1f} %)"
+
+
+def _stretches(plan: Plan, summary: PlanSummary) -> str:
+    """A line for each mix: of a ramp, the first and the last; of very many, the first and the last few."""
+    both = _tells_both(plan, summary)
+    shown = [stretch for stretch in summary.stretches if not stretch.is_inside_a_ramp]
+    if len(shown) > _STRETCHES_SHOWN:
+        shown = [*shown[: _STRETCHES_SHOWN // 2], *shown[-_STRETCHES_SHOWN // 2 :]]
+    header = ["from step", "position", "asked", "effective (rows)" if both else "effective"]
+    rows = [
+        [number(s.from_step), f"{s.from_position:,}", _shares_in_words(s.asked), _shares_in_words(s.effective)]
+        for s in shown
+    ]
+    if both:
+        header.append("effective (tokens)")
+        for row, stretch in zip(rows, shown, strict=True):
+            row.append(_shares_in_words(stretch.effective_tokens))
+    text = table(header, rows, left=header[2:])
+    hidden = len(summary.stretches) - len(shown)
+    if hidden:
+        text += f"\nand {hidden:,} more in between: --json has them"
+    return text
+
+
+def _tells_both(plan: Plan, summary: PlanSummary) -> bool:
+    """Whether shares of rows and of tokens differ."""
+    return plan.by == "tokens" or len({source.mean_row_tokens for source in summary.sources}) > 1
+
+
+def _shares_in_words(shares: Mapping[str, float]) -> str:
+    """
+    >>> _shares_in_words({"web": 0.75, "code": 0.25})
+    'web 75.00 %, code 25.00 %'
+    """
+    words = [f"{printable(name)} {100 * share:.2f} %" for name, share in shares.items()]
+    text = ", ".join(words[:_SOURCES_SHOWN])
+    if len(words) > _SOURCES_SHOWN:
+        text += f" and {len(words) - _SOURCES_SHOWN} more"
+    return text
+
+
+def _cap(cap: CapSummary) -> str:
+    most = f"  {printable(cap.source)}: at most {counted(cap.epochs, 'epoch')}, "
+    if cap.position is None:
+        return f"{most}not reached"
+    then = "the stream ends there" if cap.ends_the_stream else "the others share its place"
+    return f"{most}given by {_place(cap.step, cap.position)}: {then}"
+
+
+def _history(summary: PlanSummary) -> str:
+    lines = ["history", f"  {summary.amendments[0].parent}  as it began"]
+    for a in summary.amendments:
+        place = _place(a.from_step, a.from_position)
+        lines.append(f"  {a.fingerprint}  amends {a.parent[:8]} from {place}: {printable(a.change)}")
+    return "\n".join(lines)
+
+
+def _place(step: int | None, position: int) -> str:
+    if step is None:
+        return f"position {position:,}"
+    return f"step {step:,} (position {position:,})"
