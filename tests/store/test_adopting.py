@@ -1,4 +1,4 @@
-"""Tokens that exist are used where they lie: every format, the stream of a bake, and no file that changed."""
+"""Existing tokens are used in place: every format, the stream of a bake, and no file that changed."""
 
 from __future__ import annotations
 

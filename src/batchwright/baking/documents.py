@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 
-__all__ = ["Documents", "join_documents", "marks_of", "starts_of"]
+__all__ = ["Documents", "borders_of", "join_documents", "marks_of"]
 
 
 class Documents(NamedTuple):
@@ -45,7 +45,7 @@ class Documents(NamedTuple):
 
     def parts(self, limit: int) -> Iterator[Documents]:
         """The documents in parts of at most `limit` tokens, without a copy. A longer document is a part of its own."""
-        ends, mark_ends = _ends_of(self.lengths), _ends_of(self.num_marks)
+        ends, mark_ends = borders_of(self.lengths), borders_of(self.num_marks)
         first = 0
         while first < len(self.lengths):
             last = max(int(np.searchsorted(ends, ends[first] + limit, side="right")) - 1, first + 1)
@@ -66,12 +66,8 @@ def join_documents(parts: Sequence[Documents]) -> Documents:
     return Documents(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def starts_of(lengths: Any) -> NDArray[np.int32]:
+def borders_of(lengths: Any) -> NDArray[np.int64]:
     """The start of each item, and the end of the last, for items of these lengths."""
-    return _ends_of(lengths).astype(np.int32)
-
-
-def _ends_of(lengths: Any) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 

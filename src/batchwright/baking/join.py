@@ -6,7 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from batchwright.baking.documents import Documents, join_documents, starts_of
+import numpy as np
+
+from batchwright.baking.documents import Documents, borders_of, join_documents
 from batchwright.baking.inputs import Inputs, content_hash
 from batchwright.baking.reuse import UnitPlace, units_table
 from batchwright.baking.rows import UnitReport, dropped_in_words, total_report
@@ -119,9 +121,9 @@ class _IngredientWriter:
             place.put(side, (path.name, first, len(piece.lengths)))
             first += len(piece.lengths)
         documents = join_documents([piece for _, piece in waiting])
-        offsets, spans = starts_of(documents.lengths), None
+        offsets, spans = borders_of(documents.lengths).astype(np.int32), None
         if isinstance(self.part.job.tokenize, Chat):
-            spans = starts_of(documents.num_marks), documents.marks
+            spans = borders_of(documents.num_marks).astype(np.int32), documents.marks
         self.texts.add(documents.text)
         return writer.write_shard(
             path,

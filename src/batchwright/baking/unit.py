@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.documents import Documents, marks_of
+from batchwright.baking.documents import Documents, borders_of, marks_of
 from batchwright.baking.rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.baking.token_spool import TokenSpool
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
@@ -166,8 +166,9 @@ class _UnitDocuments:
             # The key does not name the unit, so that its documents keep their order when units come or go before it.
             order = permutation(count, job.seed, job.ingredient, 0).at(order)
         hashes = np.concatenate(self.hashes)
+        tokens, borders = self.tokens.in_order(order.tolist()), borders_of(self.tokens.lengths()[order])
         columns = {
-            "tokens": _lists(self.tokens.lengths()[order], self.tokens.in_order(order.tolist())),
+            "tokens": pa.LargeListArray.from_arrays(as_arrow(borders), as_arrow(tokens)),
             "span": as_arrow(np.array(self.spans, np.int32)[order]),
             "row": as_arrow(np.array(self.rows, np.int64)[order]),
             "split": as_arrow(np.array(self.sides, np.int8)[order]),
@@ -176,18 +177,10 @@ class _UnitDocuments:
         }
         if isinstance(job.tokenize, Chat):
             marks = [self.marks[number] for number in order.tolist()]
-            starts = _starts(list(map(len, marks)))
+            starts = borders_of(list(map(len, marks)))
             columns["spans"] = records_to_arrow(starts, np.concatenate([np.empty(0, SPAN_DTYPE), *marks]))
         batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
         write_arrow(path, batch.replace_schema_metadata({"report": msgspec.json.encode(report)}))
-
-
-def _lists(lengths: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
-    return pa.LargeListArray.from_arrays(as_arrow(_starts(lengths)), as_arrow(values))
-
-
-def _starts(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _hash_of(path: str, start: int, stop: int | None) -> str:

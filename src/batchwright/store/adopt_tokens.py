@@ -335,7 +335,7 @@ def _all_or_nothing(folder: Path) -> Iterator[None]:
 def _summary(job: _Job, store: Store, seconds: float) -> str:
     files = counted(len(job.files), "file")
     documents, tokens = f"{store.num_rows:,} documents", f"{store.num_tokens:,} tokens"
-    lines = [f"{job.to}: adopted {documents}, {tokens} in {files}, where they lie, in {seconds:.1f} s"]
+    lines = [f"{job.to}: adopted {documents}, {tokens} in {files} in place, in {seconds:.1f} s"]
     if any(read.file.ends is None for read in job.files):
         place = "begin" if job.eos_first else "end"
         line = f"  documents {place} with id {job.vocabulary.eos} ({job.vocabulary.eos_from})"
