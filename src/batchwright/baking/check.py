@@ -15,8 +15,8 @@ from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
-from batchwright.baking.rows import RowAt, RowJob, follow_steps, result_fingerprint
 from batchwright.baking.unit import DocumentJob, document_of
+from batchwright.baking.unit_rows import RowAt, RowJob, follow_steps, result_fingerprint
 from batchwright.baking.work import RowWork, plan_dry
 from batchwright.baking.workers import run_tasks
 from batchwright.base.errors import SpecError

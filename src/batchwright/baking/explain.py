@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.baking.instructions import Ingredient, Instruction, line_of
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
-from batchwright.baking.rows import RowAt, UnitReport, apply_step, is_selected, kept_rows, pass_over, result_fingerprint
+from batchwright.baking.unit_rows import (
+    RowAt,
+    UnitReport,
+    apply_step,
+    is_selected,
+    kept_rows,
+    pass_over,
+    result_fingerprint,
+)
 from batchwright.base.checks import one_of
 from batchwright.base.words import counted
 from batchwright.prepare.rows import RowStep
@@ -130,9 +138,8 @@ class _DryRun:
 def _effect(instruction: Instruction, counts: Counter[str]) -> Effect:
     """Counts in reading order: rows that came, their fates, rows that are left."""
     if isinstance(instruction, RowStep):
-        return Effect(
-            line_of(instruction), {name: counts[name] for name in ("seen", "passed by", "changed", "dropped")}
-        )
+        names = ("seen", "passed by", "changed", "dropped")
+        return Effect(line_of(instruction), {name: counts[name] for name in names})
     first, last = ("rows read", "kept") if isinstance(instruction, Ingredient) else ("seen", "documents")
     between = {name: count for name, count in counts.items() if name not in (first, last)}
     return Effect(line_of(instruction), {first: counts[first], **between, last: counts[last]})

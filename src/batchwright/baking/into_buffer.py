@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.baking.rows import UnitReport, dropped_in_words, examples_in_words
-from batchwright.baking.tables import PreparedRows, memory_row, read_recipe
+from batchwright.baking.recipe_rows import PreparedRows, memory_row, read_recipe
+from batchwright.baking.unit_rows import UnitReport, dropped_in_words, examples_in_words
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError, SpecError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.base.progress import say

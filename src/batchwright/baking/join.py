@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from batchwright.baking.documents import Documents, borders_of, join_documents
+from batchwright.baking.document_columns import Documents, borders_of, join_documents
 from batchwright.baking.inputs import Inputs, content_hash
 from batchwright.baking.reuse import UnitPlace, units_table
-from batchwright.baking.rows import UnitReport, dropped_in_words, total_report
 from batchwright.baking.unit import SPLITS
+from batchwright.baking.unit_rows import UnitReport, dropped_in_words, total_report
 from batchwright.baking.work import Work
 from batchwright.base.errors import SourceError, TokenizerError
 from batchwright.order.permute import permutation

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from batchwright.baking.documents import Documents, marks_of
-from batchwright.baking.rows import UnitReport
+from batchwright.baking.document_columns import Documents, marks_of
 from batchwright.baking.unit import SPLITS
+from batchwright.baking.unit_rows import UnitReport
 from batchwright.base.errors import StoreError
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.store.reader import Store

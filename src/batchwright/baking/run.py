@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from batchwright.baking.inputs import Inputs, is_version_of, mark_as_version_of, up_to_date
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
-from batchwright.baking.rows import dropped_in_words, examples_in_words
+from batchwright.baking.unit_rows import dropped_in_words, examples_in_words
 from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.files import exclusive, is_part, out_of_space_at

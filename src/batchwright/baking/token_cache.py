@@ -188,20 +188,14 @@ def remember(tokenize: Tokenize | Chat, store: Store) -> None:
 def _remembered(tokenize: Tokenize) -> Iterator[Store]:
     """Versions in the home folder, the newest first. Entries of missing versions are removed."""
     with contextlib.suppress(OSError, RuntimeError):
-        for entry in sorted(_folder(tokenize).glob("*.json"), key=_modified, reverse=True):
+        # Another bake may remove an entry right now: nothing is found then, and texts are encoded again.
+        for entry in sorted(_folder(tokenize).glob("*.json"), key=os.path.getmtime, reverse=True):
             with contextlib.suppress(OSError):
                 store = _store_of(entry)
                 if store is not None and _is_of(store, tokenize):
                     yield store
                 else:
                     entry.unlink()
-
-
-def _modified(entry: Path) -> float:
-    try:
-        return entry.stat().st_mtime
-    except OSError:  # another bake has just removed it
-        return 0.0
 
 
 def _store_of(entry: Path) -> Store | None:

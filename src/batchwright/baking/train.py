@@ -13,7 +13,7 @@ import xxhash
 
 from batchwright.baking.inputs import Inputs
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.baking.rows import UnitReport, dropped_in_words
+from batchwright.baking.unit_rows import UnitReport, dropped_in_words
 from batchwright.base.checks import at_least, local_path, one_of
 from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.files import out_of_space_at, write_whole

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.baking.documents import Documents, borders_of, marks_of
-from batchwright.baking.rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
+from batchwright.baking.document_columns import Documents, borders_of, marks_of
 from batchwright.baking.token_spool import TokenSpool
+from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
 from batchwright.order.permute import permutation

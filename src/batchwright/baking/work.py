@@ -16,7 +16,6 @@ from batchwright.baking.inputs import Inputs, formats_of
 from batchwright.baking.instructions import Ingredient, Step
 from batchwright.baking.recipe import DatasetRecipe, spec_of_step
 from batchwright.baking.reuse import find_reusable
-from batchwright.baking.rows import RowJob, UnitReport, find_passing
 from batchwright.baking.token_cache import find_cache
 from batchwright.baking.unit import (
     BakedUnit,
@@ -27,6 +26,7 @@ from batchwright.baking.unit import (
     find_characters,
     unit_key,
 )
+from batchwright.baking.unit_rows import RowJob, UnitReport, find_passing
 from batchwright.baking.workers import run_units, units_as_done
 from batchwright.base.fingerprint import fingerprint, fingerprint_rows, fingerprint_value
 from batchwright.base.progress import progress
@@ -174,8 +174,9 @@ def plan_rows(recipe: DatasetRecipe, on_error: str) -> list[RowWork]:
         ingredient, of_rows = cut.ingredient, _of_rows(recipe, cut.ingredient, on_error)
         text = None if ingredient.text == "text" else TextColumn(ingredient.text)  # rows need no text
         # A table that no function looks at is taken by its row numbers: none of its values become Python's.
-        is_seen = of_rows["steps"] or text or ingredient.where or not isinstance(ingredient.source, TableRows)
-        job = RowJob(**of_rows, text=text, formats=cut.formats, columns=None if is_seen else ())
+        functions = [*of_rows["steps"], text, ingredient.where]
+        by_number = isinstance(ingredient.source, TableRows) and all(each is None for each in functions)
+        job = RowJob(**of_rows, text=text, formats=cut.formats, columns=() if by_number else None)
         work.append(RowWork(ingredient, job, cut.units, cut.first_file, cut.files))
     return work
 

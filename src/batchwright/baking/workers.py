@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from types import FunctionType
 from typing import Any
 
-from batchwright.baking.rows import RowJob
+from batchwright.baking.unit_rows import RowJob
 from batchwright.base.errors import SpecError, WorkerError
 from batchwright.base.fingerprint import function_fingerprint
 from batchwright.base.processes import Worker

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from batchwright.baking.recipe import DatasetRecipe
-from batchwright.baking.rows import UnitReport, dropped_in_words, kept_rows, read_rows, total_report
+from batchwright.baking.unit_rows import UnitReport, dropped_in_words, kept_rows, read_rows, total_report
 from batchwright.baking.work import RowWork, choose_quantities, plan_rows, tasks_of
 from batchwright.baking.workers import run_units
 from batchwright.base.errors import SourceError
