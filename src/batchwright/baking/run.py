@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from batchwright.baking.inputs import Inputs, is_version_of, mark_as_version_of, up_to_date
 from batchwright.baking.recipe import DatasetRecipe, check_recipe
@@ -33,31 +33,24 @@ __all__ = ["bake"]
 _SHARD_BYTES = 1 << 30
 
 
+class _Settings(TypedDict, total=False):
+    """The settings of `bake` that both overloads have."""
+
+    workers: int | None
+    on_error: OnError | None
+    shuffle: bool
+    check: bool
+    show_progress: bool
+
+
 @overload
 def bake(
-    recipe: DatasetRecipe,
-    to: None = None,
-    *,
-    into: DatasetBuffer | None = None,
-    workers: int | None = None,
-    on_error: OnError | None = None,
-    shuffle: bool = True,
-    check: bool = False,
-    show_progress: bool = True,
+    recipe: DatasetRecipe, to: None = None, *, into: DatasetBuffer | None = None, **settings: Unpack[_Settings]
 ) -> DatasetBuffer: ...
 
 
 @overload
-def bake(
-    recipe: DatasetRecipe,
-    to: str | os.PathLike[str],
-    *,
-    workers: int | None = None,
-    on_error: OnError | None = None,
-    shuffle: bool = True,
-    check: bool = False,
-    show_progress: bool = True,
-) -> Any: ...
+def bake(recipe: DatasetRecipe, to: str | os.PathLike[str], **settings: Unpack[_Settings]) -> Any: ...
 
 
 def bake(
