@@ -22,7 +22,6 @@ from batchwright.base.errors import StoreError
 from batchwright.prepare.chat.spans import SPAN_DTYPE
 from batchwright.store.reader import Store
 from batchwright.store.texts import TextHashes, texts_by_document
-from batchwright.store.verify import CheckedShards
 from batchwright.store.versions import list_versions
 
 __all__ = ["ReusedUnit", "UnitPlace", "find_reusable", "units_table"]
@@ -93,10 +92,8 @@ class _OldVersion:
     """The units and shards of one version. `folder` is for a temporary file."""
 
     def __init__(self, store: Store, folder: Path) -> None:
-        self.table, self.text_table, self.folder = store.units, store.texts, folder
+        self.store, self.table, self.text_table, self.folder = store, store.units, store.texts, folder
         self.shard_rows = {name: row for row, name in enumerate(store.shards["file"].to_pylist())}
-        # Damage must not be copied into a new version, where it would get a valid hash.
-        self.checked = CheckedShards(store)
         self.first_document = np.concatenate([[0], np.cumsum(store.shards["num_documents"])])
         """For each shard, counting through all shards."""
 
@@ -112,7 +109,8 @@ class _OldVersion:
     def _is_undamaged(self, row: int) -> bool:
         ranges = [self._range(row, side) for side in range(len(SPLITS))]
         shards = [self.shard_rows.get(shard) for shard, _, count in ranges if count]
-        return all(shard is not None and self.checked.shard(shard) for shard in shards)
+        # Damage must not be copied into a new version, where it would get a valid hash.
+        return all(shard is not None and self.store.undamaged_shard(shard) for shard in shards)
 
     def documents(self, row: int, side: int) -> Documents:
         """The documents of one split of a unit."""
@@ -122,7 +120,7 @@ class _OldVersion:
             empty = np.empty(0, np.int64)
             return Documents(empty, empty, empty, empty, self._texts[:0], num_marks, marks)
         last, shard_row = first + count, self.shard_rows[name]
-        shard = self.checked.shard(shard_row)
+        shard = self.store.undamaged_shard(shard_row)
         assert shard is not None
         offsets = shard.offsets[first : last + 1].astype(np.int64)
         span = np.searchsorted(np.array(self._value("files", row)), shard.file[first:last])

@@ -27,7 +27,6 @@ from batchwright.prepare.tokenize import Tokenize
 from batchwright.store.reader import Store
 from batchwright.store.stream import MappedShard
 from batchwright.store.texts import TextHashes, find_texts
-from batchwright.store.verify import CheckedShards
 from batchwright.store.versions import list_versions
 
 __all__ = ["TokenCache", "find_cache", "remember"]
@@ -88,7 +87,7 @@ class _CachedVersion:
 
     def __init__(self, store: Store) -> None:
         self.texts = store.texts or {}
-        self.checked = CheckedShards(store)
+        self.store = store
         self.num_bytes = store.shards["num_bytes"]
         self.found_bytes = np.zeros(len(self.num_bytes), np.int64)
         """Of each shard, the amount of text that was found in it."""
@@ -121,7 +120,7 @@ class _CachedVersion:
         self.found_bytes[row] += num_bytes
         if self.found_bytes[row] * _WORTH_CHECKING < self.num_bytes[row]:
             return None
-        return self.checked.shard(row)
+        return self.store.undamaged_shard(row)
 
     def _adapted(self, tokens: NDArray[Any], tokenize: Tokenize) -> NDArray[Any]:
         """The tokens of a document in a step's own type, with its own end-of-sequence token."""

@@ -195,10 +195,6 @@ def _read_pointer(folder: Path) -> _Pointer:
     return msgspec.convert(_unsealed((folder / POINTER).read_bytes()), _Pointer)
 
 
-def _write_pointer(folder: Path, version: str | None, adopted: bool) -> None:
-    write_whole(folder / POINTER, sealed(msgspec.to_builtins(_Pointer(STORE_FORMAT, version, adopted))))
-
-
 def is_store(folder: Path) -> bool:
     return (folder / POINTER).is_file()
 
@@ -249,12 +245,12 @@ def mark_as_store(folder: Path, *, adopted: bool = False) -> None:
     """Make a new or empty folder a store without a complete version."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_store(folder):
-        _write_pointer(folder, None, adopted)
+        point_to(folder, None, adopted=adopted)
 
 
-def point_to(folder: Path, version: str, *, adopted: bool = False) -> None:
+def point_to(folder: Path, version: str | None, *, adopted: bool = False) -> None:
     """Make a complete version the current one. The last act of a bake."""
-    _write_pointer(folder, version, adopted)
+    write_whole(folder / POINTER, sealed(msgspec.to_builtins(_Pointer(STORE_FORMAT, version, adopted))))
 
 
 def current_version(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ class Store:
         self.folder: Path = version_folder(self.path, self.version)
         weakref.finalize(self, os.close, in_use)
         self._streams: dict[tuple[str, str], TokenStream] = {}
+        self._undamaged: dict[int, MappedShard | None] = {}
         if verify:
             from batchwright.store.verify import verify_store
 
@@ -176,6 +178,20 @@ class Store:
             self.manifest.dtype_of(self.manifest.streams[int(shards["stream"][row])]),
             self._adopted_range(row),
         )
+
+    def is_as_written(self, row: int) -> bool:
+        """Whether the bytes of a shard have the hash in the table. Reads them all."""
+        return bool(fingerprint_file(self.shard_path(row)) == self.shards["file_hash"][row].as_py())
+
+    def undamaged_shard(self, row: int) -> MappedShard | None:
+        """The shard in a row of the table, mapped; None if it is damaged or missing. Reads and compares each once."""
+        if row not in self._undamaged:
+            self._undamaged[row] = None
+            with contextlib.suppress(StoreError, OSError):
+                mapped = self.map_shard(row)
+                if self.is_as_written(row):
+                    self._undamaged[row] = mapped
+        return self._undamaged[row]
 
     @cached_property
     def files(self) -> dict[str, Any]:

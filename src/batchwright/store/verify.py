@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from batchwright.base.errors import StoreError
 from batchwright.base.fingerprint import fingerprint_file
 from batchwright.store.layout import REBAKE, stream_fingerprint
 from batchwright.store.reader import Store
-from batchwright.store.stream import MappedShard
 
-__all__ = ["CheckedShards", "Damage", "verify_store"]
+__all__ = ["Damage", "verify_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ def _shard(store: Store, row: int) -> Iterator[Damage]:
     path = store.shard_path(row)
     try:
         store.check_shard(row)
-        if not _is_as_written(store, row):
+        if not store.is_as_written(row):
             yield Damage(path, "a shard of this store was altered: its hash differs")
             return
         mapped = store.map_shard(row)
@@ -115,25 +113,3 @@ def _shard(store: Store, row: int) -> Iterator[Damage]:
         yield Damage(path, f"token id {highest} is outside the vocabulary of {store.vocab_size}")
     if mapped.offsets[0] != 0 or mapped.offsets[-1] != len(mapped.tokens) or (np.diff(mapped.offsets) < 0).any():
         yield Damage(path, "the borders between documents are not in order")
-
-
-def _is_as_written(store: Store, row: int) -> bool:
-    return bool(fingerprint_file(store.shard_path(row)) == store.shards["file_hash"][row].as_py())
-
-
-class CheckedShards:
-    """The undamaged shards of a store. Each is read once, when it is asked for, and compared with its hash."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._checked: dict[int, MappedShard | None] = {}
-
-    def shard(self, row: int) -> MappedShard | None:
-        """The shard in a row of the table of shards, mapped; None for a damaged or missing one."""
-        if row not in self._checked:
-            self._checked[row] = None
-            with contextlib.suppress(StoreError, OSError):
-                mapped = self.store.map_shard(row)
-                if _is_as_written(self.store, row):
-                    self._checked[row] = mapped
-        return self._checked[row]
