@@ -195,7 +195,7 @@ def scale_facts() -> dict[str, Any]:
     """Order, resume and find of a source of 10^12 rows; a step of a store of 10^6 shards and 10^13 tokens."""
     code = """
 import time, json, resource, numpy as np
-from batchwright.order import Order
+from batchwright.order.schedule import Order
 from batchwright.base.machine import anonymous_bytes
 order = Order({"huge": 10**12}, seed=7); order.at([0])
 before = anonymous_bytes()

@@ -107,7 +107,7 @@ def train(run: str) -> None:
         open_log(run),
         compute_advantages=True,  # the data has groups: each reward against those of its group
         batch_size=GROUPS_PER_STEP * GROUP_SIZE,
-        max_staleness=4,  # what older weights wrote is not used, and its prompt is answered again
+        max_staleness=4,  # groups of older weights are not used, and their prompts are answered again
         timeout=60,
         framework="torch",
     )
@@ -135,28 +135,28 @@ def train(run: str) -> None:
         step = loader.policy_version = loader.step  # the version of weights is the number of updates
         save(weights, policy=policy.state_dict(), version=step)
         prompts = facts["ordinal"][::GROUP_SIZE].tolist()
-        told = {
+        report = {
             "step": step,
             "reward": (facts["reward"] * facts["weight"]).sum().item() / facts["global_sequences"],
             "loss": loss.item(),
             "prompts": prompts,
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(report), flush=True)
         if step % CHECKPOINT_STEPS == 0 or step == NUM_STEPS:
             state = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}
             save(checkpoint, **state, loader=loader.state_dict())
 
 
 def watch(run: str, kill_after: int | None = None) -> dict[int, dict]:
-    """Start both processes; wait for their end, or kill both soon after a step. Returns what was said of each step."""
-    command, told = [sys.executable, __file__], {}
+    """Start both processes; wait for their end, or kill both soon after a step. Returns the report of each step."""
+    command, steps = [sys.executable, __file__], {}
     generator = subprocess.Popen([*command, "generate", run])
     trainer = subprocess.Popen([*command, "train", run], stdout=subprocess.PIPE, text=True)
     try:
         for line in trainer.stdout:
             if line.endswith("\n"):  # a killed process may leave half a line
-                told[json.loads(line)["step"]] = json.loads(line)
-            if len(told) == kill_after:
+                steps[json.loads(line)["step"]] = json.loads(line)
+            if len(steps) == kill_after:
                 time.sleep(random.uniform(0, 0.05))  # so that it is anywhere in a step
                 trainer.kill()  # SIGKILL: neither can do anything about it
                 generator.kill()
@@ -166,7 +166,7 @@ def watch(run: str, kill_after: int | None = None) -> dict[int, dict]:
         for process in (trainer, generator):
             process.kill()
             process.wait()
-    return told
+    return steps
 
 
 def check_log(run: str) -> None:
@@ -177,9 +177,9 @@ def check_log(run: str) -> None:
         sys.exit("prompts are lost, or were used twice")
 
 
-def rewards(told: dict[int, dict], parts: int = 5) -> list[float]:
+def rewards(steps: dict[int, dict], parts: int = 5) -> list[float]:
     """Mean rewards of consecutive steps."""
-    return [part.mean().item() for part in torch.tensor([told[step]["reward"] for step in sorted(told)]).chunk(parts)]
+    return [part.mean().item() for part in torch.tensor([steps[step]["reward"] for step in sorted(steps)]).chunk(parts)]
 
 
 def main() -> None:
@@ -198,17 +198,19 @@ def main() -> None:
     if any(before[step] != after[step] for step in again):
         sys.exit("steps that were trained again had other batches or losses")
     print(f"\n{len(again)} steps were trained again, with the same batches and the same losses")
-    whole = before | after
-    if sorted(prompt for step in whole.values() for prompt in step["prompts"]) != list(range(len(PROMPTS) * EPOCHS)):
+    complete = before | after
+    if sorted(prompt for step in complete.values() for prompt in step["prompts"]) != list(range(len(PROMPTS) * EPOCHS)):
         sys.exit("the trainer did not use every prompt once in every epoch")
-    for name, told in (("before the kill", before), ("after it", after)):
-        print(f"reward {name}, steps {min(told)} to {max(told)}: {' '.join(f'{mean:.2f}' for mean in rewards(told))}")
+    for name, steps in (("before the kill", before), ("after it", after)):
+        print(
+            f"reward {name}, steps {min(steps)} to {max(steps)}: {' '.join(f'{mean:.2f}' for mean in rewards(steps))}"
+        )
     if rewards(after)[-1] < rewards(before)[0] + 0.3:
         sys.exit("the reward did not rise")
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # for so small a model, more only wait for each other
+    torch.set_num_threads(1)  # the model is so small that more threads only wait for each other
     if len(sys.argv) == 1:
         main()
     else:

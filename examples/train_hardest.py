@@ -1,9 +1,9 @@
-"""Train on rows that change: losses are written back, the hardest half stays, fresh rows come, a bad epoch is undone.
+"""Train on rows that change: write losses back, keep the hardest half, add fresh rows, undo a bad epoch.
 
     python train_hardest.py        6 epochs
-    python train_hardest.py 30     stop after 30 steps, in mid-epoch; without a number it goes on exactly there
+    python train_hardest.py 30     stop after 30 steps, in mid-epoch; run it again without a number to resume there
 
-The rows are in the folder hardest.buffer, and survive kill -9; the model is in last.pt and good.pt.
+The folder hardest.buffer holds the rows, which survive kill -9. The model is in last.pt and good.pt.
 """
 
 import os
@@ -17,7 +17,7 @@ import batchwright as bw
 
 
 def fresh(count: int, seed: int, mislabelled: bool = False) -> dict[str, np.ndarray]:
-    """Points on two spirals, and on which each lies. Their losses are not known yet: as hard as can be."""
+    """Points on two spirals, labelled by spiral. Their losses are not known yet, so they count as the hardest."""
     random = np.random.default_rng(seed)
     label, turn = random.integers(0, 2, count), random.uniform(0.5, 2, count)
     points = turn * np.exp(1j * np.pi * (turn + label))  # as complex numbers
@@ -48,12 +48,12 @@ while (epoch := run["epoch"]) <= 6:
     committed = [version.name for version in buffer.versions()]
     if f"epoch {epoch}" not in committed:
         if run["good"]:
-            buffer.rollback(run["good"])  # leaves out what a bad epoch, or one that was killed here, has brought
+            buffer.rollback(run["good"])  # removes the rows of a bad epoch, or of one that was killed here
         origin = "scrape-2" if epoch == 4 else f"fresh {epoch}"
         rows = fresh(1000 if epoch == 1 else 500, seed=epoch, mislabelled=origin == "scrape-2")
         buffer.extend(rows, retain_prior=0.5 if run["good"] else 0.0, retain_prior_by="-loss", origin=origin)
         buffer.commit(f"epoch {epoch}")
-    # Losses change while the loader reads. It reads a version, which stays as it is: so it can be resumed.
+    # Losses change while the loader reads. A version does not, so the loader can be resumed.
     loader = buffer.at(f"epoch {epoch}").loader(batch_size=50, seed=epoch, framework="torch")
     loader.load_state_dict(run["loader"] or loader.state_dict())
     for batch in loader.get_iterator():

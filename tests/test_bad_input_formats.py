@@ -100,7 +100,7 @@ def misnamed() -> Expected:
     return Expected(
         "b.jsonl.gz",
         GOOD,
-        "damaged archive: this file is named as gzip, and its bytes are not gzip",
+        "damaged archive: this gzip file is truncated or damaged (",
         {"line": 1},
         f"mend or leave out the file, or {SKIP_FILE}",
         [],

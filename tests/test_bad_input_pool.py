@@ -223,7 +223,7 @@ def test_a_shard_that_grows_in_mid_epoch_is_named(folder):
         (lambda c: {**c, "board": c["board"].astype(np.float32)}, "board"),
         (lambda c: {"id": c["id"]}, "board"),
         (lambda c: {**c, "board": c["board"][:1]}, "board"),
-        (lambda c: None, "not columns"),
+        (lambda c: None, "did not return the columns"),
     ],
 )
 def test_an_augmentation_that_changes_shapes_is_named_with_the_column(folder, result, says):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.queue.find import open_provider
+from batchwright.queue.provider_file import open_provider
 from refusals import refused
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

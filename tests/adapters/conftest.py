@@ -26,8 +26,8 @@ def values():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of about three steps, and orders computed for about nine: a pass then takes many of both."""
-    monkeypatch.setattr("batchwright.loaders.stream._BLOCK_BYTES", 3 * 12 * 17 * 8)
-    monkeypatch.setattr("batchwright.loaders.stream._LOCATED_ROWS", 9 * 12)
+    monkeypatch.setattr("batchwright.loaders.blocks._BLOCK_BYTES", 3 * 12 * 17 * 8)
+    monkeypatch.setattr("batchwright.loaders.blocks._LOCATED_ROWS", 9 * 12)
 
 
 @pytest.fixture

@@ -119,11 +119,9 @@ def fewer_rows(loader, batches, rank):
         if loader.step == 10:
             facts = batch.metadata
             facts["position"], facts["weight"] = facts["position"][1:], facts["weight"][1:]
-            batch.input_ids, batch.targets, batch.loss_mask = (
-                batch.input_ids[1:],
-                batch.targets[1:],
-                batch.loss_mask[1:],
-            )
+            names = ("input_ids", "attention_mask", "targets", "loss_mask")
+            for name, rows in {name: getattr(batch, name)[1:] for name in names}.items():
+                setattr(batch, name, rows)
         yield batch
 
 

@@ -39,7 +39,7 @@ def rows_over(lengths, spec, masks=None, split_at=0):
 def laid_out(rows, index, width=None, **how):
     width = rows.row_tokens if width is None else width
     out = np.full((len(index), width + 1), -7, np.int64)
-    return rows.lay(np.array(index), np.full(len(index), width), out, pad=PAD, **how)
+    return rows.padded(np.array(index), np.full(len(index), width), out, pad=PAD, **how)
 
 
 def fields_of(laid, **fields):

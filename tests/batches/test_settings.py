@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import batchwright as bw
-from batchwright.batches.settings import SETTINGS, Batching, Delivery, Fields, Mixture, Shuffle, reference
+from batchwright.batches.settings import SETTINGS, Batching, Delivery, Fields, Mixture, Setting, Shuffle
 from batchwright.order.balance import balance
 from refusals import refused
 
@@ -51,6 +51,24 @@ def facts(batch: Any) -> list[int]:
 @pytest.mark.parametrize("loader", [*LOADERS, bw.DatasetBuffer.loader], ids=lambda loader: loader.__qualname__)
 def test_no_constructor_takes_more_than_20_parameters(loader):
     assert len(inspect.signature(loader).parameters) <= 20
+
+
+def reference() -> str:
+    """The tables of docs/settings.md."""
+    parts = []
+    for home in ("", "Shuffle", "Mixture", "Batching", "Fields", "Delivery"):
+        rows = [row_of(each) for each in SETTINGS.values() if each.home == home]
+        table = ["| setting | meaning | default | in the plan | streams take |", "|---|---|---|---|---|", *rows]
+        parts.append("\n".join([f"## {home or 'Plain keywords'}", "", *table]))
+    return "\n\n".join(parts) + "\n"
+
+
+def row_of(each: Setting) -> str:
+    fields = {} if not each.home else getattr(bw, each.home).__dataclass_fields__
+    name = next((f for f, declared in fields.items() if declared.metadata["setting"].name == each.name), each.name)
+    default = "" if each.default is None else each.default
+    streams = {True: "any", False: "no"}.get(each.streams) or ", ".join(map(str, each.streams))
+    return f"| `{name}` | {each.help} | {default} | {'yes' if each.planned else ''} | {streams} |"
 
 
 def test_the_page_of_settings_is_made_of_the_declarations():

@@ -17,6 +17,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.base.errors import SpecError
+from batchwright.buffer import blocks
 from refusals import refused
 
 torch = pytest.importorskip("torch")
@@ -151,7 +152,8 @@ def test_extend_takes_a_tensor_of_rows_and_append_one_row():
     assert one[0]["tensor"].tolist() == rows[0]["tensor"].tolist() == [0, 1]
 
 
-def test_the_first_tensor_that_may_be_many_rows_is_logged_with_a_word_about_extend(caplog):
+def test_the_first_tensor_that_may_be_many_rows_is_logged_with_a_word_about_extend(caplog, monkeypatch):
+    monkeypatch.setattr("batchwright.buffer.normalize._logged", set())
     with caplog.at_level(logging.INFO, "batchwright"):
         bw.DatasetBuffer().append(torch.zeros(3, 2))
     assert "extend" in caplog.text
@@ -384,10 +386,10 @@ def test_a_version_can_be_let_go_of(eight):
 
 def test_versions_share_the_memory_of_rows_that_did_not_change():
     buffer = bw.DatasetBuffer({"obs": np.zeros((1000, 10)), "loss": np.zeros(1000)})
-    written, copied = buffer._table.counters.written, buffer._table.counters.copied
+    written, copied = blocks.costs.written, blocks.costs.copied
     for epoch in range(20):
         buffer.commit(f"{epoch}")
-    assert (buffer._table.counters.written, buffer._table.counters.copied) == (written, copied)
+    assert (blocks.costs.written, blocks.costs.copied) == (written, copied)
     buffer.set(range(1000), loss=np.ones(1000))
     assert np.shares_memory(buffer.at("0").to_numpy()["obs"], buffer.to_numpy()["obs"])
     assert not np.shares_memory(buffer.at("0").to_numpy()["loss"], buffer.to_numpy()["loss"])

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import batchwright as bw
+from batchwright.buffer import blocks
 
 OBS = np.zeros(4, np.float32)
 ROW_BYTES = 8 + OBS.nbytes
 TEXT = "sixteen letters."
 
 
-def costs(buffer: bw.DatasetBuffer, num_rows: int) -> tuple[float, float]:
-    """(written, copied) in bytes for each row that was added."""
-    counters = buffer._table.counters
-    return counters.written / num_rows, counters.copied / num_rows
+@pytest.fixture(autouse=True)
+def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks.costs, "written", 0)
+    monkeypatch.setattr(blocks.costs, "copied", 0)
+
+
+def costs(num_rows: int) -> tuple[float, float]:
+    """(written, copied) in bytes for each row that this test has added."""
+    return blocks.costs.written / num_rows, blocks.costs.copied / num_rows
 
 
 def block_bytes(buffer: bw.DatasetBuffer) -> int:
@@ -54,7 +59,7 @@ def test_a_row_is_written_once_and_never_copied(num_rows, add, max_size):
     buffer = bw.DatasetBuffer(max_size=max_size)
     add(buffer, num_rows)
     assert len(buffer) == (max_size or num_rows)
-    assert costs(buffer, num_rows) == (ROW_BYTES, 0)
+    assert costs(num_rows) == (ROW_BYTES, 0)
     assert block_bytes(buffer) <= (1 if max_size is None else 2) * len(buffer) * ROW_BYTES
     assert len(buffer._table.segments()) <= 40
 
@@ -67,7 +72,7 @@ def test_of_a_large_buffer_at_most_a_quarter_of_the_memory_is_of_rows_that_are_g
         most = max(most, block_bytes(buffer) / (len(buffer) * 4096))
     assert len(buffer) == 20_000
     assert 1 < most <= 1.3
-    assert buffer._table.counters.copied == 0
+    assert blocks.costs.copied == 0
 
 
 @pytest.mark.parametrize("num_rows", [10**4, 10**5])
@@ -75,7 +80,7 @@ def test_text_is_written_once_and_copied_a_few_times_at_most(num_rows):
     buffer = bw.DatasetBuffer()
     for n in range(num_rows):
         buffer.append({"label": n, "text": TEXT})
-    written, copied = costs(buffer, num_rows)
+    written, copied = costs(num_rows)
     value_bytes = len(TEXT) + 4  # and where it begins
     assert written <= 8 + 1.1 * value_bytes
     assert copied <= 2 * value_bytes
@@ -87,7 +92,7 @@ def test_text_is_written_once_and_copied_a_few_times_at_most(num_rows):
 def test_retention_between_appends_costs_a_bounded_number_of_copies(num_rows, by):
     buffer = bw.DatasetBuffer()
     add_hundreds(buffer, num_rows, 0.98, by)
-    written, copied = costs(buffer, num_rows)
+    written, copied = costs(num_rows)
     assert written == ROW_BYTES
     assert copied <= 4 * ROW_BYTES
     assert block_bytes(buffer) <= 2.5 * len(buffer) * ROW_BYTES
@@ -100,7 +105,7 @@ def test_a_full_buffer_that_drops_here_and_there_stays_in_few_blocks(num_rows, b
     buffer = bw.DatasetBuffer(max_size=300, drop_strategy=by)
     for n in range(num_rows):
         buffer.append({"label": n % 97, "obs": OBS})
-    written, copied = costs(buffer, num_rows)
+    written, copied = costs(num_rows)
     assert written == ROW_BYTES
     assert copied <= 4 * ROW_BYTES
     assert len(buffer._table.segments()) <= 60
@@ -128,14 +133,11 @@ def test_a_batch_is_read_without_a_copy_of_what_was_not_asked_for():
     """Nothing that was written is copied by reading it, in whatever order."""
     buffer = bw.DatasetBuffer()
     add_hundreds(buffer, 10**4)
-    before = vars_of(buffer)
+    before = costs(1)
     buffer.get_batch([5, 9999, 0])
     buffer.sample(10, step=0)
     buffer.to_numpy()
-    assert vars_of(buffer) == before
-
-
-vars_of = partial(costs, num_rows=1)
+    assert costs(1) == before
 
 
 def test_changing_rows_that_nobody_else_sees_copies_nothing():
@@ -143,7 +145,7 @@ def test_changing_rows_that_nobody_else_sees_copies_nothing():
     add_hundreds(buffer, 10**4)
     for n in range(50):
         buffer.set(np.arange(n * 100, n * 100 + 100), label=np.zeros(100, np.int64))
-    assert costs(buffer, 1)[1] == 0
+    assert costs(1)[1] == 0
     buffer.commit("seen")
     buffer.set([0], label=[1])
-    assert 0 < costs(buffer, 1)[1] <= 10**4 * 8
+    assert 0 < costs(1)[1] <= 10**4 * 8

@@ -45,7 +45,7 @@ a column that this buffer does not have: 'los'
     "a bare value": (
         lambda: bw.DatasetBuffer(ROWS).append(3),
         """\
-int (a bare value) is no sample
+int is not a sample
   got        int
   try        {"value": ...}: a dict names the column""",
     ),

@@ -96,9 +96,9 @@ def test_reading_where_there_is_no_buffer_says_so_and_makes_nothing(tmp_path):
 
 def test_a_reader_cannot_write(folder):
     reader = BufferFolder.open_to_read(folder.path)
-    with refused(StoreError, folder=folder.path):
+    with refused(SpecError, folder=folder.path):
         reader.write_checkpoint(0, {})
-    with refused(StoreError, folder=folder.path):
+    with refused(SpecError, folder=folder.path):
         reader.write_block(0, {}, Schema(), {})
 
 
@@ -159,7 +159,7 @@ def test_a_block_comes_back_with_all_kinds_of_columns(folder):
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 1000])
-def test_numbers_of_a_block_are_mapped_at_multiples_of_64_bytes_and_read_only(folder, num_rows):
+def test_numbers_of_a_block_are_mapped_where_numpy_can_read_them_and_read_only(folder, num_rows):
     valid = np.arange(num_rows) % 2 == 0
     columns = {
         name: Numbers(
@@ -171,7 +171,7 @@ def test_numbers_of_a_block_are_mapped_at_multiples_of_64_bytes_and_read_only(fo
     extra = {"ids": np.arange(num_rows), "live": np.arange(num_rows // 2 + 1)}
     found, mapped = folder.map_block(folder.write_block(0, columns, SCHEMA, extra), SCHEMA)
     for array in (*(column.values for column in found.values()), *mapped.values()):
-        assert array.ctypes.data % 64 == 0
+        assert array.flags.aligned
         assert not array.flags.writeable
         assert not array.flags.owndata
     for name, column in columns.items():

@@ -20,8 +20,9 @@ import pytest
 
 from batchwright.base.errors import SampleError, SampleTypeError
 from batchwright.buffer import normalize as module
-from batchwright.buffer.incoming import columns_in
+from batchwright.buffer.arrow import to_arrow
 from batchwright.buffer.normalize import normalize, register_normalizer
+from batchwright.buffer.tables import columns_to_extend
 from batchwright.buffer.values import arrays_to_columns
 from refusals import refused
 
@@ -62,6 +63,20 @@ def dataset():
     return datasets.Dataset.from_dict({"n": [0, 1, 2, 3], "text": list("abcd"), "v": [[0.5, 1.5]] * 4})
 
 
+def rows_of(samples):
+    kind, rows, columns = normalize(samples)
+    assert columns is None
+    return kind, rows
+
+
+def table_of(samples):
+    """The columns of a table, as a buffer gets them."""
+    kind, rows, found = normalize(samples)
+    assert (kind, rows) == ("dict", [])
+    columns, schema = arrays_to_columns(found, None)
+    return pa.Table.from_arrays([to_arrow(field, columns[field.name]) for field in schema], schema=schema.arrow)
+
+
 # One sample
 
 
@@ -82,35 +97,35 @@ def dataset():
     ids=lambda value: type(value).__name__,
 )
 def test_one_sample_is_one_row(sample, row):
-    assert normalize(sample) == ("dict", [row])
-    assert normalize([sample, sample]) == ("dict", [row, row])
-    assert normalize((sample,)) == ("dict", [row])
+    assert rows_of(sample) == ("dict", [row])
+    assert rows_of([sample, sample]) == ("dict", [row, row])
+    assert rows_of((sample,)) == ("dict", [row])
 
 
 def test_a_list_without_samples_has_no_rows():
-    assert normalize([]) == ("dict", [])
+    assert rows_of([]) == ("dict", [])
 
 
 def test_a_tensor_is_one_row_of_its_shape_and_type():
     import torch
 
     for tensor in (torch.arange(3, dtype=torch.int16), torch.ones(3, requires_grad=True), np.arange(3.0)):
-        kind, (row,) = normalize(tensor)
+        kind, (row,) = rows_of(tensor)
         assert (kind, list(row)) == ("tensor", ["tensor"])
         assert isinstance(row["tensor"], np.ndarray)
         assert str(row["tensor"].dtype) == str(tensor.dtype).removeprefix("torch.")
         assert row["tensor"].tolist() == tensor.tolist()
-    assert [len(rows) for _, rows in (normalize(torch.ones(4, 2)), normalize(list(torch.ones(4, 2))))] == [1, 4]
+    assert [len(rows) for _, rows in (rows_of(torch.ones(4, 2)), rows_of(list(torch.ones(4, 2))))] == [1, 4]
 
 
 def test_a_jax_array_is_a_tensor():
     jnp = pytest.importorskip("jax.numpy")
-    kind, (row,) = normalize(jnp.arange(3))
+    kind, (row,) = rows_of(jnp.arange(3))
     assert (kind, row["tensor"].tolist(), str(row["tensor"].dtype)) == ("tensor", [0, 1, 2], "int32")
 
 
 def test_the_first_tensor_with_rows_of_its_own_is_told_once(caplog, monkeypatch):
-    monkeypatch.setattr(module, "_told", set())
+    monkeypatch.setattr(module, "_logged", set())
     with caplog.at_level(logging.INFO, "batchwright"):
         normalize(np.ones(3))
         normalize([np.ones((3, 2))])
@@ -129,7 +144,7 @@ def test_an_image_is_a_png_that_opens_in_its_own_mode(mode):
 
     image = Image.new(mode, (3, 2))
     image.putpixel((1, 1), {"LA": (3, 4), "RGB": (1, 2, 3), "RGBA": (1, 2, 3, 4)}.get(mode, 1))
-    kind, (row,) = normalize(image)
+    kind, (row,) = rows_of(image)
     opened = Image.open(io.BytesIO(row["image"]))
     assert kind == "image"
     assert (opened.format, opened.mode, opened.tobytes()) == ("PNG", mode, image.tobytes())
@@ -234,14 +249,14 @@ def test_a_normalizer_may_give_many_rows_and_is_returned_as_it_was():
         return [{"text": sample.text}] * sample.score
 
     assert rows_of_sample(Sample("a", 1)) == [{"text": "a"}]
-    assert normalize([Sample("a", 2), Sample("b", 0), {"text": "c"}]) == ("dict", [{"text": t} for t in "aac"])
+    assert rows_of([Sample("a", 2), Sample("b", 0), {"text": "c"}]) == ("dict", [{"text": t} for t in "aac"])
 
 
 def test_a_normalizer_comes_before_what_is_built_in():
     register_normalizer(np.ndarray)(lambda array: {"mean": float(array.mean())})
     register_normalizer(pa.Table)(lambda table: {"rows": table.num_rows})
-    assert normalize(np.ones(3)) == ("dict", [{"mean": 1.0}])
-    assert normalize(pa.table({"a": [1, 2]})) == ("dict", [{"rows": 2}])
+    assert rows_of(np.ones(3)) == ("dict", [{"mean": 1.0}])
+    assert rows_of(pa.table({"a": [1, 2]})) == ("dict", [{"rows": 2}])
 
 
 def test_an_error_inside_a_normalizer_names_it_and_the_row():
@@ -275,18 +290,16 @@ def test_only_classes_have_normalizers():
 
 def test_a_table_keeps_its_columns():
     table = pa.table({"n": [1, 2], "text": ["a", None]})
-    assert normalize(table) == ("dict", table)
-    assert normalize(table.to_batches()[0]).rows == table
-    assert normalize(pa.RecordBatchReader.from_batches(table.schema, table.to_batches())).rows == table
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+    for source in (table, table.to_batches()[0], reader):
+        assert table_of(source).to_pydict() == table.to_pydict()
 
 
 def test_a_data_frame_is_many_rows():
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     columns = {"n": [1, 2], "x": [0.5, math.nan], "text": ["a", None], "lists": [[1], [2, 3]]}
     for frame in (pandas.DataFrame(columns)[::-1], polars.DataFrame(columns)[::-1]):
-        kind, table = normalize(frame)
-        found = table.to_pydict()
-        assert kind == "dict"
+        found = table_of(frame).to_pydict()
         assert math.isnan(found.pop("x")[0])
         assert found == {"n": [2, 1], "text": [None, "a"], "lists": [[2, 3], [1]]}
 
@@ -294,8 +307,8 @@ def test_a_data_frame_is_many_rows():
 def test_an_index_with_a_name_is_a_column_and_one_without_is_not():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"key": ["a", "b"], "n": [1, 2]})
-    assert normalize(frame[1:]).rows.to_pydict() == {"key": ["b"], "n": [2]}
-    assert normalize(frame.set_index("key")).rows.to_pydict() == {"key": ["a", "b"], "n": [1, 2]}
+    assert table_of(frame[1:]).to_pydict() == {"key": ["b"], "n": [2]}
+    assert table_of(frame.set_index("key")).to_pydict() == {"key": ["a", "b"], "n": [1, 2]}
 
 
 def test_a_frame_whose_columns_have_no_names_or_mixed_values_is_refused():
@@ -303,31 +316,31 @@ def test_a_frame_whose_columns_have_no_names_or_mixed_values_is_refused():
     with refused(SampleError, column=0):
         normalize(pandas.DataFrame([[1, 2]]))
     with refused(SampleError, row=1, column="x", has="int", got="str"):
-        normalize(pandas.DataFrame({"x": pandas.Series([1, "a"], dtype=object)}))
+        table_of(pandas.DataFrame({"x": pandas.Series([1, "a"], dtype=object)}))
     with refused(SampleError, column="a"):
         normalize(pa.table([[1], [2]], ["a", "a"]))
 
 
 def test_a_dataset_keeps_its_own_order_of_rows(dataset):
-    assert normalize(dataset).rows.to_pydict() == dataset.to_dict()
+    assert table_of(dataset).to_pydict() == dataset.to_dict()
     chosen = dataset.select([3, 0, 2])
     assert chosen._indices is not None
-    assert normalize(chosen).rows["n"].to_pylist() == [3, 0, 2]
-    assert normalize(dataset.select([])).rows.num_rows == 0
+    assert table_of(chosen)["n"].to_pylist() == [3, 0, 2]
+    assert table_of(dataset.select([])).num_rows == 0
 
 
 def test_a_dataset_shows_what_its_format_shows(dataset):
-    assert normalize(dataset.with_format("numpy", columns=["v"])).rows.schema == pa.schema(
+    assert table_of(dataset.with_format("numpy", columns=["v"])).schema == pa.schema(
         [("v", pa.fixed_shape_tensor(pa.float32(), [2]))]
     )
-    shown = normalize(dataset.with_format("torch")).rows  # which shows floats as float32, and so does numpy
+    shown = table_of(dataset.with_format("torch"))  # which shows floats as float32, and so does numpy
     assert shown.schema.field("v").type == pa.fixed_shape_tensor(pa.float32(), [2])
     assert shown["text"].to_pylist() == list("abcd")
     everything = dataset.with_format("numpy", columns=["v"], output_all_columns=True)
-    assert normalize(everything).rows.column_names == ["n", "text", "v"]
+    assert table_of(everything).column_names == ["n", "text", "v"]
     transformed = dataset.with_transform(lambda batch: {"double": [2 * n for n in batch["n"]]})
-    assert normalize(transformed).rows == [{"double": 0}, {"double": 2}, {"double": 4}, {"double": 6}]
-    assert columns_in(transformed) == ("dict", {"double": [0, 2, 4, 6]})
+    assert table_of(transformed).to_pydict() == {"double": [0, 2, 4, 6]}
+    assert columns_to_extend(transformed).columns == {"double": [0, 2, 4, 6]}
 
 
 def test_a_datasets_arrays_and_images_keep_their_types():
@@ -340,7 +353,7 @@ def test_a_datasets_arrays_and_images_keep_their_types():
         {"m": values.tolist(), "image": [image] * 3},
         features=datasets.Features({"m": datasets.Array2D((2, 3), "int16"), "image": datasets.Image()}),
     )
-    columns, schema = arrays_to_columns(columns_in(made.select([2, 0]))[1], None)
+    columns, schema = arrays_to_columns(columns_to_extend(made.select([2, 0])).columns, None)
     assert str(schema.by_name["m"]) == "int16[2, 3]"
     np.testing.assert_array_equal(columns["m"].values, values[[2, 0]])
     opened = Image.open(io.BytesIO(columns["image"][0].as_py()["bytes"]))
@@ -350,8 +363,8 @@ def test_a_datasets_arrays_and_images_keep_their_types():
 def test_an_array_that_is_missing_in_a_dataset_is_null_among_arrays():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"m": datasets.Array2D((1, 2), "int32")})
-    table = normalize(datasets.Dataset.from_dict({"m": [None, [[1, 2]]]}, features=features)).rows
-    columns, schema = arrays_to_columns({"m": table["m"]}, None)
+    found = normalize(datasets.Dataset.from_dict({"m": [None, [[1, 2]]]}, features=features))
+    columns, schema = arrays_to_columns(found.columns, None)
     assert str(schema.fields[0]) == "int32[1, 2]"
     assert (columns["m"].valid.tolist(), columns["m"].values[1].tolist()) == ([False, True], [[1, 2]])
 
@@ -377,7 +390,7 @@ def test_columns_are_found_in_whatever_has_some(dataset):
         dataset.select([1, 2]).select_columns("n"),
     ]
     for source in sources:
-        kind, arrays = columns_in(source)
+        kind, _, arrays = columns_to_extend(source)
         columns, schema = arrays_to_columns(arrays, None)
         assert (kind, str(schema.fields[0]), columns["n"].values.tolist()) == ("dict", "int64", [1, 2])
 
@@ -386,7 +399,7 @@ def test_a_tensor_is_a_column_of_its_rows():
     import torch
 
     tensor = torch.ones(4, 2)
-    kind, arrays = columns_in(tensor)
+    kind, _, arrays = columns_to_extend(tensor)
     assert (kind, list(arrays)) == ("tensor", ["tensor"])
     assert arrays["tensor"].shape == (4, 2)
     assert np.shares_memory(arrays["tensor"], tensor.numpy())
@@ -409,7 +422,7 @@ def test_a_tensor_is_a_column_of_its_rows():
 )
 def test_what_has_no_columns_is_refused(source, error, named, remedy):
     with refused(error, named, remedy=remedy):
-        columns_in(source)
+        columns_to_extend(source)
 
 
 def test_recognising_samples_imports_no_library():

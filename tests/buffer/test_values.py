@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.base.errors import SampleError
-from batchwright.buffer.compare import equal_mask
-from batchwright.buffer.convert import from_arrow, pylist, to_arrow
-from batchwright.buffer.foreign import DTYPES
+from batchwright.buffer.arrow import from_arrow, pylist, to_arrow
+from batchwright.buffer.compare import equal_rows
+from batchwright.buffer.plain_values import DTYPES
 from batchwright.buffer.schema import Field, Numbers, Schema
 from batchwright.buffer.values import (
     arrays_to_columns,
@@ -325,7 +325,7 @@ def test_a_value_that_the_column_holds_exactly_fits(kind, value):
         (pa.list_(pa.int64(), 2), [1], "fixed_size_list<item: int64>[2]", "list of 1"),
         (pa.struct([("a", pa.int64())]), {"b": 1}, "struct<a: int64>", "dict with 'b'"),
         (pa.struct([("a", pa.int64())]), [("a", 1)], "struct<a: int64>", "list"),
-        (pa.struct([("a", pa.int64())]), {1: 1}, "struct<a: int64>", "key 1"),
+        (pa.struct([("a", pa.int64())]), {1: 1}, "struct<a: int64>", "dict with 1"),
         (pa.date32(), datetime.datetime(2020, 1, 1, 12), "date32[day]", "datetime.datetime"),
         (pa.timestamp("us"), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), "timestamp[us]", "datetime.datetime"),
         (pa.timestamp("s"), datetime.datetime(2020, 1, 1, microsecond=5), "timestamp[s]", "datetime.datetime"),
@@ -652,7 +652,7 @@ def test_a_fixed_size_list_fits_a_tensor_column_of_its_shape():
             "struct<a: int64>",
             "struct<a: int64, b: int64>",
         ),
-        (pa.array([[1.5]]), pa.list_(pa.int64()), "int64", "float64"),
+        (pa.array([[1.5]]), pa.list_(pa.int64()), "list<item: int64>", "list<item: double>"),
         (["a", 1], pa.string(), "string", "int"),
     ],
     ids=str,
@@ -744,6 +744,6 @@ def test_rows_are_equal_where_values_nulls_and_nans_are(values, wanted, mask):
     rows = [{"x": value} for value in values]
     columns, schema = rows_to_columns(rows, infer_schema(rows))
     one, _ = rows_to_columns([{"x": wanted}], schema)
-    found = equal_mask(columns["x"], one["x"])
+    found = equal_rows(columns["x"], one["x"])
     assert found.dtype == bool
     assert found.tolist() == mask

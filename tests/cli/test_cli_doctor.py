@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from batchwright.base.errors import TokenizerError
-from batchwright.prepare.chat.spans import TEXT
 from batchwright.prepare.chat.step import Chat
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -93,23 +91,6 @@ def test_a_template_that_does_not_do_its_work_fails(name, batchwright, sft):
     done = doctor(batchwright, sft(talk(("system", "Count."), ("user", "2?"), ("assistant", "4."))), template)
     assert done.code == 1
     assert f"FAILED  {said}" in done.out
-
-
-def test_a_mask_that_cuts_an_answer_is_found_without_trusting_spans(batchwright, sft, monkeypatch):
-    right = Chat.encode
-
-    def shifted(self, prepared):
-        encoded = right(self, prepared)
-        for one in encoded:
-            (header,) = np.flatnonzero(one.spans["part"] == TEXT)[1:] - 1
-            one.spans["stop"][header] += 1
-        return encoded
-
-    assert doctor(batchwright, sft()).code == 0
-    monkeypatch.setattr(Chat, "encode", shifted)
-    done = doctor(batchwright, sft())
-    assert done.code == 1
-    assert "FAILED  wrong mask: " in done.out
 
 
 def test_no_more_than_three_rows_of_a_kind_are_listed(batchwright, sft):

@@ -17,7 +17,7 @@ import pytest
 
 from batchwright.cli.run import _launch
 from batchwright.queue.consumer import DatasetConsumer
-from batchwright.queue.members import Census
+from batchwright.queue.members import Liveness
 from harness import SECONDS, is_running, wait_for
 
 CONFIG = "dataset = 'toy'\nbatch_size = 2\nblock_size = 3\nlevel = 1\nbatches_per_file = 2\nlearning_rate = 0.1\n"
@@ -93,7 +93,7 @@ def started(project, environment) -> Iterator[Callable[..., subprocess.Popen[str
 
 
 def providers_of(project: Path) -> list[int]:
-    return [facts.pid for facts, _ in Census(project / "data/toy/queue/who").look("provider")]
+    return [facts.pid for facts, _ in Liveness(project / "data/toy/queue/who").members("provider")]
 
 
 # prepare
@@ -191,12 +191,12 @@ def test_prepare_shows_where_the_users_own_code_failed(project, batchwright):
     [
         (["prepare", "no.py"], "no.py", "config.py"),
         (["prepare", "config.py", "--lvel=2"], "no config file sets lvel", "--level=2"),
-        (["prepare", "config.py", "--level", "2"], "--level: has no value", "--level=2"),
+        (["prepare", "config.py", "--level", "2"], "--level: is not of the form --name=value", "--batch_size=64"),
         (["prepare", "config.py", "other.py"], "is not of the form --name=value", "--batch_size=64"),
         (["train", "config.py"], "Queue directory not found: data/toy/queue", "batchwright prepare config.py"),
-        (["train", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
+        (["train", "config.py", "--batch_size=0"], "batch_size must be at least 1", "--batch_size=1"),
         (["run", "config.py", "--providers", "0"], "at least one has to prepare", "--providers 1"),
-        (["run", "config.py", "--batch_size=0"], "batch_size must be a whole number", "--batch_size=1"),
+        (["run", "config.py", "--batch_size=0"], "batch_size must be at least 1", "--batch_size=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -12,8 +12,8 @@ import pytest
 import batchwright as bw
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census
-from batchwright.queue.meta_file import read_meta
+from batchwright.queue.members import Liveness
+from batchwright.queue.meta import read_meta
 from batchwright.queue.provider import DataProviderBase
 from refusals import refused
 
@@ -50,7 +50,7 @@ def damage(file: Path) -> Path:
 
 def test_status_says_where_every_file_is_and_who_works(data, succeeds):
     queue = QueueFolder(data / "queue")
-    queue.split("train", Census(queue.who)).want(3)
+    queue.split("train", Liveness(queue.who)).want(3)
     with DatasetConsumer(data, framework="numpy") as consumer:
         for _ in range(2):
             consumer.get_batch("train")

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.base.errors import SpecError
 from batchwright.order.mixing_report import Mixing, mixing_report
-from refusals import refused
 
 
 def report_of(place, directory=None, **options):
@@ -151,16 +149,6 @@ def test_equal_places_have_the_mean_of_their_ranks():
     assert report_of([4, 4, 9, 10], block=2).stream.autocorrelation == pytest.approx(1.25 / 4.5)
 
 
-@pytest.mark.parametrize("at_once", [1, 100, 2000])
-def test_working_in_parts_changes_nothing(monkeypatch, at_once):
-    directory, place = np.random.default_rng(0).integers(0, 40, 3000), np.random.default_rng(1).permutation(3000)
-    whole = report_of(place, directory, block=7)
-    monkeypatch.setattr("batchwright.order.mixing_report._AT_ONCE", at_once)
-    parts = report_of(place, directory, block=7)
-    for one, other in ((whole.stream, parts.stream), (whole.shuffle, parts.shuffle)):
-        assert asdict(one) == pytest.approx(asdict(other))
-
-
 # Little data
 
 
@@ -197,22 +185,3 @@ def test_a_report_is_readable():
     assert lines[2].split() == ["correlation", "next", "draw", "spread", "share", "off", "by"]
     assert [line.split()[0] for line in lines[3:]] == ["stream", "sequential", "shuffle"]
     assert lines[4].split()[1] == f"{report_of(np.arange(4000), block=1000).sequential.correlation:.4f}"
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("directory", "place", "options", "parameter", "named"),
-    [
-        ([0, 0], [0, 1, 2], {}, "place", "3 places"),
-        ([0, -1], [0, 1], {}, "directory", "draw 1"),
-        ([0.0, 1.0], [0, 1], {}, "directory", "float64"),
-        ([0, 0], [[0], [1]], {}, "place", "int64 [2, 1]"),
-        ([0, 0], [0, 1], {"block": 1}, "block", 1),
-        ([0, 0], [0, 1], {"seed": 0.5}, "seed", 0.5),
-    ],
-)
-def test_what_is_no_stream_is_refused_by_parameter(directory, place, options, parameter, named):
-    with refused(SpecError, named, parameter=parameter):
-        mixing_report(directory, place, **options)

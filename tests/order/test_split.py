@@ -82,7 +82,7 @@ def test_an_epoch_has_as_many_steps_as_a_walk_counts(rows, epoch_rows, epoch_end
     cut = Cut(rows_per_step=rows, epochs=Epochs.of(epoch_rows), epoch_end=epoch_end)
     starts = walk(cut, 0, 200)
     for epoch in range(3):
-        assert sum(start // epoch_rows == epoch for start in starts) == cut.steps_per_epoch
+        assert sum(start // epoch_rows == epoch for start in starts) == cut.steps_of_epoch(0)
 
 
 @given(cuts(), st.integers(0, 200))
@@ -138,8 +138,8 @@ def test_a_step_before_the_first_is_refused():
 def test_a_batch_larger_than_an_epoch_is_refused_with_what_to_write():
     with refused(SpecError, "batch_size=9", "5 rows", parameter="batch_size", remedy="batch_size=5"):
         Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="drop")
-    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="short").steps_per_epoch == 1
-    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="pad").steps_per_epoch == 1
+    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="short").steps_of_epoch(0) == 1
+    assert Cut(rows_per_step=9, epochs=Epochs.of(5), epoch_end="pad").steps_of_epoch(0) == 1
 
 
 def test_an_unknown_epoch_end_is_refused_with_the_nearest():

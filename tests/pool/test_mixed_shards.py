@@ -740,8 +740,8 @@ def test_an_interrupt_that_leaves_the_lock_taken_does_not_hang(make):
         dataset = make()
         batches = dataset.batches(10)
         next(batches)
-        lane = dataset._draws._lanes[0]
-        lane._lock.acquire()  # what a KeyboardInterrupt right after the lock was taken leaves
+        pool = dataset.passes._pools[0]
+        pool._lock.acquire()  # what a KeyboardInterrupt right after the lock was taken leaves
         batches.close()
 
 

@@ -16,22 +16,24 @@ WORDING = {
     "no board": (
         lambda: apply(dihedral8(), {"x": np.zeros((2, 7))}, WHICH),
         """\
-dihedral8: no column has boards [rows, ..., n, n]
+dihedral8: no column is a board of n x n cells
   parameter  augmentation
   augmentation dihedral8
   columns    x float64 [rows, 7]
-  try        dihedral8(boards="name"), or boards=() for none""",
+  try        dihedral8(boards="name", policies="name", moves="name"), each a name, several, or () for none: when all \
+are given, others stay""",
     ),
-    "a column that can be several things": (
-        lambda: apply(dihedral8(), {"a": BOARDS, "mv": np.zeros(2, np.int8)}, WHICH),
+    "a column that is not named": (
+        lambda: apply(dihedral8(), {"board": BOARDS, "mv": np.zeros(2, np.int8)}, WHICH),
         """\
-dihedral8: column 'mv', int8 [rows], can be several things
+dihedral8: column 'mv', int8 [rows], is not named
   parameter  augmentation
   augmentation dihedral8
   column     mv
-  columns    a int8 [rows, 2, 3, 3]
+  columns    board int8 [rows, 2, 3, 3]
              mv int8 [rows]
-  try        dihedral8(moves="mv" for cell numbers), or moves=() for none of them""",
+  try        dihedral8(boards="mv", policies="mv", moves="mv"), each a name, several, or () for none: when all are \
+given, others stay""",
     ),
     "an unknown setting": (
         lambda: hex4(colours="rgb"),
@@ -51,20 +53,19 @@ no augmentation named 'hex5'
     "a function without a factor": (
         lambda: augmentation_for(print),
         """\
-augmentation 'print' has no factor: how many entries does a position give?
+augmentation 'print' has no factor of 1 or more, got None: how many entries does a position give?
   parameter  augmentation
   try        print.factor = 8, or @register_augmentation('print', factor=8) above it""",
     ),
     "a column that is lost": (
         lambda: apply(LOSES, {"board": BOARDS, "value": np.zeros(2)}, WHICH),
         """\
-augmentation 'mine' lost column 'value'
+augmentation 'mine' did not return the columns that it was given
   parameter  augmentation
   augmentation mine
-  column     value
   given      board, value
   returned   board
-  try        return every column that was given, and no other; add columns with transform= instead""",
+  try        {**columns, 'board': turned}; add or leave out columns with transform= instead""",
     ),
 }
 

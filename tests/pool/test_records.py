@@ -20,8 +20,7 @@ def test_columns_come_back_bit_for_bit(dtype, shape):
         "c": rng.random((9, 3), dtype=np.float32),
     }
     layout = Layout({name: Column(array.dtype, array.shape[1:]) for name, array in columns.items()})
-    records = layout.empty(9)
-    layout.pack(columns, records)
+    records = layout.pack(columns)
     order = np.array([8, 0, 3, 3])
     back = layout.unpack(records[order], BlockPool())
     for name, array in columns.items():
@@ -32,8 +31,7 @@ def test_columns_come_back_bit_for_bit(dtype, shape):
 def test_columns_with_strides_are_packed_as_they_read():
     wide = np.arange(60, dtype=np.int32).reshape(10, 6)
     layout = Layout({"x": Column(np.dtype(np.int32), (3,))})
-    records = layout.empty(5)
-    layout.pack({"x": wide[::2, ::2]}, records)
+    records = layout.pack({"x": wide[::2, ::2]})
     assert (layout.unpack(records, BlockPool())["x"] == wide[::2, ::2]).all()
 
 
@@ -41,8 +39,7 @@ def test_columns_that_are_held_are_not_overwritten():
     layout, memory = Layout({"x": Column(np.dtype(np.int64), ())}), BlockPool()
     held = []
     for number in range(20):
-        records = layout.empty(100)
-        layout.pack({"x": np.full(100, number)}, records)
+        records = layout.pack({"x": np.full(100, number)})
         held.append(layout.unpack(records, memory)["x"])
     assert [int(column[0]) for column in held] == list(range(20))
     assert all((column == column[0]).all() for column in held)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from batchwright.pool.turns import even_ends, lane_sizes, lanes_of_rank, lanes_of_worker, next_lane, take_turns
 
+NEVER = 1 << 62
 DRAWN = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 
 
@@ -28,9 +29,11 @@ def test_many_turns_at_once_are_those_turns_one_by_one(drawn, num_turns, rows, d
 
 @given(st.integers(1, 6), st.integers(0, 30), st.integers(0, 30), st.integers(1, 9))
 def test_turns_may_be_interrupted_anywhere(lanes, before, after, rows):
-    start, everyone = [0] * lanes, list(range(lanes))
-    halfway = take_turns(start, None, everyone, before, rows)
-    assert take_turns(halfway, None, everyone, after, rows) == take_turns(start, None, everyone, before + after, rows)
+    start, everyone, endless = [0] * lanes, list(range(lanes)), [NEVER] * lanes
+    halfway = take_turns(start, endless, everyone, before, rows)
+    assert take_turns(halfway, endless, everyone, after, rows) == take_turns(
+        start, endless, everyone, before + after, rows
+    )
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 40), st.integers(1, 9))
@@ -38,20 +41,22 @@ def test_ranks_that_take_steps_together_take_the_turns_of_one(world_size, per_ra
     lanes = world_size * per_rank
     together = [0] * lanes
     for rank in range(world_size):
-        after = take_turns([0] * lanes, None, lanes_of_rank(lanes, rank, world_size), steps, rows)
+        after = take_turns([0] * lanes, [NEVER] * lanes, lanes_of_rank(lanes, rank, world_size), steps, rows)
         for lane in lanes_of_rank(lanes, rank, world_size):
             together[lane] = after[lane]
-    assert together == take_turns([0] * lanes, None, list(range(lanes)), steps * world_size, rows)
+    assert together == take_turns([0] * lanes, [NEVER] * lanes, list(range(lanes)), steps * world_size, rows)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
 def test_workers_share_the_lanes_of_their_rank_in_the_order_of_turns(world_size, workers, per_worker, turns):
     lanes = world_size * workers * per_worker
-    drawn = take_turns([0] * lanes, None, list(range(lanes)), turns, 5)
+    drawn = take_turns([0] * lanes, [NEVER] * lanes, list(range(lanes)), turns, 5)
     mine = lanes_of_rank(lanes, 0, world_size)
     of_workers = [lanes_of_worker(drawn, mine, worker, workers) for worker in range(workers)]
     assert sorted(lane for some in of_workers for lane in some) == mine
-    assert next_lane(drawn, None, of_workers[0]) == next_lane(drawn, None, mine)  # torch asks worker 0 first
+    assert next_lane(drawn, [NEVER] * lanes, of_workers[0]) == next_lane(
+        drawn, [NEVER] * lanes, mine
+    )  # torch asks worker 0 first
 
 
 @given(st.integers(0, 200), st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(0, 12))

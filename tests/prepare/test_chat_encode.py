@@ -365,7 +365,7 @@ def lowercase() -> Tokenizer:
 def stripping() -> Tokenizer:
     tokenizer = Tokenizer.from_str(trained_json(added=()))
     tokenizer.add_special_tokens(
-        [AddedToken("<|start|>", single_word=True), AddedToken("<|end|>", lstrip=True, rstrip=True)]
+        [AddedToken("<|start|>", lstrip=True), AddedToken("<|end|>", lstrip=True, rstrip=True)]
     )
     return tokenizer
 
@@ -421,8 +421,7 @@ def test_no_other_tokenizer_makes_a_special_token_of_a_message(kind):
     encoder = ConversationEncoder(JsonTokenizer(OTHERS[kind]().to_str(), kind))
     plain, named = encoder.encode([exchange("the cat", "a"), exchange("<|end|> <|start|> the cat", "<|end|>")])
     ids = [number for name, number in encoder.tokenizer.special.items() if "|" in name]
-    by_template = 2 if kind == "strips blanks" else 4  # there a word beside <|start|> makes it plain text
-    assert np.isin(plain.tokens, ids).sum() == np.isin(named.tokens, ids).sum() == by_template
+    assert np.isin(plain.tokens, ids).sum() == np.isin(named.tokens, ids).sum() == 4
 
 
 def test_bytes_have_no_special_tokens():
@@ -444,11 +443,6 @@ def test_a_vocabulary_of_characters_must_be_there():
         ConversationEncoder(CharsTokenizer())
     (encoded,) = ConversationEncoder(CharsTokenizer("abc")).encode([rendered(("ab", "user", TEXT), ("c", "user", END))])
     assert (encoded.tokens.tolist(), encoded.spans["stop"].tolist()) == ([0, 1, 2], [2, 3])
-
-
-def test_half_a_surrogate_pair_is_named_with_its_conversation(encoder):
-    with refused(TokenizerError, "character 15", "UTF-8", number=1, remedy="replace"):
-        encoder.encode([exchange("a", "b"), exchange("a\ud800", "b")])
 
 
 def test_a_pickled_encoder_encodes_the_same(encoder):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_fast_peers import fetched, from_npm  # noqa: F401
+from test_tiktoken_peers import fetched, from_npm  # noqa: F401
 from tokenizers import Tokenizer
 
 from batchwright.prepare.chat.encode import ConversationEncoder

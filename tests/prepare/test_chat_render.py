@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,9 +11,9 @@ import pytest
 
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.locate import region_between
 from batchwright.prepare.chat.render import ChatTemplate, find_template
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT
-from batchwright.prepare.chat.tagging import region_between
 from batchwright.prepare.tokenizers import BytesTokenizer, load_tokenizer, resolve_tokenizer
 from refusals import refused
 
@@ -88,7 +87,7 @@ class TestTemplatesThatPrintWhatIsThere:
         assert answers(CHATML, said(QUESTION, ("assistant", "So."))) == [("So.", "text"), ("<|im_end|>", "end")]
 
     @pytest.mark.parametrize("source", [CHATML, CHATML_TRIMMED])
-    def test_two_renders_are_enough(self, source, monkeypatch):
+    def test_two_renders_are_enough_and_three_where_blanks_are_stripped(self, source, monkeypatch):
         template = template_of(source)
         conversation = said(*[QUESTION, ("assistant", " <b> So. ")] * 5)
         template.rendered(conversation)
@@ -96,7 +95,7 @@ class TestTemplatesThatPrintWhatIsThere:
         counted = lambda self, *args, **kwargs: renders.append(1) or render(self, *args, **kwargs)
         monkeypatch.setattr(type(template._compiled), "render", counted)
         template.rendered(conversation)
-        assert len(renders) == 2
+        assert len(renders) == (3 if "trim" in source else 2)
 
     def test_equal_messages_are_told_apart(self):
         rendered = template_of(CHATML).rendered(said(("user", "a"), ("assistant", "a"), ("user", "a")))
@@ -284,25 +283,6 @@ class TestTemplatesThatLookInside:
         text = '<call>{"name": "f", "arguments": {"x": "a\\"\\n</call>", "<k>": ["é"]}}'
         assert answers(source, conversation) == [(text + "</call>", "text"), ("</s>", "end")]
         assert said_in(source, conversation) == ["Why?", "f", 'a\\"\\n</call>', "<k>", "é"]
-
-    def test_the_number_of_renders_does_not_grow_with_the_answers(self, monkeypatch):
-        template, renders = template_of(THINKING), []
-        render = type(template._compiled).render
-        counted = lambda self, *args, **kwargs: renders.append(1) or render(self, *args, **kwargs)
-        monkeypatch.setattr(type(template._compiled), "render", counted)
-        for number in (10, 10, 40):
-            renders.append(0)
-            template.rendered(said(*[QUESTION, ("assistant", "<think>Hm.</think>So.")] * number))
-        first, second, third = [len(part) for part in "".join(map(str, renders)).split("0")[1:]]
-        assert second == third <= first
-
-    @pytest.mark.parametrize("source", [THINKING, CHATML.replace("m.content", "m.content.replace('<b>', '')")])
-    def test_many_answers_are_found_where_each_is_found_alone(self, source, monkeypatch):
-        texts = ["<think>Hm.</think>So.", "<b>So.", "<b> So.\n", "\n<i>", "{<|im_end|>\n<|im_start|>user\nSo."]
-        conversation = said(*[turn for text in texts for turn in (("user", text), ("assistant", text))])
-        together = template_of(source).rendered(conversation)
-        monkeypatch.setattr(sys.modules[region_between.__module__], "_by_differences", lambda *args: {})
-        assert template_of(source).rendered(conversation) == together
 
 
 class TestToolCalls:

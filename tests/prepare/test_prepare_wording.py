@@ -9,7 +9,7 @@ import pytest
 import batchwright as bw
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.render import find_template
-from batchwright.prepare.columns import BadText, TextColumn
+from batchwright.prepare.text_column import BadText, TextColumn
 from batchwright.prepare.tokenizers import BytesTokenizer
 
 WORDING: dict[str, tuple[Callable[[], object], str]] = {

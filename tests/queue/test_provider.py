@@ -27,7 +27,7 @@ from batchwright import (
     WorkerError,
 )
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import read_deaths
+from batchwright.queue.members import read_failures
 from harness import wait_for
 from refusals import refused
 
@@ -97,6 +97,34 @@ def test_every_name_of_the_config_is_an_attribute_and_in_config(tmp_path):
     assert one.config["mask_probability"] == 0.3
     assert one.config["batch_size"] == one.batch_size == 4
     assert one.config["seed"] == 1337
+
+
+def test_a_setting_that_is_missing_is_named_where_it_is_read(tmp_path):
+    class Reading(Numbered):
+        @property
+        def share(self):
+            return self.mask_probability / 2
+
+    one = provider(tmp_path, Reading, mask_probabilty=0.5)
+    for read in (lambda: one.mask_probability, lambda: one.share):
+        with pytest.raises(AttributeError, match=r"Reading has no mask_probability \(did you mean mask_probabilty\?\)"):
+            read()
+    with pytest.raises(KeyError, match="the config has no temperature: set temperature in the config"):
+        one.config["temperature"]
+    assert (one.config.get("temperature"), getattr(one, "temperature", 1)) == (None, 1)
+
+
+@pytest.mark.parametrize("name", ["run", "meta", "share", "draw"])
+def test_a_setting_cannot_take_the_place_of_a_method_or_property(tmp_path, name):
+    class Own(Numbered):
+        share = property(lambda self: 1)
+
+        def draw(self):
+            return 1
+
+    with refused(SpecError, f"{name} is a part of ", parameter=name):
+        provider(tmp_path, Own, **{name: 3})
+    assert provider(tmp_path, Own, draw=lambda: 2).draw() == 2
 
 
 def test_input_files_are_those_named_input(tmp_path):
@@ -337,7 +365,7 @@ def test_an_error_of_sample_batch_is_named_with_its_file_and_line_and_left_for_c
     line = Failing.sample_batch.__code__.co_firstlineno + 2
     assert caught.value.where["at"] == f"test_provider.py:{line}"
     assert isinstance(caught.value.__cause__, ValueError)
-    (death,) = read_deaths(tmp_path / "queue/who")
+    (death,) = read_failures(tmp_path / "queue/who")
     assert (death.split, death.number, death.place) == ("train", 1, f"test_provider.py:{line}")
     assert [*files(tmp_path)] == ["train/00000000.batches"]
     assert not list((tmp_path / "queue/train").glob(".*.part"))
@@ -354,7 +382,7 @@ def test_a_mended_provider_goes_on_with_the_file_that_failed(tmp_path):
     finally:
         Failing.sample_batch = broken
     assert [*files(tmp_path)] == ["train/00000000.batches", "train/00000001.batches"]
-    assert read_deaths(tmp_path / "queue/who") == []
+    assert read_failures(tmp_path / "queue/who") == []
 
 
 def test_an_error_of_build_meta_is_left_for_consumers_too(tmp_path):
@@ -371,7 +399,7 @@ def test_an_error_of_build_meta_is_left_for_consumers_too(tmp_path):
 def test_an_old_death_is_forgotten_before_the_next_provider_reads_its_data(tmp_path):
     class Looking(Numbered):
         def build_meta(self):
-            self.deaths = read_deaths(self.data_dir / "queue/who")
+            self.deaths = read_failures(self.data_dir / "queue/who")
             return super().build_meta()
 
         def sample_batch(self, split, rng):
@@ -381,7 +409,7 @@ def test_an_old_death_is_forgotten_before_the_next_provider_reads_its_data(tmp_p
 
     with pytest.raises(WorkerError):
         provider(tmp_path, Looking, fails=True).run()
-    assert len(read_deaths(tmp_path / "queue/who")) == 1
+    assert len(read_failures(tmp_path / "queue/who")) == 1
     again = provider(tmp_path, Looking, fails=True)
     with pytest.raises(WorkerError):
         again.run()

@@ -29,7 +29,8 @@ from queue_jobs import (
 from batchwright.base.errors import QueueError
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census, Member
+from batchwright.queue.making import begin, give_up
+from batchwright.queue.members import Liveness, QueueMember
 from harness import is_running
 from refusals import refused
 
@@ -501,11 +502,11 @@ def test_a_state_goes_on_where_a_provider_that_cannot_repeat_itself_stopped_in_t
 
     Unrepeatable(tmp_path, BATCH, batches_per_file=BATCHES_PER_FILE).run(("train",), max_files=2)
     queue = QueueFolder(tmp_path / "queue")
-    stopped = Member(queue.who, "provider", 30.0)
-    folder = queue.split("train", Census(queue.who))
-    part = folder.begin(stopped, 9)
+    stopped = QueueMember(queue.who, "provider", 30.0)
+    folder = queue.split("train", Liveness(queue.who))
+    part = begin(folder, stopped, 9)
     assert part is not None
-    folder.give_up(part)
+    give_up(folder, part)
     stopped.leave()
     with DatasetConsumer(tmp_path, framework="numpy", delete="checkpoint") as consumer:
         consumer.get_batch("train")

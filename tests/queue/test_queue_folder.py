@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from batchwright.base.errors import BusyError, QueueError
-from batchwright.queue.claim import Claim
-from batchwright.queue.entries import file_name
+from batchwright.queue.claims import Claim, claim_next, give_back
+from batchwright.queue.file_names import file_name
 from batchwright.queue.folder import QueueFolder, SplitFolder
-from batchwright.queue.members import Census, Member, read_deaths
+from batchwright.queue.making import begin, give_up, publish
+from batchwright.queue.members import Liveness, QueueMember, read_failures
+from batchwright.queue.quarantine import quarantine
+from batchwright.queue.rewind import rewind
 from refusals import refused
 
 ROWS = 4
@@ -46,7 +49,7 @@ class Kill:
         return counted
 
 
-def kill(member: Member) -> None:
+def kill(member: QueueMember) -> None:
     """As the kernel does it: the lock is gone, everything else stays."""
     member._left.set()
     with contextlib.suppress(OSError):
@@ -61,23 +64,25 @@ def queue(tmp_path):
 
 
 def open_split(queue: QueueFolder) -> SplitFolder:
-    return queue.split("train", Census(queue.who))
+    return queue.split("train", Liveness(queue.who))
 
 
-def join(queue: QueueFolder, role: str) -> Member:
-    return Member(queue.who, role, lease_seconds=30)
+def join(queue: QueueFolder, role: str) -> QueueMember:
+    return QueueMember(queue.who, role, lease_seconds=30)
 
 
-def make(split: SplitFolder, provider: Member, max_backlog_files: int = 2) -> int | None:
-    part = split.begin(provider, max_backlog_files)
+def make(split: SplitFolder, provider: QueueMember, max_backlog_files: int = 2) -> int | None:
+    part = begin(split, provider, max_backlog_files)
     if part is not None:
-        assert split.publish(part)
+        assert publish(split, part)
     return None if part is None else part.number
 
 
-def read(split: SplitFolder, consumer: Member, handed: list[tuple[int, int]], recorded: list[tuple[int, int]]) -> bool:
+def read(
+    split: SplitFolder, consumer: QueueMember, handed: list[tuple[int, int]], recorded: list[tuple[int, int]]
+) -> bool:
     """Claim the next file, hand its rows out one by one, each recorded when the next is asked for, and delete it."""
-    claim = split.claim(consumer)
+    claim = claim_next(split, consumer)
     if not isinstance(claim, Claim):
         return False
     for row in range(claim.recorded, ROWS):
@@ -124,7 +129,7 @@ def test_a_lost_or_broken_next_is_found_again_from_what_there_is(queue, content)
 
 def test_a_number_that_a_dead_provider_made_is_made_by_the_next_one_and_its_part_is_gone(queue):
     split, dead = open_split(queue), join(queue, "provider")
-    part = split.begin(dead, 2)
+    part = begin(split, dead, 2)
     kill(dead)
     assert make(split, join(queue, "provider")) == part.number == 0
     assert sorted(path.name for path in split.path.iterdir()) == [file_name(0), "next"]
@@ -132,18 +137,18 @@ def test_a_number_that_a_dead_provider_made_is_made_by_the_next_one_and_its_part
 
 def test_a_provider_that_seemed_dead_cannot_publish_what_another_made(queue):
     split, slow, other = open_split(queue), join(queue, "provider"), join(queue, "provider")
-    part = split.begin(slow, 2)
+    part = begin(split, slow, 2)
     kill(slow)
     make(split, other)
     part.path.write_text("made after all")  # it wakes up and writes: the file of that name is another one
-    assert not split.publish(part)
+    assert not publish(split, part)
     assert not part.path.exists()
     assert split.listing().ready == (0,)
 
 
 def test_a_number_that_was_given_up_comes_before_new_ones(queue):
     split, provider = open_split(queue), join(queue, "provider")
-    split.give_up(split.begin(provider, 2))
+    give_up(split, begin(split, provider, 2))
     assert split.listing().wanted == (0,)
     assert [make(split, provider), make(split, provider)] == [0, 1]
 
@@ -151,10 +156,10 @@ def test_a_number_that_was_given_up_comes_before_new_ones(queue):
 def test_files_are_taken_in_the_order_of_their_numbers_even_if_a_later_one_is_ready_first(queue):
     split, consumer = open_split(queue), join(queue, "consumer")
     slow, fast = join(queue, "provider"), join(queue, "provider")
-    part = split.begin(slow, 2)
+    part = begin(split, slow, 2)
     assert make(split, fast) == 1
-    assert split.claim(consumer) == 0  # waits for it
-    assert split.publish(part)
+    assert claim_next(split, consumer) == 0  # waits for it
+    assert publish(split, part)
     handed: list[tuple[int, int]] = []
     assert read(split, consumer, handed, [])
     assert read(split, consumer, handed, [])
@@ -166,9 +171,9 @@ def test_a_file_that_somebody_deleted_by_hand_is_asked_for_again(queue):
     make(split, provider)
     make(split, provider)
     split.ready_path(0).unlink()
-    assert split.claim(consumer) == 0
+    assert claim_next(split, consumer) == 0
     assert make(split, provider) == 0
-    assert split.claim(consumer).number == 0
+    assert claim_next(split, consumer).number == 0
 
 
 # Claims
@@ -179,17 +184,17 @@ def test_a_claimed_file_is_nobody_elses(queue):
     make(split, provider)
     make(split, provider)
     first, second = join(queue, "consumer"), join(queue, "consumer")
-    assert (split.claim(first).number, split.claim(second).number) == (0, 1)
-    assert split.claim(first, {0}) == 2
+    assert (claim_next(split, first).number, claim_next(split, second).number) == (0, 1)
+    assert claim_next(split, first, {0}) == 2
 
 
 def test_a_dead_consumers_file_returns_from_what_it_recorded(queue):
     split, provider, dead = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     make(split, provider)
-    claim = split.claim(dead)
+    claim = claim_next(split, dead)
     claim.record(2, 3)
     kill(dead)
-    again = split.claim(join(queue, "consumer"))
+    again = claim_next(split, join(queue, "consumer"))
     assert (again.number, again.recorded, again.handed) == (0, 2, 3)
     assert not list(split.returned.iterdir())
     assert len(list(split.claimed.iterdir())) == 2  # the file and its rows: nothing of the dead one
@@ -198,22 +203,22 @@ def test_a_dead_consumers_file_returns_from_what_it_recorded(queue):
 def test_a_consumer_whose_file_was_given_to_another_learns_it_when_it_is_done(queue):
     split, provider, slow = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     make(split, provider)
-    claim = split.claim(slow)
+    claim = claim_next(split, slow)
     kill(slow)
-    other = split.claim(join(queue, "consumer"))
-    assert not claim.is_held()
+    other = claim_next(split, join(queue, "consumer"))
+    assert not claim.is_mine()
     assert not claim.done()
-    assert other.is_held()
+    assert other.is_mine()
     assert other.done()
 
 
 def test_a_file_that_is_given_back_waits_for_the_next_reader(queue):
     split, provider, consumer = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     make(split, provider)
-    claim = split.claim(consumer)
+    claim = claim_next(split, consumer)
     claim.record(3, 3)
-    split.give_back(claim)
-    again = split.claim(consumer)
+    give_back(split, claim)
+    again = claim_next(split, consumer)
     assert (again.number, again.recorded, again.handed) == (0, 3, 3)
 
 
@@ -221,23 +226,23 @@ def test_a_quarantined_file_is_kept_with_its_reason_and_made_again_before_others
     split, provider, consumer = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     make(split, provider)
     make(split, provider)
-    claim = split.claim(consumer)
-    aside = split.quarantine(0, "a bit flipped", claim.path, claim.path.stat().st_ino, claim)
+    claim = claim_next(split, consumer)
+    aside = quarantine(split, 0, "a bit flipped", claim.path, claim.path.stat().st_ino, claim)
     assert aside.exists()
     assert "a bit flipped" in aside.with_suffix(".json").read_text()
-    assert split.claim(consumer) == 0
+    assert claim_next(split, consumer) == 0
     assert make(split, provider) == 0
-    assert split.claim(consumer).number == 0
+    assert claim_next(split, consumer).number == 0
 
 
 def test_two_readers_that_find_the_same_damage_put_one_file_aside(queue):
     split, provider = open_split(queue), join(queue, "provider")
     make(split, provider)
     inode = split.ready_path(0).stat().st_ino
-    split.quarantine(0, "damaged", split.ready_path(0), inode)
+    quarantine(split, 0, "damaged", split.ready_path(0), inode)
     (queue.path / "keeps-the-inode").write_text("")  # or the new file might get the number of the old one
     make(split, provider)
-    split.quarantine(0, "damaged", split.ready_path(0), inode)
+    quarantine(split, 0, "damaged", split.ready_path(0), inode)
     assert split.listing().ready == (0,)
     assert len(list(queue.quarantine.glob("*.batches"))) == 1
 
@@ -251,7 +256,7 @@ def test_rewinding_lets_everything_from_a_number_on_come_again_and_nothing_befor
         make(split, provider)
         assert read(split, consumer, [], [])
     make(split, provider)
-    split.rewind(2, consumer, can_be_made_again=True)
+    rewind(split, 2, consumer, can_be_made_again=True)
     handed: list[tuple[int, int]] = []
     while len(handed) < 5 * ROWS:
         make(split, provider)
@@ -263,7 +268,7 @@ def test_files_that_still_waited_when_a_reader_went_back_come_once(queue):
     split, provider, consumer = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     while make(split, provider, max_backlog_files=3) is not None:
         pass
-    split.rewind(0, consumer, can_be_made_again=True)  # 0, 1 and 2 wait, and need not be made again
+    rewind(split, 0, consumer, can_be_made_again=True)  # 0, 1 and 2 wait, and need not be made again
     handed: list[tuple[int, int]] = []
     while len(handed) < 6 * ROWS:
         read(split, consumer, handed, [])
@@ -273,25 +278,25 @@ def test_files_that_still_waited_when_a_reader_went_back_come_once(queue):
 
 def test_rewinding_ahead_of_a_new_queue_begins_there(queue):
     split, provider, consumer = open_split(queue), join(queue, "provider"), join(queue, "consumer")
-    early = split.begin(join(queue, "provider"), 2)
-    split.rewind(42, consumer, can_be_made_again=True)
-    assert not split.publish(early)  # nobody needs number 0 any more
+    early = begin(split, join(queue, "provider"), 2)
+    rewind(split, 42, consumer, can_be_made_again=True)
+    assert not publish(split, early)  # nobody needs number 0 any more
     assert make(split, provider) == 42
-    assert split.claim(consumer).number == 42
+    assert claim_next(split, consumer).number == 42
 
 
 def test_a_reader_cannot_go_back_under_another_living_one(queue):
     split, provider = open_split(queue), join(queue, "provider")
     mine, other = join(queue, "consumer"), join(queue, "consumer")
     make(split, provider)
-    claim = split.claim(other)
+    claim = claim_next(split, other)
     before = split.listing()
     with refused(BusyError) as caught:
-        split.rewind(0, mine, can_be_made_again=True)
+        rewind(split, 0, mine, can_be_made_again=True)
     assert other.id in caught.value.where["process"]
     assert "world_size" in caught.value.remedy
     assert split.listing() == before
-    assert claim.is_held()
+    assert claim.is_mine()
 
 
 def test_files_that_cannot_be_made_again_are_not_promised(queue):
@@ -301,28 +306,28 @@ def test_files_that_cannot_be_made_again_are_not_promised(queue):
     make(split, provider)
     before = split.listing()
     with refused(QueueError, "train file 0") as caught:
-        split.rewind(0, consumer, can_be_made_again=False)
+        rewind(split, 0, consumer, can_be_made_again=False)
     assert "checkpoint" in caught.value.remedy
     assert split.listing() == before
-    split.rewind(1, consumer, can_be_made_again=False)
-    assert split.claim(consumer).number == 1
+    rewind(split, 1, consumer, can_be_made_again=False)
+    assert claim_next(split, consumer).number == 1
 
 
 # Killed anywhere
 
 
-def life(split: SplitFolder, provider: Member, consumer: Member, handed: list, recorded: list) -> None:
+def life(split: SplitFolder, provider: QueueMember, consumer: QueueMember, handed: list, recorded: list) -> None:
     """Two files made and read, a third one begun and given up, a fourth claimed and returned."""
     make(split, provider)
     make(split, provider)
     read(split, consumer, handed, recorded)
-    split.give_up(split.begin(provider, 3))
+    give_up(split, begin(split, provider, 3))
     read(split, consumer, handed, recorded)
     make(split, provider)
-    claim = split.claim(consumer)
+    claim = claim_next(split, consumer)
     claim.record(0, 2)
     handed += [(claim.number, 0), (claim.number, 1)]
-    split.give_back(claim)
+    give_back(split, claim)
     read(split, consumer, handed, recorded)
 
 
@@ -365,34 +370,34 @@ def test_killed_between_any_two_steps_no_row_is_lost_and_none_that_was_recorded_
 
 
 def test_a_member_is_alive_until_it_leaves_and_dead_when_its_lock_is_gone(queue):
-    census = Census(queue.who)
+    liveness = Liveness(queue.who)
     first, second = join(queue, "provider"), join(queue, "consumer")
-    assert [facts.id for facts in census.living("provider")] == [first.id]
+    assert [facts.id for facts in liveness.living("provider")] == [first.id]
     kill(first)
-    assert census.living("provider") == []
-    assert census.is_alive(second.id)
+    assert liveness.living("provider") == []
+    assert liveness.is_alive(second.id)
     second.leave()
     second.leave()
-    assert not census.is_alive(second.id)
-    assert census.ids() == [first.id]  # dead, and not yet buried
-    census.bury(first.id)
-    assert census.ids() == []
+    assert not liveness.is_alive(second.id)
+    assert liveness.ids() == [first.id]  # dead, and not yet buried
+    liveness.remove(first.id)
+    assert liveness.ids() == []
 
 
 def test_one_that_holds_its_lock_and_does_not_move_is_dead_after_its_lease_on_the_observers_clock(queue, monkeypatch):
-    member = Member(queue.who, "consumer", lease_seconds=1000)
-    census, now = Census(queue.who), [50.0]
+    member = QueueMember(queue.who, "consumer", lease_seconds=1000)
+    liveness, now = Liveness(queue.who), [50.0]
     monkeypatch.setattr("batchwright.queue.members.time.monotonic", lambda: now[0])
-    assert census.is_alive(member.id)
+    assert liveness.is_alive(member.id)
     now[0] += 999
-    assert census.is_alive(member.id)
+    assert liveness.is_alive(member.id)
     now[0] += 2
-    assert not census.is_alive(member.id)
+    assert not liveness.is_alive(member.id)
     member.beat()
-    assert census.is_alive(member.id)
+    assert liveness.is_alive(member.id)
 
 
-def as_if(queue: QueueFolder, member: Member, **facts: str) -> None:
+def as_if(queue: QueueFolder, member: QueueMember, **facts: str) -> None:
     """Let a member's file say something else."""
     path = queue.who / member.id
     content = path.read_bytes()
@@ -402,39 +407,39 @@ def as_if(queue: QueueFolder, member: Member, **facts: str) -> None:
 
 
 def test_one_of_another_machine_is_judged_by_its_counter_alone(queue, monkeypatch):
-    member = Member(queue.who, "consumer", lease_seconds=1000)
+    member = QueueMember(queue.who, "consumer", lease_seconds=1000)
     kill(member)
     as_if(queue, member, boot="another", host="elsewhere")
-    census, now = Census(queue.who), [50.0]
+    liveness, now = Liveness(queue.who), [50.0]
     monkeypatch.setattr("batchwright.queue.members.time.monotonic", lambda: now[0])
-    assert census.is_alive(member.id)
+    assert liveness.is_alive(member.id)
     now[0] += 1001
-    assert not census.is_alive(member.id)
+    assert not liveness.is_alive(member.id)
 
 
 def test_one_of_this_machine_before_it_was_started_again_is_dead_at_once(queue):
     split, provider, dead = open_split(queue), join(queue, "provider"), join(queue, "consumer")
     make(split, provider)
-    split.claim(dead)
+    claim_next(split, dead)
     kill(dead)
     as_if(queue, dead, boot="before")
-    split.rewind(0, join(queue, "consumer"), can_be_made_again=True)
+    rewind(split, 0, join(queue, "consumer"), can_be_made_again=True)
 
 
 @pytest.mark.parametrize("facts", [{"host": "renamed"}, {"boot": "before"}])
 def test_one_that_holds_its_lock_is_alive_whatever_its_machine_was_called(queue, facts):
     member = join(queue, "consumer")
     as_if(queue, member, **facts)
-    assert Census(queue.who).is_alive(member.id)
+    assert Liveness(queue.who).is_alive(member.id)
 
 
 def test_a_wrong_clock_decides_nothing(queue, monkeypatch):
     for wrong in (0.0, 4e9):
         monkeypatch.setattr("batchwright.queue.members.time.time", lambda wrong=wrong: wrong)
         member = join(queue, "consumer")
-        assert Census(queue.who).is_alive(member.id)
+        assert Liveness(queue.who).is_alive(member.id)
         os.utime(queue.who / member.id, (0, 0))
-        assert Census(queue.who).is_alive(member.id)
+        assert Liveness(queue.who).is_alive(member.id)
 
 
 def test_a_forked_child_does_not_keep_its_parents_member_alive(queue):
@@ -449,7 +454,7 @@ def test_a_forked_child_does_not_keep_its_parents_member_alive(queue):
     try:
         os.read(begun, 1)
         kill(member)
-        assert not Census(queue.who).is_alive(member.id)
+        assert not Liveness(queue.who).is_alive(member.id)
     finally:
         os.close(say_ended)
         status = os.waitpid(child, 0)[1]
@@ -462,7 +467,7 @@ def test_what_a_provider_died_of_is_left_for_others(queue):
         raise ValueError("low >= high\nand more")
     except ValueError as error:
         member.died(error, "train", 118)
-    (death,) = read_deaths(queue.who)
+    (death,) = read_failures(queue.who)
     line = test_what_a_provider_died_of_is_left_for_others.__code__.co_firstlineno + 3
     assert death.headline == (
         f"provider, pid {os.getpid()}, died making train file 118: ValueError: low >= high, test_queue_folder.py:{line}"

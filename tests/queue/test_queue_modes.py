@@ -10,11 +10,8 @@ import pytest
 from providers import SETTINGS, Numbered
 from test_queue_folder import Kill, Killed, kill
 
-from batchwright import BusyError, DatasetConsumer, NotReadyError
-from batchwright.queue.claim import Claim
-from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census, Member
-from batchwright.queue.ranks import Progress, RankRecords
+from batchwright import BusyError, DatasetConsumer, NotReadyError, QueueError
+from batchwright.queue.ranks import RankProgress, RankRecords
 from batchwright.queue.reading import Position
 from refusals import refused
 
@@ -62,7 +59,7 @@ def close(consumers: list[DatasetConsumer]) -> None:
 def die(*consumers: DatasetConsumer) -> None:
     """As in a kill -9: the lock is gone, and nothing is recorded."""
     for one in consumers:
-        kill(one._seats[0].member)
+        kill(one._memberships[0].member)
 
 
 def again(consumer: DatasetConsumer) -> int:
@@ -121,50 +118,39 @@ def test_ranks_go_on_from_the_lowest_row_of_single_consumers(data):
     assert [again(one) for one in both] == [3, 3]
 
 
-def test_a_single_consumer_goes_on_where_ranks_closed(data):
+def test_a_single_consumer_cannot_go_on_for_ranks_and_is_told_the_two_ways(data):
     both = ranks(data)
     assert ids(both, 4) == rows(0, 32)
+    state = both[0].state_dict()
     close(both)
-    with single(data) as consumer:
-        assert ids(consumer, 5) == rows(32, 52)
+    before = what_is_there(data)
+    with single(data) as consumer, refused(QueueError, "train", remedy="rank=0, world_size=1"):
+        consumer.get_batch("train")
+    assert what_is_there(data) == before
+    with single(data, rank=0, world_size=1) as consumer:
+        assert ids(consumer, 2) == rows(32, 40)
         assert again(consumer) == 0
+    with single(data) as consumer:
+        consumer.load_state_dict(state)
+        prepare(data, 1)  # file 1 was deleted
+        assert ids(consumer, 5) == rows(32, 52)
         assert not list((data / "queue/control/train/ranks").iterdir())
-    assert min(path.name for path in (data / "queue/train").glob("*.batches")) == "00000002.batches"
 
 
-@pytest.mark.parametrize(("num_steps", "begins"), [(4, 24), (3, 16)])  # the last step in one file, and in two
-def test_a_single_consumer_gets_the_step_again_that_ranks_died_with(data, num_steps, begins):
-    both = ranks(data)
-    ids(both, num_steps)
-    die(*both)
-    consumer = single(data)
-    assert ids(consumer, 5) == rows(begins, begins + 20)
-    assert again(consumer) == 2
-
-
-def test_a_single_consumer_goes_on_from_the_slowest_rank(data):
+def test_one_rank_goes_on_from_the_slowest_of_many(data):
     slow, fast = ranks(data)
     ids([slow, fast], 1)
     ids(fast, 3)
     close([slow, fast])
-    consumer = single(data)
-    assert ids(consumer, 2) == rows(8, 16)
+    assert ids(single(data, rank=0, world_size=1), 2) == rows(8, 16)
 
 
-def test_a_rank_that_never_came_needs_everything(data):
-    fast = ranks(data)[1]
-    ids(fast, 3)
-    fast.close()
-    consumer = single(data)
-    assert ids(consumer, 2) == rows(0, 8)
-
-
-def test_a_step_that_is_longer_than_a_file_is_gone_on_with_in_the_right_one(tmp_path):
+def test_one_rank_goes_on_in_the_right_file_where_a_step_is_longer_than_a_file(tmp_path):
     prepare(tmp_path, 9, batches_per_file=1)
     many = ranks(tmp_path, 3)
     ids(many, 2)
     close(many)
-    with single(tmp_path) as consumer:
+    with single(tmp_path, rank=0, world_size=1) as consumer:
         assert consumer.get_batch("train")["id"].tolist() == [6000, 6001, 6002, 6003]
 
 
@@ -181,11 +167,11 @@ def test_nothing_before_a_state_comes_after_a_kill_where_a_step_is_longer_than_a
     assert ids(single(tmp_path), 1) == [3000, 3001, 3002, 3003]
 
 
-def test_the_kinds_change_often_and_every_row_comes_once(data):
-    prepare(data, 4)
+def test_the_number_of_ranks_changes_often_and_every_row_comes_once(data):
+    prepare(data, 8)
     handed = []
     for turn in range(6):
-        readers = [single(data)] if turn % 2 == 0 else ranks(data, 1 + turn)
+        readers = ranks(data, 1 + turn)
         handed += ids(readers, 3)
         close(readers)
     assert handed == rows(0, len(handed))
@@ -242,45 +228,13 @@ def test_a_rank_knows_where_it_will_begin_before_it_comes(data):
     assert not os.listdir(data / "queue/who")
 
 
-def test_killed_between_any_two_steps_a_single_consumer_goes_on_where_ranks_were(tmp_path, monkeypatch):
-    def claimed(change: int | None) -> int:
-        queue = QueueFolder(tmp_path / str(change))
-        queue.make(("train",))
-        split = queue.split("train", Census(queue.who))
-        for number in range(4):
-            split.ready_path(number).touch()
-        split.returned.joinpath("00000003").write_text("1 1\n")  # old: ranks began after it
-        split.records.write_began(Progress(Position(0, 0), Position(0, 0)), ["consumer-1-dead"])
-        for rank, row in enumerate((5, 9, 7)):
-            place = Progress(Position(2, row), Position(2, row + 3))
-            split.records.path(rank, 3).write_bytes(place.packed())
-        killed = Member(queue.who, "consumer", 30)
-        with monkeypatch.context() as patch:
-            count = Kill(patch, before_change=change)
-            with contextlib.suppress(Killed):
-                split.claim(killed)
-        killed.leave()
-        claim = split.claim(Member(queue.who, "consumer", 30))
-        assert isinstance(claim, Claim)
-        assert (claim.number, claim.recorded, claim.handed) == (2, 5, 12), change
-        assert split.listing().ready == (3,)
-        assert not split.listing().returned
-        assert not os.listdir(split.ranks)
-        return count.num_changes
-
-    num_changes = claimed(None)
-    assert num_changes > 10
-    for change in range(num_changes):
-        claimed(change)
-
-
 def test_killed_between_any_two_steps_a_new_run_of_ranks_goes_on_where_the_one_before_was(tmp_path, monkeypatch):
-    def left_off(change: int | None) -> tuple[Progress | None, int]:
+    def left_off(change: int | None) -> tuple[RankProgress | None, int]:
         records = RankRecords(tmp_path / str(change))
         records.folder.mkdir()
-        records.write_began(Progress(Position(0, 0), Position(0, 0)), [])
+        records.write_began(RankProgress(Position(0, 0), Position(0, 0)), [])
         for rank, row in enumerate((5, 9, 7)):
-            records.path(rank, 3).write_bytes(Progress(Position(2, row), Position(2, row + 3)).packed())
+            records.path(rank, 3).write_bytes(RankProgress(Position(2, row), Position(2, row + 3)).packed())
         with monkeypatch.context() as patch:
             count = Kill(patch, before_change=change)
             with contextlib.suppress(Killed):
@@ -290,7 +244,7 @@ def test_killed_between_any_two_steps_a_new_run_of_ranks_goes_on_where_the_one_b
         return records.left_off(), count.num_changes
 
     left, num_changes = left_off(None)
-    assert left == Progress(Position(2, 5), Position(2, 12))
+    assert left == RankProgress(Position(2, 5), Position(2, 12))
     assert num_changes > 3
     for change in range(num_changes):
         assert left_off(change)[0] == left, change
@@ -314,6 +268,7 @@ def test_a_single_consumer_is_refused_beside_living_ranks_and_goes_on_when_they_
     assert what_is_there(data) == before
     assert ids(both, 2) == rows(8, 24)
     close(both)
+    consumer.load_state_dict(both[0].state_dict())
     assert ids(consumer, 2) == rows(24, 32)
 
 
@@ -325,13 +280,13 @@ def test_ranks_are_refused_beside_a_living_single_consumer(data):
     assert ids(consumer, 1) == rows(4, 8)
 
 
-def test_a_rank_that_seemed_dead_goes_on_after_the_one_that_went_on_for_it(data):
+def test_a_rank_that_seemed_dead_goes_on_after_a_run_that_went_on_for_it(data):
     (rank,) = ranks(data, 1)
     ids(rank, 2)
     die(rank)
-    with single(data) as consumer:
-        assert ids(consumer, 3) == rows(4, 16)
-    assert ids(rank, 2) == rows(16, 24)
+    with single(data, rank=1, world_size=2) as other:
+        assert ids(other, 2) == rows(8, 12) + rows(16, 20)
+    assert ids(rank, 2) == rows(4, 12)
     assert rank.stats()["train"]["lost_claims"] == 1
 
 
@@ -340,7 +295,7 @@ def test_a_rank_that_seemed_dead_and_was_not_replaced_comes_back_where_it_was(da
     both = ranks(data, delete=delete)
     ids(both, 3)
     die(both[0])
-    (data / "queue/who" / both[0]._seats[0].member.id).unlink()  # buried
+    (data / "queue/who" / both[0]._memberships[0].member.id).unlink()  # buried
     assert ids(both, 3) == rows(24, 48)
     assert [again(one) for one in both] == [0, 0]
     die(*both)
@@ -351,8 +306,8 @@ def test_a_rank_that_seemed_dead_goes_on_after_the_one_that_was_started_in_its_p
     both = ranks(data)
     ids(both, 1)
     die(both[0])
-    (data / "queue/who" / both[0]._seats[0].member.id).unlink()
-    place = Progress(Position(1, 4), Position(1, 8))  # as another process recorded it, and ended
+    (data / "queue/who" / both[0]._memberships[0].member.id).unlink()
+    place = RankProgress(Position(1, 4), Position(1, 8))  # as another process recorded it, and ended
     (data / "queue/control/train/ranks/00000-of-00002").write_bytes(place.packed())
     assert ids(both[0], 1) == rows(24, 28)
     assert again(both[0]) == 1
@@ -401,7 +356,7 @@ def test_a_batch_that_could_not_be_converted_comes_again_on_every_rank(data, mon
 
     for one in both:
         with monkeypatch.context() as patch:
-            patch.setattr(one, "_handed", fail)
+            patch.setattr(one, "_converted", fail)
             for _ in range(2):
                 with pytest.raises(MemoryError, match="no room"):
                     one.get_batch("train")

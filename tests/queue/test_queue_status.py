@@ -19,7 +19,7 @@ import batchwright as bw
 from batchwright.base.errors import BusyError, MissingQueueError, QueueError, SpecError
 from batchwright.queue.consumer import DatasetConsumer
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census, Member
+from batchwright.queue.members import Liveness, QueueMember
 from batchwright.queue.provider import DataProviderBase
 from batchwright.queue.purge import purge
 from batchwright.queue.status import find_queue, production_rate, queue_status
@@ -72,8 +72,8 @@ def consumer(data: Path) -> Iterator[DatasetConsumer]:
 @contextmanager
 def member_in_a_process(data: Path, role: str, lease_seconds: float) -> Iterator[subprocess.Popen[str]]:
     code = (
-        "import sys; from pathlib import Path; from batchwright.queue.members import Member\n"
-        f"member = Member(Path({str(data / 'queue' / 'who')!r}), {role!r}, {lease_seconds})\n"
+        "import sys; from pathlib import Path; from batchwright.queue.members import QueueMember\n"
+        f"member = QueueMember(Path({str(data / 'queue' / 'who')!r}), {role!r}, {lease_seconds})\n"
         "member.say('makes', 'train', 3)\n"
         f"Path({str(data / 'queue' / 'train')!r}, f'.00000003.{{member.id}}.part').touch()\n"
         "print('here', flush=True); sys.stdin.read()"
@@ -147,7 +147,7 @@ def test_kept_batches_are_told_as_such(tmp_path):
 
 def test_kept_batches_that_are_being_made_are_told(tmp_path):
     make_files(tmp_path, 1, splits=("train", "val"))
-    member = Member(tmp_path / "queue/who", "provider", 30.0)
+    member = QueueMember(tmp_path / "queue/who", "provider", 30.0)
     member.say("makes kept val batches", "val")
     (tmp_path / f"queue/val/.kept.{member.id}.part").touch()
     (making,) = look(tmp_path)["splits"]["val"]["making"]
@@ -158,7 +158,7 @@ def test_kept_batches_that_are_being_made_are_told(tmp_path):
 
 def test_a_file_that_came_back_and_one_that_is_wanted_are_told(data, consumer):
     queue = QueueFolder(data / "queue")
-    queue.split("train", Census(queue.who)).want(3)
+    queue.split("train", Liveness(queue.who)).want(3)
     consumer.close()
     train = look(data)["splits"]["train"]
     assert train["wanted"] == [3]
@@ -224,7 +224,7 @@ def test_a_stopped_process_hangs_until_it_goes_on(data):
 
 
 def test_a_clock_that_is_wrong_makes_nobody_hang(data, monkeypatch):
-    member = Member(data / "queue/who", "consumer", 0.3)
+    member = QueueMember(data / "queue/who", "consumer", 0.3)
     try:
         right = time.time
         monkeypatch.setattr("batchwright.queue.status.time.time", lambda: right() + 1e6)
@@ -406,7 +406,7 @@ def test_files_that_are_used_up_meanwhile_are_no_damage(data, monkeypatch):
 
 def test_a_purge_leaves_nothing_of_a_queue_and_the_dataset_alone(data, consumer):
     (data / "input.txt").write_text("raw")
-    QueueFolder(data / "queue").split("train", Census(data / "queue/who")).want(9)
+    QueueFolder(data / "queue").split("train", Liveness(data / "queue/who")).want(9)
     consumer.close()
     flip_last_byte(data / "queue/train/00000002.batches")
     verify_queue(data, quarantine=True)
@@ -422,7 +422,7 @@ def test_another_file_in_the_place_of_kept_batches_is_named(tmp_path):
     make_files(tmp_path, 4, splits=("train", "val"))
     (tmp_path / "queue/val/00000001.batches").rename(tmp_path / "queue/val/kept.batches")
     (found,) = verify_queue(tmp_path).damaged
-    assert found.what == "it is val file 1, under the name of the kept val batches"
+    assert found.what == "it is val file 1, under the name of kept val batches"
 
 
 def test_a_purge_of_ranks_and_kept_batches_leaves_nothing(tmp_path):
@@ -463,7 +463,7 @@ def test_what_is_not_a_queues_is_left_and_named(data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "00000007.batches").write_text("mine")
-    left = ["README", "control/train/claimed/todo.txt", "mine/next", "train/.hidden.part", "train/x.batches"]
+    left = ["README", "control/train/claimed/todo.txt", "mine/next", "train/x.batches"]
     for name in left:
         (data / "queue" / name).parent.mkdir(exist_ok=True)
         (data / "queue" / name).write_text("mine")
@@ -481,11 +481,11 @@ def test_a_queue_in_use_is_not_purged_unless_forced(data, consumer):
         before = tree(data)
         with refused(BusyError, "2 processes") as caught:
             purge(data)
-        assert caught.value.where["process"] == f"provider, pid {process.pid}\nconsumer, pid {os.getpid()}"
+        assert caught.value.where["process"] == f"consumer, pid {os.getpid()}\nprovider, pid {process.pid}"
         assert "--force" in (caught.value.remedy or "")
         assert tree(data) == before
     consumer.close()
-    member = Member(data / "queue/who", "consumer", 30)
+    member = QueueMember(data / "queue/who", "consumer", 30)
     try:
         purge(data, force=True)
     finally:

@@ -521,10 +521,20 @@ BROKEN = np.array([[1.0, 1.0, 1.0], [1.0, np.nan, 1.0]])
         (lambda: gae(ONES, -np.inf * ONES), SampleError, {"row": 0, "column": "values"}, "values has -inf in row 0"),
         (lambda: gae(ONES, BROKEN, mask=ONES), SampleError, {"row": 1}, "values has nan in row 1, step 1"),
         (lambda: gae(ONES, ONES, bootstrap=[0, np.nan]), SampleError, {"row": 1}, "bootstrap has nan in row 1"),
-        (lambda: gae(ONES, ONES[:, :2]), SpecError, {"parameter": "values"}, r"values has shape \(2, 2\), rewards"),
+        (
+            lambda: gae(ONES, ONES[:, :2]),
+            SpecError,
+            {"parameter": "values"},
+            r"values has shape \(2, 2\), not \(2, 3\)",
+        ),
         (lambda: gae(ONES, ONES, mask=[1, 0, 1]), SpecError, {"parameter": "mask"}, r"mask has shape \(3,\)"),
         (lambda: gae(ONES, ONES, dones=ONES.T), SpecError, {"parameter": "dones"}, r"dones has shape \(3, 2\)"),
-        (lambda: gae(ONES, ONES, bootstrap=1.0), SpecError, {"parameter": "bootstrap"}, "there are 2 rows"),
+        (
+            lambda: gae(ONES, ONES, bootstrap=1.0),
+            SpecError,
+            {"parameter": "bootstrap"},
+            r"bootstrap has shape \(\), not \(2,\)",
+        ),
         (
             lambda: gae(ONES, ONES, gamma=1.5),
             SpecError,
@@ -543,7 +553,7 @@ BROKEN = np.array([[1.0, 1.0, 1.0], [1.0, np.nan, 1.0]])
         (lambda: group_relative([0, np.inf], [1, 1]), SampleError, {"row": 1}, "rewards has inf in row 1"),
         (lambda: group_relative([0.0, 1.0], [1]), SpecError, {"parameter": "group"}, r"group has shape \(1,\)"),
         (lambda: group_relative([0.0, 1.0], None), SpecError, {"parameter": "group"}, r"group has shape \(\)"),
-        (lambda: group_relative(ONES, ONES), SpecError, {"parameter": "rewards"}, "one number for each row"),
+        (lambda: group_relative(ONES, ONES), SpecError, {"parameter": "rewards"}, "one number per row"),
         (lambda: group_relative([0.0, 1.0], ["a", None]), SpecError, {"parameter": "group"}, "cannot be compared"),
         (lambda: group_relative([0.0], [1], eps=-1), SpecError, {"parameter": "eps"}, "eps must be 0 or more, got -1"),
         (
@@ -565,7 +575,7 @@ BROKEN = np.array([[1.0, 1.0, 1.0], [1.0, np.nan, 1.0]])
         (lambda: reinforce([1.0], "median"), SpecError, {"parameter": "baseline"}, "baseline='median' is not one of"),
         (lambda: reinforce([1.0], [1.0, 2.0]), SpecError, {"parameter": "baseline"}, r"baseline has shape \(2,\)"),
         (lambda: whiten(BROKEN), SampleError, {"row": 1, "column": "values"}, "values has nan in row 1, step 1"),
-        (lambda: whiten(ONES, mask=[1]), SpecError, {"parameter": "mask"}, r"mask has shape \(1,\), values \(2, 3\)"),
+        (lambda: whiten(ONES, mask=[1]), SpecError, {"parameter": "mask"}, r"mask has shape \(1,\), not \(2, 3\)"),
         (lambda: whiten(ONES, eps_in="both"), SpecError, {"parameter": "eps_in"}, "eps_in='both' is not one of"),
         (lambda: whitening_divisor(1, 0.0, eps=np.nan), SpecError, {"parameter": "eps"}, "eps must be 0 or more"),
         (

@@ -32,7 +32,7 @@ from batchwright.base.errors import (
     StoreError,
 )
 from batchwright.rollouts.log import folder as folder_module
-from batchwright.rollouts.log.groups import decode_content
+from batchwright.rollouts.log.groups import decode_group
 from batchwright.rollouts.log.log import RolloutLog
 from batchwright.rollouts.log.status import status
 from refusals import refused
@@ -1086,7 +1086,7 @@ def test_events_that_contradict_each_other_are_damage(finished):
 @pytest.mark.parametrize("payload", [b"", b"\x93\x01\x02\x03", b"\xc1" * 20])
 def test_a_group_that_is_no_group_is_refused(payload):
     with refused(StoreError, file="a.journal"):
-        decode_content(payload, 2, file="a.journal")
+        decode_group(payload, 2, file="a.journal")
 
 
 # A full disk, and interrupts

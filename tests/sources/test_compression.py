@@ -117,13 +117,10 @@ def test_what_follows_an_archive_and_is_none_is_an_error(tmp_path, kind, garbage
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_not_what_its_extension_says_is_an_error_that_says_so(tmp_path, kind):
-    said = compression_of(f"a.{kind}")
-    with refused(bw.SourceError, said, file=tmp_path / f"a.jsonl.{kind}"):
-        open_raw(written(tmp_path, f"a.jsonl.{kind}", TEXT))
-    other = "gz" if kind != "gz" else "xz"
-    found = compression_of(f"a.{other}")
-    with refused(bw.SourceError, said, found, file=tmp_path / f"b.jsonl.{kind}"):
-        open_raw(written(tmp_path, f"b.jsonl.{kind}", compressed(other)))
+    for data in (TEXT, compressed("gz" if kind != "gz" else "xz")):
+        path = written(tmp_path, f"a.jsonl.{kind}", data)
+        with refused(bw.SourceError, compression_of(path), "extension", file=path):
+            read(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

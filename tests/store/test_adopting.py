@@ -945,13 +945,6 @@ bad(
     {"file": "x.ds.index"},
     "both files again",
 )
-bad(
-    "datatrove: metadata of another file",
-    lambda d: write_datatrove(d / "x.ds", metadata=b"gpt2|2\n6\n6 T"),
-    "the metadata says 6 tokens, and the index 5",
-    {"file": "x.ds.metadata"},
-    "both files again",
-)
 bad("unknown extension", lambda d: raw(d / "x.tok", b"12"), "not a format", {"file": "x.tok"}, "format='bin'")
 bad("no such file", lambda d: d / "x.bin", "does not exist", {"file": "x.bin"}, ".bin")
 bad(

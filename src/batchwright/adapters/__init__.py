@@ -1,4 +1,4 @@
-"""The only place that names a framework. Nothing here is imported until it is asked for."""
+"""Adapters of frameworks: the only code that imports them. Nothing here is imported until it is asked for."""
 
 from __future__ import annotations
 

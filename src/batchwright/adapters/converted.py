@@ -1,6 +1,6 @@
-"""Batches that are converted one by one, when they are handed over, on the thread that asked for them.
+"""Batches that are converted one by one, on the thread that takes them.
 
-Until then they are NumPy arrays over memory that will be used again: a framework must get copies, never that memory.
+Until then they are NumPy arrays over memory that will be used again: a framework gets copies, never that memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from batchwright.batches.batch import Block
 from batchwright.batches.types import TrainingBatch
+from batchwright.loaders.blocks import NumpyBlocks
 from batchwright.loaders.interface import Made
-from batchwright.loaders.stream import NumpyBlocks
 
 __all__ = ["ConvertedBlocks"]
 
@@ -23,7 +23,7 @@ _MOST_MASKS = 64
 
 
 class ConvertedBlocks(NumpyBlocks, ABC):
-    """Blocks stay NumPy arrays; what a batch takes of them is copied into a framework's arrays."""
+    """Blocks stay NumPy arrays; the rows of a batch are copied into a framework's arrays."""
 
     def __init__(self) -> None:
         self._constant: dict[int, NDArray[Any]] = {}
@@ -59,14 +59,13 @@ class ConvertedBlocks(NumpyBlocks, ABC):
             if isinstance(value, np.ndarray) and id(value) not in self._constant
         }
         made = dict(zip(own, self.copies(list(own.values())), strict=True))
-        for name, value in fields.items():
-            mask = self._constant.get(id(value))
-            fields[name] = made.get(id(value), value) if mask is None else self.ones(mask)
+        made |= {key: self.ones(self._constant[key]) for key in map(id, fields.values()) if key in self._constant}
+        fields = {name: made.get(id(value), value) for name, value in fields.items()}
         return TrainingBatch(metadata=_without_tokens(batch.__dict__["_metadata"]), **fields)
 
 
 def _without_tokens(metadata: Any) -> Any:
-    """What metadata will be made of, less the block's tokens: their memory is free as soon as they are copied."""
+    """The parts of metadata without the block's tokens: their memory is free as soon as they are copied."""
     if not isinstance(metadata, tuple):
         return metadata
     return tuple(

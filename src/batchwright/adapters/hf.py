@@ -1,10 +1,10 @@
-"""Hugging Face's Trainer at the edge: its batches come from a loader, its checkpoints hold the loader's place.
+"""Hugging Face's Trainer: batches come from a loader, and checkpoints hold the loader's state.
 
     trainer = Trainer(model=model, args=TrainingArguments("run", max_steps=10_000, save_steps=500))
     feed(trainer, loader)
     trainer.train(resume_from_checkpoint=True)
 
-The Trainer left alone shards an IterableDataset once more, and resumes by reading and dropping what it had seen.
+Without this, the Trainer shards an IterableDataset once more, and resumes by reading and dropping what it had seen.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def feed(trainer: Any, loader: Loader[Any], **options: Any) -> None:
 
 
 def _check_samples(loader: Loader[Any]) -> None:
-    """Refuse rows of samples that a Trainer would learn otherwise than they say."""
-    flow = loader.stream.flow if isinstance(loader.stream, StoreStream) else None
-    if flow is None:
+    """Refuse rows of samples that a Trainer would not learn as their masks say."""
+    if not isinstance(loader.stream, StoreStream):
         return
+    flow = loader.stream.flow
     rows = [rows for rows in flow.rows if isinstance(rows, SampleRows)]
     if flow.sequences > 1:
         raise SpecError(
@@ -109,7 +109,7 @@ def _check_samples(loader: Loader[Any]) -> None:
                 remedy="pip install -U transformers, or no packing=",
             )
     if any(r.trained is not None and ((r.trained.weight > 0) & (r.trained.weight != 1)).any() for r in rows):
-        log.warning("models of transformers know no weights: what has a weight above 0 is learned with weight 1")
+        log.warning("models of transformers know no weights: messages with a weight above 0 are learned with weight 1")
 
 
 class WholeRun:

@@ -51,12 +51,9 @@ K = TypeVar("K")
 
 
 class TorchBlocks:
-    """Blocks as tensors that share their memory."""
+    """Blocks as tensors that share their memory: the adapter of torch, as loaders.blocks.NumpyBlocks is NumPy's."""
 
     masks_are_writable = True
-
-    def __init__(self) -> None:
-        self._masks: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, block: Block) -> None:
         """Turn the block's arrays into tensors."""
@@ -68,7 +65,7 @@ class TorchBlocks:
         block.extra = {name: torch.from_numpy(array) for name, array in block.extra.items()}
 
     def small(self, array: Any) -> Any:
-        """An array that is of one batch alone."""
+        """An array of one batch alone."""
         return torch.from_numpy(array)
 
     def hand_over(self, batches: Any) -> Any:
@@ -77,11 +74,7 @@ class TorchBlocks:
 
     def masks(self, rows: int, tokens: int) -> tuple[Any, Any]:
         """(attention_mask, loss_mask) of ones, shared by all batches until somebody writes into one."""
-        masks = self._masks.get((rows, tokens))
-        if masks is None or masks[0]._version or masks[1]._version:
-            masks = _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
-            self._masks[rows, tokens] = masks
-        return masks
+        return _ones("attention_mask", rows, tokens, _CPU), _ones("loss_mask", rows, tokens, _CPU)
 
 
 _CPU = torch.device("cpu")
@@ -225,7 +218,7 @@ def handed(arrays: dict[str, NDArray[Any]], device: Any | None) -> dict[str, Any
 
 
 def memory_for(device: Any | None) -> Callable[[int], NDArray[np.uint8]] | None:
-    """What files are to be read into, for `handed`: page-locked memory for CUDA; None where any memory will do."""
+    """Memory to read files into, for `handed`: page-locked for CUDA; None if any memory will do."""
     return _page_locked if _target(device).type == "cuda" else None
 
 

@@ -25,16 +25,16 @@ __all__ = ["PoolLoader"]
 
 
 class _Turns(IterableDataset):  # type: ignore[misc]
-    """What a worker yields: (lane, rows, columns) of its turns. One with a lane of -1 says that memory ended them."""
+    """The turns of a worker: (lane, rows, columns). One with a lane of -1 says that memory ended them."""
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool) -> None:
         self.source, self.rows, self.is_even = source, rows, is_even
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        self.source._tells_of_stops = True
-        for lane, columns in self.source._turns(self.rows, self.is_even):
-            yield lane, len(next(iter(columns.values()))), columns
-        if self.source.stopped_early and get_worker_info() is not None:
+        passes = self.source.passes
+        passes.reports_stops = True
+        yield from passes.turns(self.rows, self.is_even)
+        if passes.stopped_early and get_worker_info() is not None:
             yield -1, 0, {}
 
 
@@ -47,6 +47,7 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
     dataset: _Turns
     _iterator: Any
     _kept_workers_at: Any
+    """The cursor at which kept workers are; None where nobody knows."""
 
     def __init__(self, source: StreamingMixedShardDataset, rows: int, is_even: bool, **options: Any) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn"):
@@ -70,28 +71,31 @@ class PoolLoader(TorchDataLoader):  # type: ignore[misc]
         super().__init__(_Turns(source, rows, is_even), batch_size=None, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        turns = self.dataset
-        source = turns.source
-        if not self.num_workers:
-            for _, _, columns in super().__iter__():
-                yield {name: pinned(column) for name, column in columns.items()} if self._pins else columns
+        if self.num_workers:
+            yield from self._follow_workers()
             return
-        source._begin(source._process()._replace(workers=self.num_workers), turns.rows, turns.is_even)
-        if self._iterator is not None and self._kept_workers_at != source._progress.cursor:
+        for _, _, columns in super().__iter__():
+            if self._pins:
+                columns = {name: pinned(column) for name, column in columns.items()}
+            yield columns
+
+    def _follow_workers(self) -> Iterator[Any]:
+        turns, passes = self.dataset, self.dataset.source.passes
+        passes.begin(turns.rows, turns.is_even, workers=self.num_workers)
+        if self._kept_workers_at != passes.run.cursor:
             self._iterator = None  # kept workers go on with the next epoch; where the cursor went elsewhere, others do
         batches, is_at_end = super().__iter__(), False
         self._kept_workers_at = None
         # Left to the collector, workers would keep their pools for as long as somebody holds the error that ended them.
-        end_workers = getattr(batches, "_shutdown_workers", None)
+        end_workers = getattr(batches, "_shutdown_workers", lambda: None)
         try:
-            is_at_end = yield from source._follow(batches)
+            is_at_end = yield from passes.follow(batches)
         finally:
             if is_at_end:
-                self._kept_workers_at = source._progress.cursor.copy()
+                self._kept_workers_at = passes.run.cursor.copy()
             else:  # in mid-epoch workers are ahead of the cursor, and nobody knows how far
                 self._iterator = None
-                if end_workers is not None:
-                    end_workers()
+                end_workers()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""

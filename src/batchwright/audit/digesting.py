@@ -1,12 +1,12 @@
-"""One number for what some steps of a run read: the same on any machine, for any ranks, workers and framework.
+"""Digests: one number for the rows of some steps of a run, the same on any machine, ranks, workers and framework.
 
 Each row of the global batch is hashed by itself (xxh3, 64 bits, over its input ids as little-endian int64), and the
-number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes; a
-range cut into other batches has the same number; and options that only change targets or masks do not matter. Rows
-that only fill the last batch of an epoch up are left out.
+number is the hash of these hashes in the order of positions. So ranks can hash their own rows and join the hashes, a
+range that is cut into other batches has the same number, and options that only change targets or masks do not matter.
+Rows that only fill up the last batch of an epoch are left out.
 
-Where rows are made of whole documents (packed text, conversations), what is learned of a row is part of what it is:
-its hash is over input ids, targets and loss mask, where the row has tokens. So how batches are padded does not matter.
+Of rows that are made of whole documents (packed text, conversations), the hash is over input ids, targets and loss
+mask, without padding: the mask is part of what such a row is, and the width of its batch is not.
 
 Store, plan and steps are enough to compute it, before or after the run:
 
@@ -18,7 +18,7 @@ Store, plan and steps are enough to compute it, before or after the run:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from batchwright.base.errors import PlanError
 from batchwright.batches.flow import Flow, Task
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.planning import open_flow
+from batchwright.loaders.blocks import tasks_from
+from batchwright.loaders.stored import open_flow
 from batchwright.order.plan import Plan
 from batchwright.order.split import Cut, position_of_step, step_of_position
 from batchwright.store.plans import find_plan, streams_for_plan
@@ -41,7 +42,7 @@ _TOKENS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """What one step reads, as hashes."""
+    """The rows of one step, as hashes."""
 
     step: int
     position: int
@@ -49,7 +50,7 @@ class StepDigest:
     row_hashes: NDArray[np.uint64]
     """One for each row of the global batch: two for a preference pair."""
     num_tokens: int
-    """Of all rows, without what fills them up."""
+    """Of all rows, without padding."""
 
     @property
     def number(self) -> str:
@@ -57,9 +58,9 @@ class StepDigest:
 
 
 def digest(store: StoreLike, plan: PlanLike, first_step: int, last_step: int, *, batch_size: int | None = None) -> str:
-    """One number for what these steps read: the same on any machine, for any ranks, workers and framework.
+    """One number for the rows of these steps: the same on any machine, for any ranks, workers and framework.
 
-    digest("corpus.store", plan, 0, 99)   what `batchwright digest` prints for --steps 0-99
+    digest("corpus.store", plan, 0, 99)   as printed by `batchwright digest --steps 0-99`
 
     The steps go from `first_step` to `last_step`, both included. `store` is any store that the plan reads.
     `plan` is a plan, its fingerprint or file, a state, or a loader. `batch_size` is needed where the plan has none.
@@ -129,34 +130,33 @@ def check_steps(plan: Plan, first_step: int, last_step: int) -> None:
 
 
 def _tasks(plan: Plan, first_step: int, last_step: int) -> Iterator[Task]:
-    """The steps, as runs that lie end to end."""
-    waiting: Task | None = None
-    for step in range(first_step, last_step + 1):
+    """The steps on one rank, without rows that only fill a batch up; many short ones at a time."""
+    step = first_step
+    while step <= last_step:
         position, rows = position_of_step(plan.steps, step, **plan.epoch_spec)
+        stop = min([last_step + 1, *(entry[0] for entry in plan.steps if entry[0] > step)])
         cut = Cut(rows_per_step=rows, **plan.epoch_spec)
-        real, live = cut.real_rows(position), cut.epochs.skips.live(position)
-        if (
-            waiting is not None
-            and waiting.stride == rows == real == waiting.real_rows
-            and waiting.live + waiting.num_steps * rows == live
-            and (waiting.num_rows + rows) * plan.row_tokens <= _TOKENS_AT_ONCE
-        ):
-            waiting = Task(waiting.live, waiting.num_steps + 1, rows, range(rows), rows)
-            continue
-        if waiting is not None:
-            yield waiting
-        waiting = Task(live, 1, rows, range(real), real)
-    if waiting is not None:
-        yield waiting
+        at_once = max(1, _TOKENS_AT_ONCE // (rows * plan.row_tokens))
+        for task in tasks_from(position, cut, range, None, at_once):
+            steps = min(task.num_steps, stop - step)
+            yield replace(task, num_steps=steps, rows=range(task.real_rows))
+            step += steps
+            if step == stop:
+                break
+        else:
+            return  # no more steps
 
 
 def _hash_tasks(flow: Flow, tasks: Iterable[Task], step: int) -> Iterator[StepDigest]:
     for task in tasks:
         block = flow.make(task, lambda rows, width: np.empty((rows, width), np.int64))
         ids = block.tokens[:, :-1]
-        hashes = sample_hashes(TrainingBatch(ids, **block.extra)) if flow.has_samples else row_hashes(ids)
-        tokens = block.extra["attention_mask"].sum(axis=1) if "attention_mask" in block.extra else ids.shape[1]
-        of_steps = np.broadcast_to(tokens, len(ids)).reshape(task.num_steps, -1).sum(axis=1).tolist()
+        if flow.has_samples:
+            hashes = sample_hashes(TrainingBatch(ids, **block.extra))
+        else:
+            hashes = row_hashes(ids)
+        tokens = block.extra.get("attention_mask", np.ones(ids.shape, bool)).sum(axis=1)
+        of_steps = tokens.reshape(task.num_steps, -1).sum(axis=1).tolist()
         for number, of_step in enumerate(np.split(hashes, task.num_steps)):
             position = flow.order.skips.position(task.live + number * task.stride)
             yield StepDigest(step, position, of_step, of_steps[number])

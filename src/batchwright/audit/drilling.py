@@ -14,13 +14,14 @@ would be in a real job, and must be the same twice.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -31,13 +32,12 @@ from batchwright.audit.digesting import check_steps, combine, row_hashes, sample
 from batchwright.base.checks import at_least
 from batchwright.base.errors import BatchwrightError, WorkerError
 from batchwright.base.processes import Worker
-from batchwright.base.words import counted
+from batchwright.base.words import counted, error_in_words, first_line
 from batchwright.batches.batch import Padding
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import open_flow
-from batchwright.loaders.stored import StoreStream
+from batchwright.loaders.stored import StoreStream, open_flow
 from batchwright.order.plan import Plan, State
 from batchwright.order.split import share
 from batchwright.store.plans import find_plan, streams_for_plan
@@ -46,11 +46,10 @@ from batchwright.typing import PlanLike, StoreLike
 
 __all__ = ["Difference", "DrillReport", "Leg", "LegResult", "OpenRank", "drill", "legs_over", "open_rank"]
 
-_COMPARED = ("targets", "loss_mask")
-_COMPARED_OF_SAMPLES = (*_COMPARED, "input_ids", "attention_mask", "position_ids", "segment_ids")
+_COMPARED = ("targets", "loss_mask", "input_ids", "attention_mask", "position_ids", "segment_ids")
 """With padding, which the hashes of samples leave out."""
 _MOST_WAIT_SECONDS = 0.003
-"""A kill comes this long or less after the ranks were told to go on, so that it finds them at work."""
+"""A kill comes at most this long after the ranks were told to go on, so that it finds them at work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +62,15 @@ class Leg:
     prefetch: int = 0
 
     def __str__(self) -> str:
-        ahead = f", prefetch {self.prefetch}" if self.prefetch else ""
-        return f"{counted(self.ranks, 'rank')}, {counted(self.workers, 'worker')}{ahead}"
+        text = f"{counted(self.ranks, 'rank')}, {counted(self.workers, 'worker')}"
+        if self.prefetch:
+            text += f", prefetch {self.prefetch}"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The place where a leg was not what the uninterrupted run is."""
+    """A place where a leg differs from the uninterrupted run."""
 
     step: int
     leg: int
@@ -110,8 +111,8 @@ class DrillReport:
 
     @property
     def first_difference(self) -> Difference | None:
-        found = [difference for leg in self.legs for difference in leg.differences]
-        return min(found, key=lambda d: (d.step, d.leg, d.rank)) if found else None
+        found = (difference for leg in self.legs for difference in leg.differences)
+        return min(found, key=lambda difference: (difference.step, difference.leg, difference.rank), default=None)
 
     @property
     def ok(self) -> bool:
@@ -120,7 +121,7 @@ class DrillReport:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a rank needs to open its loader. Travels to its process by value."""
+    """The arguments of a rank's loader. They travel to its process by value."""
 
     stores: tuple[tuple[str, str], ...]
     """(path, version) of the stores that have the plan's sources."""
@@ -134,7 +135,7 @@ OpenRank = Callable[[Opening], Loader[TrainingBatch]]
 
 
 class _DrilledStream(StoreStream):
-    """Leaves no record of a run with the plan: a drill is not one."""
+    """Stores no plan: a drill is not a run."""
 
     def keep(self, plan: Plan) -> Self:
         return self
@@ -173,11 +174,14 @@ def legs_over(ranks: Sequence[int] = (1, 3, 8), workers: Sequence[int] = (0, 2))
     >>> [str(leg) for leg in legs_over((1, 3), (0, 2))]
     ['1 rank, 0 workers', '3 ranks, 0 workers, prefetch 2', '1 rank, 2 workers', '3 ranks, 2 workers']
     """
-    return [
-        Leg(ranks=at_least(1, ranks=r), workers=at_least(0, workers=w), prefetch=2 if w == 0 and number % 2 else 0)
-        for w in workers
-        for number, r in enumerate(ranks)
-    ]
+    legs = []
+    for number_of_workers in workers:
+        for number, number_of_ranks in enumerate(ranks):
+            leg = Leg(ranks=at_least(1, ranks=number_of_ranks), workers=at_least(0, workers=number_of_workers))
+            if not leg.workers and number % 2:
+                leg = replace(leg, prefetch=2)
+            legs.append(leg)
+    return legs
 
 
 def drill(
@@ -204,49 +208,34 @@ def drill(
     loader that you wrap.
     """
     found = find_plan(store, plan, batch_size=batch_size)
-    stores = {stream.store for stream in streams_for_plan(store, found).values()}
-    opened = tuple(sorted((str(store.path.absolute()), store.version) for store in stores))
     rows = batch_size or found.steps[-1][2]
-    legs = legs_over() if legs is None else list(legs)
-    legs = [Leg(ranks=min(leg.ranks, rows), workers=leg.workers, prefetch=leg.prefetch) for leg in legs]
-    at_least(len(legs), steps=steps)
-    at_least(0, first_step=first_step)
+    legs = [replace(leg, ranks=min(leg.ranks, rows)) for leg in legs or legs_over()]
+    stop = at_least(0, first_step=first_step) + at_least(len(legs), steps=steps)
     at_least(1, checkpoint_every=checkpoint_every)
-    check_steps(found.cut_as([[0, 0, rows]]), first_step, first_step + steps - 1)
+    check_steps(found.cut_as([[0, 0, rows]]), first_step, stop - 1)
     if kill_seed is None:
         kill_seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(kill_seed)
-    last_step = first_step + steps
-    kills: list[int | None] = [*sorted(chance.sample(range(first_step + 1, last_step), len(legs) - 1)), None]
+    kills = sorted(chance.sample(range(first_step + 1, stop), len(legs) - 1))
+    stores = {stream.store for stream in streams_for_plan(store, found).values()}
+    versions = tuple(sorted((str(store.path.absolute()), store.version) for store in stores))
 
-    def opening(leg: Leg, rank: int) -> Opening:
-        return Opening(opened, found, rows, leg, rank)
+    def crew_of(leg: Leg) -> contextlib.AbstractContextManager[_Crew]:
+        openings = [Opening(versions, found, rows, leg, rank) for rank in range(leg.ranks)]
+        return _crew(openings, open_loader, timeout_seconds)
 
-    with _crew([opening(Leg(ranks=1), 0)], open_loader, timeout_seconds) as crew:
-        checkpoint, truth = _read_without_break(crew, range(first_step, last_step))
+    with crew_of(Leg(ranks=1)) as crew:
+        start, truth = _read_without_break(crew, range(first_step, stop))
+    run = _DrilledRun(truth, checkpoint_every, first_step, start, first_step)
     results: list[LegResult] = []
-    at = reached = first_step
-    for number, (leg, kill) in enumerate(zip(legs, kills, strict=True), 1):
-        began = time.monotonic()
-        run = _LegRun(number, leg, rows, truth, at, checkpoint, checkpoint_every)
-        with _crew([opening(leg, rank) for rank in range(leg.ranks)], open_loader, timeout_seconds) as crew:
-            run.go(crew, last_step if kill is None else kill, kill is not None, chance.random())
-        result = LegResult(
-            number=number,
-            leg=leg,
-            first_step=at,
-            num_steps=run.step - at,
-            killed_in_step=kill if not run.has_stopped else None,
-            repeated_steps=min(reached, run.step) - at,
-            differences=tuple(run.differences),
-            seconds=time.monotonic() - began,
-        )
+    for number, (leg, until) in enumerate(zip(legs, [*kills, stop], strict=True), 1):
+        with crew_of(leg) as crew:
+            result = run.go(crew, number, leg, until, is_killed=until < stop, chance=chance.random())
         results.append(result)
         if on_leg is not None:
             on_leg(result)
-        if run.has_stopped:
-            break
-        checkpoint, at, reached = run.checkpoint, run.checkpoint_step, max(reached, run.step)
+        if result.first_step + result.num_steps < until:
+            break  # a rank failed
     return DrillReport(
         plan=found.fingerprint,
         batch_size=rows,
@@ -254,13 +243,13 @@ def drill(
         first_step=first_step,
         num_steps=steps,
         kill_seed=kill_seed,
-        digest=combine(truth[step].tokens[truth[step].is_real] for step in range(first_step, last_step)),
+        digest=combine(record.tokens[record.is_real] for record in truth.values()),
         legs=tuple(results),
     )
 
 
 def _read_without_break(crew: _Crew, steps: range) -> tuple[State, dict[int, _Record]]:
-    """(the state before the first step, what each step is)."""
+    """(the state before the first step, the record of each step)."""
     truth: dict[int, _Record] = {}
     try:
         (start,) = crew.open(None, steps.start)
@@ -276,12 +265,12 @@ def _read_without_break(crew: _Crew, steps: range) -> tuple[State, dict[int, _Re
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What one rank was handed in one step."""
+    """The batch of one rank in one step, and the states after it."""
 
     tokens: NDArray[np.uint64]
-    """Hash of each row, as `batchwright digest` has it."""
+    """Hash of each row, as in `batchwright digest`."""
     rest: NDArray[np.uint64]
-    """Hash of each row's other fields, whole."""
+    """Hash of each row's other fields."""
     is_real: NDArray[np.bool_]
     sequences: int
     """Rows of the batch that one row of the order is: two for preference pairs."""
@@ -292,55 +281,66 @@ class _Record:
 
 
 @dataclass(slots=True)
-class _LegRun:
-    """One leg, while it runs."""
+class _DrilledRun:
+    """A run that is read leg after leg, each from the last checkpoint."""
 
-    number: int
-    leg: Leg
-    batch_size: int
     truth: dict[int, _Record]
-    step: int
-    """The next one."""
-    checkpoint: State
     checkpoint_every: int
-    checkpoint_step: int = 0
-    has_stopped: bool = False
-    differences: list[Difference] = field(default_factory=list)
+    checkpoint_step: int
+    checkpoint: State
+    reached: int
+    """The first step that no leg has finished."""
 
-    def go(self, crew: _Crew, until: int, is_killed: bool, chance: float) -> None:
-        self.checkpoint_step = self.step
+    def go(self, crew: _Crew, number: int, leg: Leg, until: int, *, is_killed: bool, chance: float) -> LegResult:
+        """Read up to a step, and kill the ranks there."""
+        began = time.monotonic()
+        step = first_step = self.checkpoint_step
+        differences: list[Difference] = []
+        killed_in_step = None
         try:
             crew.open(self.checkpoint, None)
-            while self.step < until:
-                self._check(crew.step())
-                self.step += 1
-                if self.step % self.checkpoint_every == 0:
-                    self.checkpoint_step = self.step
+            while step < until:
+                records = crew.step()
+                found = _differences(self.truth[step], records, leg.ranks)
+                differences += [Difference(step=step, leg=number, rank=rank, what=what) for rank, what in found]
+                step += 1
+                if step % self.checkpoint_every == 0:
+                    self.checkpoint_step = step
+                    self.checkpoint = json.loads(json.dumps(records[0].state))  # as in a checkpoint file
             if is_killed:
+                killed_in_step = until
                 crew.kill_in_mid_step(chance * _MOST_WAIT_SECONDS)
         except _RankError as error:
-            self.has_stopped = True
-            self.differences.append(self._difference(error.rank, str(error)))
+            differences.append(Difference(step=step, leg=number, rank=error.rank, what=str(error)))
+        repeated = min(self.reached, step) - first_step
+        self.reached = max(self.reached, step)
+        return LegResult(
+            number=number,
+            leg=leg,
+            first_step=first_step,
+            num_steps=step - first_step,
+            killed_in_step=killed_in_step,
+            repeated_steps=repeated,
+            differences=tuple(differences),
+            seconds=time.monotonic() - began,
+        )
 
-    def _check(self, records: list[_Record]) -> None:
-        true = self.truth[self.step]
-        per = true.sequences
-        for rank, record in enumerate(records):
-            mine = share(len(true.tokens) // per, rank=rank, world=self.leg.ranks)
-            what = _what_differs(true, record, slice(mine.start * per, mine.stop * per))
-            if what is not None:
-                self.differences.append(self._difference(rank, what))
-        if (self.step + 1) % self.checkpoint_every == 0:
-            self.checkpoint = json.loads(json.dumps(records[0].state))  # as a job's checkpoint file would keep it
 
-    def _difference(self, rank: int, what: str) -> Difference:
-        return Difference(step=self.step, leg=self.number, rank=rank, what=what)
+def _differences(true: _Record, records: list[_Record], ranks: int) -> Iterator[tuple[int, str]]:
+    """(rank, the first difference of its batch in words)."""
+    per = true.sequences
+    for rank, record in enumerate(records):
+        mine = share(len(true.tokens) // per, rank=rank, world=ranks)
+        what = _what_differs(true, record, slice(mine.start * per, mine.stop * per))
+        if what is not None:
+            yield rank, what
 
 
 def _what_differs(true: _Record, record: _Record, mine: slice) -> str | None:
     """In words; None where all is equal."""
-    expected = len(true.tokens[mine])
-    rows = len(record.tokens) if expected or record.is_real.any() else 0  # a rank without a row has one of weight 0
+    expected, rows = len(true.tokens[mine]), len(record.tokens)
+    if not expected and not record.is_real.any():
+        rows = 0  # a rank without a row has one of weight 0
     if rows != expected:
         return f"{counted(rows, 'row')} instead of {expected}"
     for name, one, two in (
@@ -386,8 +386,12 @@ class _Crew:
                 raise _RankError(number, f"no answer within {self.timeout_seconds:g} s")
             try:
                 answers.append(rank.receive())
-            except (BatchwrightError, OSError) as error:
-                raise _RankError(number, _in_words(error)) from error
+            except WorkerError as error:
+                raise _RankError(number, error.headline) from error
+            except BatchwrightError as error:
+                raise _RankError(number, first_line(error)) from error
+            except OSError as error:
+                raise _RankError(number, error_in_words(error)) from error
         return answers
 
     def kill_in_mid_step(self, wait_seconds: float) -> None:
@@ -407,21 +411,18 @@ def _crew(openings: list[Opening], open_loader: OpenRank, timeout_seconds: float
 
 
 class _Rank:
-    """Runs in a rank's process: opens a loader, then gives one step at a time."""
+    """Runs in a rank's process: opens a loader, then reads one step at a time."""
+
+    loader: Loader[TrainingBatch]
+    batches: Iterator[TrainingBatch]
 
     def __init__(self, opening: Opening, open_loader: OpenRank) -> None:
         self.opening, self.open_loader = opening, open_loader
-        self.loader: Loader[TrainingBatch] | None = None
 
     def __call__(self, command: str, *of: Any) -> Any:
         if command == "open":
             return self._open(*of)
-        return _record(next(self.batches), self._opened, self.opening.plan)
-
-    @property
-    def _opened(self) -> Loader[TrainingBatch]:
-        assert self.loader is not None
-        return self.loader
+        return _record(next(self.batches), self.loader, self.opening.plan)
 
     def _open(self, state: State | None, step: int | None) -> State:
         self.loader = self.open_loader(self.opening)
@@ -429,39 +430,30 @@ class _Rank:
             self.loader.load_state_dict(state)
         elif step:
             self.loader.seek(step=step)
-        self.batches = _epoch_after_epoch(self.loader)
+        passes = iter(self.loader.get_iterator, None)
+        self.batches = itertools.chain.from_iterable(passes)
         return self.loader.state_dict()
 
 
-def _epoch_after_epoch(loader: Loader[TrainingBatch]) -> Iterator[TrainingBatch]:
-    while True:
-        yield from loader.get_iterator()
-
-
 def _record(batch: TrainingBatch, loader: Loader[TrainingBatch], plan: Plan) -> _Record:
-    facts = batch.metadata
-    is_samples = _has_samples(plan)
-    names = _COMPARED_OF_SAMPLES if is_samples else _COMPARED
-    fields = [value for name in names if (value := getattr(batch, name)) is not None]
+    facts, state = batch.metadata, batch.metadata["state"]
+    tokens = row_hashes(batch.input_ids)
+    if _has_samples(plan):
+        tokens = sample_hashes(batch)
+    fields = [value for name in _COMPARED if (value := getattr(batch, name)) is not None]
     rest = [
         xxhash.xxh3_64_intdigest(b"".join(np.ascontiguousarray(part).tobytes() for part in row))
         for row in zip(*fields, facts["position"], facts["weight"], strict=True)
     ]
     return _Record(
-        tokens=sample_hashes(batch) if is_samples else row_hashes(batch.input_ids),
+        tokens=tokens,
         rest=np.array(rest, np.uint64),
         is_real=np.asarray(facts["weight"]) > 0,
-        sequences=2 if "side" in facts else 1,
+        sequences=1 + ("side" in facts),
         state=loader.state_dict(),
-        batch_state={**facts["state"], "steps": [list(triple) for triple in facts["state"]["steps"]]},
+        batch_state=state | {"steps": [list(entry) for entry in state["steps"]]},
     )
 
 
 def _has_samples(plan: Plan) -> bool:
     return any(source.rows for source in plan.all_sources)
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, WorkerError):
-        return error.headline
-    return str(error).splitlines()[0] if isinstance(error, BatchwrightError) else f"{type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
-"""Trace both ways: a step to its documents, files and rows; a document to every step that uses it. From files alone."""
+"""Traces in both directions: from a step to its documents, files and rows, and from a document to its steps."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from batchwright.base.errors import PlanError, SourceError
+from batchwright.base.words import suggest
 from batchwright.batches.flow import Flow
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.types import TraceRecord
 from batchwright.batches.window import WindowRows
-from batchwright.loaders.planning import open_flow
+from batchwright.loaders.stored import open_flow
 from batchwright.order.plan import Plan
 from batchwright.order.sharding import sharding_of
 from batchwright.order.split import Cut, position_of_step, step_of_position
@@ -42,12 +44,12 @@ def trace(
     world_size: int | None = None,
     sharding: ShardingLike | None = None,
 ) -> Iterator[TraceRecord]:
-    """What a step (or one position) of a run was made of: a record for each piece of a document, in reading order.
+    """The contents of a step (or of one position) of a run: a record for each piece of a document, in reading order.
 
     `store` is any store that the plan reads. `plan` is a plan, its fingerprint or file, a state, or a loader;
     `batch_size` is needed where it has none. The spans of a row's records tile its window of chunk_size + 1 tokens (the
-    last one is only a target). Ranks are those of the run, where a plan object or a loader says how many there were and
-    who got what; a plan's file and a state do not: give `world_size` and `sharding`.
+    last one is only a target). Ranks are those of the run if `plan` is a plan object or a loader; a plan's file and a
+    state do not hold them: give `world_size` and `sharding`.
     """
     found = find_plan(store, plan, batch_size=batch_size)
     if (step is None) == (position is None):
@@ -90,29 +92,35 @@ def find(
     # A mixture without an end has no epoch of its own: the first one of each source stands for it.
     first_epochs = until is None and found.epoch_rows is None
     if until is None:
-        end = found.epoch_spec["epochs"].end_of(1)
-        end = 0 if end is None else found.epoch_spec["epochs"].skips.position(end)
-        until = max(end, _position_of(plan))
+        epochs = found.epoch_spec["epochs"]
+        until = max(epochs.skips.position(epochs.end_of(1) or 0), _position_of(plan))
     numbers = _file_numbers([_stream(rows).store for rows in flow.stored], os.fspath(file))
     uses: set[tuple[int, int]] = set()
     for which, rows in enumerate(flow.stored):
         stream = _stream(rows)
-        for document in (document for number in numbers[stream.store.path] for document in stream.find(number, row)):
-            start, stop = stream.document_span(document)
-            for epoch in range(max(flow.order.epochs_begun(which, until), first_epochs)):
-                touching = rows.rows_touching(start, stop, epoch)
-                if touching:
-                    positions = flow.order.positions(which, touching, epoch).tolist()
-                    uses.update((p, document) for p in positions if p < until or (first_epochs and epoch == 0))
+        documents = [document for number in numbers[stream.store.path] for document in stream.find(number, row)]
+        in_epochs = range(max(flow.order.epochs_begun(which, until), int(first_epochs)))
+        for document, epoch in itertools.product(documents, in_epochs):
+            found_at = _positions_of(flow, which, document, epoch)
+            uses |= {(at, document) for at in found_at if at < until or (first_epochs and epoch == 0)}
     positions = np.array(sorted({position for position, _ in uses}), np.int64)
-    records = _records(flow, found, positions, _ranks_of(found), only=uses)
-    return list(records)
+    return list(_records(flow, found, positions, _ranks_of(found), only=uses))
 
 
 def _position_of(plan: Any) -> int:
+    """How far a state or a loader has come."""
     if isinstance(plan, dict):
         return int(plan.get("position", 0))
     return int(getattr(plan, "position", 0))
+
+
+def _positions_of(flow: Flow, source: int, document: int, epoch: int) -> list[int]:
+    """The positions of the rows of an epoch that have a part of a document."""
+    rows = flow.stored[source]
+    touching = rows.rows_touching(*_stream(rows).document_span(document), epoch)
+    if not touching:
+        return []
+    return list(flow.order.positions(source, touching, epoch).tolist())
 
 
 def _stream(rows: WindowRows | SampleRows) -> TokenStream:
@@ -131,34 +139,25 @@ def _refuse_what_is_past_the_end(plan: Plan, position: int) -> None:
 
 def _file_numbers(stores: list[Store], wanted: str) -> dict[Path, list[int]]:
     """For each store, the numbers of a raw file in it: one for each ingredient that has it."""
-    paths = [
-        (store.path, number, str(path))
-        for store in {store.path: store for store in stores}.values()
-        for number, path in enumerate(store.files["path"].to_pylist())
-    ]
-    absolute = os.path.abspath(wanted)
-    for matches in (
-        [entry for entry in paths if entry[2] == wanted],
-        [entry for entry in paths if os.path.abspath(entry[2]) == absolute],
-        [entry for entry in paths if entry[2].endswith(os.sep + wanted)],
-    ):
-        if len({os.path.abspath(path) for _, _, path in matches}) == 1:
-            return {s.path: [number for root, number, _ in matches if root == s.path] for s in stores}
-        if matches:
-            raise SourceError(
-                f"{len(matches)} files of this store end in {wanted}",
-                file=", ".join(path for _, _, path in matches[:4]),
-                remedy="more of the path",
-            )
-    from batchwright.base.words import suggest
-
-    names = [path for _, _, path in paths]
-    near = suggest(wanted, names) or suggest(Path(wanted).name, [Path(path).name for path in names])
-    raise SourceError(
-        f"{wanted} is not a file of this store",
-        file=wanted,
-        remedy=f"perhaps {near}" if near else "`batchwright info` lists them",
-    )
+    paths = {store.path: [str(path) for path in store.files["path"].to_pylist()] for store in stores}
+    known = {path for of_store in paths.values() for path in of_store}
+    found = {path for path in known if path == wanted or os.path.abspath(path) == os.path.abspath(wanted)}
+    if not found:
+        found = {path for path in known if f"{os.sep}{path}".endswith(f"{os.sep}{wanted}")}
+    if not found:
+        near = suggest(wanted, known) or suggest(Path(wanted).name, [Path(path).name for path in known])
+        raise SourceError(
+            f"{wanted} is not a file of this store",
+            file=wanted,
+            remedy=f"perhaps {near}" if near else "`batchwright info` lists them",
+        )
+    if len({os.path.abspath(path) for path in found}) > 1:
+        raise SourceError(
+            f"{len(found)} files of this store end in {wanted}",
+            file=", ".join(sorted(found)[:4]),
+            remedy="more of the path",
+        )
+    return {store: [number for number, path in enumerate(files) if path in found] for store, files in paths.items()}
 
 
 def _records(
@@ -166,15 +165,14 @@ def _records(
 ) -> Iterator[TraceRecord]:
     draw = flow.order.at(positions)
     lines = {number: _Lines(_stream(rows).store) for number, rows in enumerate(flow.stored)}
-    for position, source, index, epoch in zip(
-        positions.tolist(), draw.source.tolist(), draw.index, draw.epoch.tolist(), strict=True
-    ):
+    places = (positions.tolist(), draw.source.tolist(), draw.index.tolist(), draw.epoch.tolist())
+    for position, source, index, epoch in zip(*places, strict=True):
         rows = flow.stored[source]
+        stream = _stream(rows)
         step, row_in_batch, rank = _place_in_run(plan, position, rank_of)
-        for window_start, window_stop, document, document_start, begin in _pieces(rows, int(index), epoch):
+        for window_start, window_stop, document, document_start, begin in _pieces(rows, index, epoch):
             if only is not None and (position, document) not in only:
                 continue
-            stream = _stream(rows)
             stored = stream.document(document)
             span = (begin - document_start, begin - document_start + window_stop - window_start)
             yield TraceRecord(
@@ -208,7 +206,7 @@ class _Lines:
     def __init__(self, store: Store) -> None:
         self._decode = store.decode
         self._is_rendered = "chat" in store.manifest.tokenizer
-        """Lines of what a template writes are in no file: beside a file's name they would mislead."""
+        """Lines of rendered conversations are in no file: beside a file's name they would mislead."""
         self._newlines: dict[tuple[str, int], list[int]] = {}
         """For each document, how many newlines come before each of its chunks."""
 
@@ -236,9 +234,8 @@ class _Lines:
 
 
 def _ranks_of(plan: Plan, world_size: int | None = None, sharding: Any = None) -> RankOf:
-    """Which rank gets a row of a batch of so many rows: as the run had it, if nothing else is said."""
-    strategy = sharding_of(plan.sharding if sharding is None else sharding)
-    world = world_size or plan.world_size
+    """The rank that gets a row of a batch, by default as in the run."""
+    strategy, world = sharding_of(sharding or plan.sharding), world_size or plan.world_size
     return lambda row, rows: strategy.rank_of(row, rows, world)
 
 

@@ -22,6 +22,7 @@ from batchwright.baking.token_spool import TokenSpool
 from batchwright.baking.unit_rows import RowAt, RowJob, UnitReport, pass_over, prepared_rows, unchanged_while_read
 from batchwright.base.errors import BatchwrightError, SourceError, TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_file
+from batchwright.columns.arrays import arrow_to_numpy, lists_to_arrow, numpy_to_arrow, records_of, records_to_arrow
 from batchwright.order.permute import permutation
 from batchwright.prepare.chat.faults import ChatError
 from batchwright.prepare.chat.formats import Layout, detect
@@ -31,7 +32,6 @@ from batchwright.prepare.holdout import side_of
 from batchwright.prepare.tokenize import Tokenize
 from batchwright.sources.faults import place
 from batchwright.sources.units import Malformed, Unit
-from batchwright.store.arrays import as_arrow, as_numpy, records_of, records_to_arrow
 from batchwright.store.texts import TextHashes, hash_texts
 from batchwright.store.writer import MAX_SHARD_TOKENS, write_arrow
 
@@ -168,12 +168,12 @@ class _UnitDocuments:
         hashes = np.concatenate(self.hashes)
         tokens, borders = self.tokens.in_order(order.tolist()), borders_of(self.tokens.lengths()[order])
         columns = {
-            "tokens": pa.LargeListArray.from_arrays(as_arrow(borders), as_arrow(tokens)),
-            "span": as_arrow(np.array(self.spans, np.int32)[order]),
-            "row": as_arrow(np.array(self.rows, np.int64)[order]),
-            "split": as_arrow(np.array(self.sides, np.int8)[order]),
-            "text_high": as_arrow(hashes[order, 0]),
-            "text_low": as_arrow(hashes[order, 1]),
+            "tokens": lists_to_arrow(borders, tokens),
+            "span": numpy_to_arrow(np.array(self.spans, np.int32)[order]),
+            "row": numpy_to_arrow(np.array(self.rows, np.int64)[order]),
+            "split": numpy_to_arrow(np.array(self.sides, np.int8)[order]),
+            "text_high": numpy_to_arrow(hashes[order, 0]),
+            "text_low": numpy_to_arrow(hashes[order, 1]),
         }
         if isinstance(job.tokenize, Chat):
             marks = [self.marks[number] for number in order.tolist()]
@@ -319,13 +319,13 @@ class UnitFile:
     def documents(self, side: int) -> Documents:
         with pa.memory_map(str(self.path)) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
-        columns = {name: as_numpy(batch.column(name)) for name in ("span", "row", "split", "text_high", "text_low")}
+        names = ("span", "row", "split", "text_high", "text_low")
+        span, row, split, *text = (arrow_to_numpy(batch.column(name)) for name in names)
         lists = batch.column("tokens")
         num_marks, marks = np.empty(0, np.int64), np.empty(0, SPAN_DTYPE)
         if "spans" in batch.schema.names:
             starts, fields = records_of(batch.column("spans"))
             num_marks, marks = np.diff(starts), marks_of(fields)
-        text = np.stack([columns["text_high"], columns["text_low"]], axis=1)
-        lengths = np.diff(as_numpy(lists.offsets))
-        every = Documents(as_numpy(lists.values), lengths, columns["span"], columns["row"], text, num_marks, marks)
-        return every.only(columns["split"] == side)
+        tokens, lengths = arrow_to_numpy(lists.values), np.diff(arrow_to_numpy(lists.offsets))
+        every = Documents(tokens, lengths, span, row, np.stack(text, axis=1), num_marks, marks)
+        return every.only(split == side)

@@ -15,15 +15,15 @@ import logging
 import os
 import struct
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import xxhash
 
 from batchwright.base.errors import BusyError, StoreError
 from batchwright.base.files import out_of_space_at, write_whole
+from batchwright.base.forks import let_go_in_children
 
 __all__ = [
     "HEAD_BYTES",
@@ -31,7 +31,6 @@ __all__ = [
     "Journal",
     "JournalHead",
     "Record",
-    "let_go_in_children",
     "read_head",
     "read_record",
     "read_records",
@@ -464,27 +463,3 @@ def _damage(path: Path, offset: int, number: int | None, reason: str, remedy: st
         reason=reason,
         remedy=remedy,
     )
-
-
-# Children of a process that writes
-
-
-class _Held(Protocol):
-    def let_go(self) -> None: ...
-
-
-_held: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def let_go_in_children(held: _Held) -> None:
-    """After a fork, `held.let_go()` is called in the child: else it would keep a file, and the lock on it, that its
-    parent has died with."""
-    _held.add(held)
-
-
-def _let_go() -> None:
-    for held in list(_held):
-        held.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go)

@@ -1,4 +1,4 @@
-"""Do work before it is needed, in order: by threads (cold data) or by processes (code that holds the interpreter).
+"""Work done before it is needed, in order: by threads (cold data) or by processes (code that holds the interpreter).
 
 Without either, work is done when it is asked for: for warm data that is fastest, because handing a batch between
 threads costs more than gathering a small one.

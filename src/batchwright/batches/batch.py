@@ -1,8 +1,8 @@
-"""From gathered rows to the fields of a batch: masks, and on request what document borders mean for them."""
+"""From gathered rows to the fields of a batch: masks, and fields that depend on document borders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.batches.gather import Allocate, fresh
-from batchwright.batches.samples import Laid
+from batchwright.batches.samples import PaddedSamples
 from batchwright.batches.settings import Fields
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How wide a batch is whose rows have different lengths. A function of the global batch, never of a rank's part."""
+    """The width of a batch whose rows differ in length: a function of the global batch, never of a rank's part."""
 
     to: str | int | tuple[int, ...] = "longest"
     """"longest", "max_length", a number that widths are multiples of, or the widths that there are."""
@@ -36,10 +36,12 @@ class Padding:
 
     @property
     def as_json(self) -> str | int | list[int]:
-        return list(self.to) if isinstance(self.to, tuple) else self.to
+        if isinstance(self.to, tuple):
+            return list(self.to)
+        return self.to
 
     def widths(self, longest: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """Of batches whose longest rows have so many tokens, where no row has more than `most`.
+        """Widths of batches by the tokens of their longest rows, where no row has more than `most`.
 
         >>> Padding(64).widths(np.array([1, 64, 65, 500]), 512).tolist()
         [64, 64, 128, 512]
@@ -70,9 +72,9 @@ class Block:
     widths: NDArray[np.int64] | None = None
     """Of rows of samples: tokens of the batch that each one is in."""
     seams: NDArray[np.bool_] | None = None
-    """Where parts begin that do not attend to each other, [rows, row_tokens], if that is asked for."""
+    """The first token of each part that attends to no other, [rows, row_tokens], if fields ask for it."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What goes into metadata, [rows, row_tokens + 1] each, aligned with tokens."""
+    """Fields for metadata, [rows, row_tokens + 1] each, aligned with tokens."""
 
 
 @lru_cache(maxsize=64)
@@ -115,79 +117,50 @@ def fill_up(block: Block, widths: NDArray[np.int64], pad: int) -> None:
     block.tokens[place >= widths[:, None]] = pad  # last: a row's last token is only a target, where input begins to pad
 
 
-def add_sample_fields(block: Block, laid: Laid, fields: Fields, allocate: Allocate = fresh) -> None:
+def add_sample_fields(block: Block, padded: PaddedSamples, fields: Fields, allocate: Allocate = fresh) -> None:
     """Masks and targets of rows of samples, and what says which sample a token is of.
 
     Everything large goes to memory of `allocate`: fresh memory costs more than all that is computed here.
     """
-    rows, width = laid.tokens.shape[0], laid.tokens.shape[1] - 1
-    place, end = np.arange(width), laid.offset + laid.length
-    loss = laid.weight[:, 1:]
+    rows, width = padded.tokens.shape[0], padded.tokens.shape[1] - 1
+    place, end = np.arange(width), padded.offset + padded.length
+    loss = padded.weight[:, 1:]
     targets, attention = allocate(rows, width), allocate(rows, width)
-    targets[:] = laid.tokens[:, 1:]
+    targets[:] = padded.tokens[:, 1:]
     targets[loss == 0] = -100
     is_real = place < end[:, None]
-    if laid.offset.any():
-        is_real &= place >= laid.offset[:, None]
+    if padded.offset.any():
+        is_real &= place >= padded.offset[:, None]
     attention[:] = is_real
     block.extra |= {"loss_mask": loss, "targets": targets, "attention_mask": attention}
-    block.widths = laid.widths
+    block.widths = padded.widths
     if not (fields.segment_ids or fields.position_ids or fields.cu_seqlens):
         return
 
     # Samples and padding tile the rows in runs.
-    begins = laid.begins[:, :-1]
+    begins = padded.begins[:, :-1]
     seams = begins.copy()
     seams[:, 0] = True
-    padded = np.flatnonzero(end < width)
-    seams[padded, end[padded]] = True
+    short = np.flatnonzero(end < width)
+    seams[short, end[short]] = True
     if fields.cu_seqlens:
         block.seams = seams
-    start = np.flatnonzero(seams)
+    start = np.flatnonzero(seams).astype(np.int32)
     is_sample = begins.reshape(rows * width)[start]
-    samples = np.cumsum(is_sample)
-    above: NDArray[np.int64] = (samples - is_sample)[np.searchsorted(start, start // width * width)]
-    segment = (samples - above) * is_sample  # counted in its row; 0 for padding
-    count = np.diff(start, append=rows * width)
+    count = np.diff(start, append=np.int32(rows * width))
     if fields.segment_ids:
-        block.extra["segment_ids"] = _fill_runs(segment, count, allocate(rows, width))
+        samples = np.cumsum(is_sample, dtype=np.int32)
+        above = (samples - is_sample)[np.searchsorted(start, start // width * width)]
+        segment = (samples - above) * is_sample  # counted in its row; 0 for padding
+        block.extra["segment_ids"] = allocate(rows, width)
+        block.extra["segment_ids"][:] = np.repeat(segment, count).reshape(rows, width)
     if fields.position_ids:
-        block.extra["position_ids"] = _count_runs(is_sample, count, allocate(rows, width))
-
-
-_AT_ONCE = 1 << 14
-"""Tokens for which something is made on the way: what is larger than this is fresh memory each time."""
-
-
-def _fill_runs(values: NDArray[np.int64], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
-    """values[0], count[0] times; then values[1]; and so on."""
-    flat, values = out.reshape(-1), values.astype(np.int32)
-    for first, last, start, stop in _some_runs(count):
-        flat[start:stop] = np.repeat(values[first:last], count[first:last])
-    return out
-
-
-def _count_runs(is_counted: NDArray[np.bool_], count: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... in each run that is counted, and zeros in the others."""
-    flat, begin = out.reshape(-1), (np.cumsum(count) - count).astype(np.int32)
-    for first, last, start, stop in _some_runs(count):
-        number = np.arange(start, stop, dtype=np.int32)
-        number -= np.repeat(begin[first:last], count[first:last])
-        flat[start:stop] = number
-    for run in np.flatnonzero(~is_counted).tolist():
-        flat[begin[run] : begin[run] + count[run]] = 0
-    return out
-
-
-def _some_runs(count: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
-    """(first run, last run, first token, last token) of a few runs at a time."""
-    ends = np.cumsum(count)
-    first = start = 0
-    while first < len(count):
-        last = max(int(np.searchsorted(ends, start + _AT_ONCE, side="right")), first + 1)
-        stop = int(ends[last - 1])
-        yield first, last, start, stop
-        first, start = last, stop
+        place_in_run = np.arange(rows * width, dtype=np.int32)
+        place_in_run -= np.repeat(start, count)
+        for run in np.flatnonzero(~is_sample).tolist():
+            place_in_run[start[run] : start[run] + count[run]] = 0
+        block.extra["position_ids"] = allocate(rows, width)
+        block.extra["position_ids"][:] = place_in_run.reshape(rows, width)
 
 
 def seqlens_of(seams: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:

@@ -1,4 +1,4 @@
-"""Windows over documents as they come: the rows that a stored stream would have, without knowing where it ends."""
+"""Windows over documents as they come: the rows of a stored stream, before its end is known."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Taken(Generic[D]):
 
     tokens: NDArray[Any]
     places: list[Place[D]]
-    """One more than there are rows: the last is where the row after them begins. Empty where there is no token."""
+    """One more than rows: the last is where the row after them begins. Empty without tokens."""
     borders: list[NDArray[np.int64]]
-    """For each row, the offsets inside its window at which a document begins (0 left out)."""
+    """For each row, the offsets inside its window at which a document begins, except 0."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +49,7 @@ class WindowFeed(Generic[D]):
     """
 
     def __init__(self, documents: Iterator[tuple[D, NDArray[Any]]], row_tokens: int, skip: int = 0) -> None:
-        """`skip`: tokens at the beginning that rows do not use; what they are of is still told."""
+        """`skip`: tokens at the beginning that rows do not use. They still count in places."""
         self.row_tokens = row_tokens
         self._documents = documents
         self._pieces: list[NDArray[Any]] = []
@@ -70,8 +70,9 @@ class WindowFeed(Generic[D]):
         rows = min(rows, max(self._have - 1, 0) // width)
         if not self._have:
             return Taken(np.empty((0, width + 1), np.int64), [], [])
-        tokens = np.concatenate(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
-        self._pieces = [tokens]
+        if len(self._pieces) > 1:
+            self._pieces = [np.concatenate(self._pieces)]
+        (tokens,) = self._pieces
         windows = np.empty((rows, width + 1), tokens.dtype)
         windows[:, :width] = tokens[: rows * width].reshape(rows, width)
         windows[:, width] = tokens[width : rows * width + 1 : width]
@@ -103,8 +104,10 @@ class WindowFeed(Generic[D]):
         """Forget tokens that lie before the next row."""
         if not count:
             return
-        rest = np.concatenate(self._pieces)[count:]
-        self._pieces, self._have = [rest.copy()] if len(rest) else [], len(rest)  # not a view: it would hold the rest
-        gone = max(bisect_right(self._begins, count) - 1, 0) if self._have else len(self._begins)
+        rest = np.concatenate(self._pieces)[count:].copy()  # not a view: it would hold the memory of the others
+        self._pieces, self._have = [rest], len(rest)
+        gone = max(bisect_right(self._begins, count) - 1, 0)
+        if not self._have:
+            self._pieces, gone = [], len(self._begins)
         self._names = self._names[gone:]
         self._begins = [begin - count for begin in self._begins[gone:]]

@@ -1,4 +1,4 @@
-"""Online: the whole path on one page. Rows in, an order over them, blocks of gathered rows out.
+"""The online path on one page: rows in, an order over them, blocks of gathered rows out.
 
 rows     = windows of each source            batches/window.py: planned once, never changed by the order
            or whole documents                batches/row_index.py, samples.py: packed, or one in a row
@@ -26,14 +26,14 @@ from batchwright.batches.batch import (
     mask_padding,
 )
 from batchwright.batches.gather import Allocate, windows_at
-from batchwright.batches.samples import Laid, SampleRows, join_laid
+from batchwright.batches.samples import PaddedSamples, SampleRows, join_padded
 from batchwright.batches.settings import Fields
 from batchwright.batches.window import JointWindows, WindowRows
 from batchwright.order.schedule import Draw, Order
 from batchwright.order.sharding import Share, last_row, row_numbers
 from batchwright.store.stream import StoredDocument, TokenStream
 
-__all__ = ["Flow", "Located", "Picked", "Task"]
+__all__ = ["Flow", "LocatedRows", "Picked", "Task"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,44 +94,46 @@ class Flow:
         pad: int | None = None,
         padding: Padding | None = None,
     ) -> None:
-        """`row_tokens` and `pad`: shorter rows are filled up to so many tokens with this one.
+        """`row_tokens` and `pad`: shorter rows are filled up to `row_tokens` with the token `pad`.
 
-        `padding` says how wide a batch is that has rows of samples.
+        `padding` is the width of a batch that has rows of samples.
         """
         self.rows: list[Rows] = list(rows)
         self.order: Order = order
         self.fields: Fields = fields or Fields().with_defaults(is_packed=False)
         self.row_tokens: int = row_tokens or rows[0].row_tokens
         self.pad: int | None = pad
-        is_padded = any(r.row_tokens != self.row_tokens for r in rows)
         self.windows: list[WindowRows] = [r for r in rows if isinstance(r, WindowRows)]
         self.stored: list[WindowRows | SampleRows] = [r for r in rows if isinstance(r, WindowRows | SampleRows)]
         """The rows that lie in stores."""
         self.has_samples: bool = any(isinstance(r, SampleRows) for r in rows)
         self.padding: Padding = padding or Padding("max_length")
         self.asks_all_ranks: bool = self.has_samples and self.padding.to != "max_length"
-        """Whether the rows of all ranks are looked up, because the longest one says how wide a batch is."""
+        """Whether the rows of all ranks are looked up, because the longest one decides how wide a batch is."""
         self.sequences: Any | int = max(getattr(r, "sequences", 1) for r in rows)
         """Rows of a batch that one row of the order is: two for preference pairs."""
-        self.in_memory: bool = (
-            len(self.windows) == len(self.rows) and len({r.stream.dtype for r in self.windows}) == 1 and not is_padded
-        )
-        is_joint = self.in_memory and len(rows) > 1 and JointWindows.can(self.windows)
-        self.joint: JointWindows | None = JointWindows(self.windows) if is_joint else None
+        self.joint: JointWindows | None = None
+        is_equal = len(self.windows) == len(rows) and all(r.row_tokens == self.row_tokens for r in rows)
+        if is_equal and len(rows) > 1 and JointWindows.can(self.windows):
+            self.joint = JointWindows(self.windows)
+        self.one_gather: bool = is_equal and (len(rows) == 1 or self.joint is not None)
+        """Whether all rows are windows of mapped memory that one gather can take."""
 
     @property
     def width_in_words(self) -> str:
         """Tokens of a row of a batch."""
-        return f"{'up to ' * (self.padding.to != 'max_length')}{self.row_tokens}"
+        if self.padding.to == "max_length":
+            return str(self.row_tokens)
+        return f"up to {self.row_tokens}"
 
-    def locate(self, task: Task | Picked) -> Located:
+    def locate(self, task: Task | Picked) -> LocatedRows:
         """Find the rows of a task. Cheap for each row when there are many: the order is computed for all at once."""
         if isinstance(task, Picked):
             draw = self.order.at(task.positions)
-            return Located(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
+            return LocatedRows(self, task.positions, task.weight, draw, np.full(task.num_rows, task.width))
         positions = self.order.skips.positions(task.live_rows())
         widths = self._widths(task) if self.has_samples else None
-        return Located(self, positions, task.weights(), self.order.at(positions), widths)
+        return LocatedRows(self, positions, task.weights(), self.order.at(positions), widths)
 
     def _widths(self, task: Task) -> NDArray[np.int64]:
         """Tokens of the batch that each row of a task is in: by the longest row of all ranks."""
@@ -149,7 +151,9 @@ class Flow:
         lengths = np.empty(len(draw.index), np.int64)
         for number, rows in enumerate(self.rows):
             mine = np.flatnonzero(draw.source == number)
-            lengths[mine] = rows.lengths(draw.index[mine]) if isinstance(rows, SampleRows) else rows.row_tokens
+            lengths[mine] = rows.row_tokens
+            if isinstance(rows, SampleRows):
+                lengths[mine] = rows.lengths(draw.index[mine])
         return lengths
 
     def totals(self, positions: NDArray[np.int64]) -> tuple[float, int] | None:
@@ -177,14 +181,14 @@ class Flow:
 
     def at(self, positions: NDArray[np.int64], allocate: Allocate) -> Block:
         """The rows at some positions, also at such as are skipped."""
-        return Located(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
+        return LocatedRows(self, positions, None, self.order.at(positions)).make(0, len(positions), allocate)
 
     def make(self, task: Task | Picked, allocate: Allocate) -> Block:
         return self.locate(task).make(0, task.num_rows, allocate)
 
 
-class Located:
-    """Where the rows at some positions lie. `make` gathers any run of them."""
+class LocatedRows:
+    """Rows at some positions, looked up. `make` gathers any run of them."""
 
     def __init__(
         self,
@@ -198,19 +202,21 @@ class Located:
         self.positions: NDArray[np.int64] = positions
         self.weight: NDArray[np.float32] | None = weight
         self.draw: Draw = draw
-        self.widths: NDArray[np.int64] = np.full(len(positions), flow.row_tokens) if widths is None else widths
+        if widths is None:
+            widths = np.full(len(positions), flow.row_tokens)
+        self.widths: NDArray[np.int64] = widths
         self.windows: NDArray[Any] | None = None
         self.start: NDArray[np.int64]
         self.rows: NDArray[np.int64]
         self.apart: NDArray[np.int64] | None = None
-        """Rows that lie over the border of a shard, and are read one by one."""
-        if flow.in_memory:
+        """Rows over the border of a shard, which are read one by one."""
+        if flow.one_gather:
             self._find_windows()
         elif flow.fields.need_borders and not flow.has_samples:
             self._find_starts()
 
     def _find_starts(self) -> None:
-        """Where rows begin in their streams: for sources whose tokens are not of one type, and are gathered apart."""
+        """Where rows begin in their streams, for sources that are gathered one by one."""
         source, index, epoch = self.draw
         self.start = np.empty(len(index), np.int64)
         for number in np.unique(source).tolist():
@@ -219,26 +225,17 @@ class Located:
 
     def _find_windows(self) -> None:
         source, index, epoch = self.draw
-        sources = self.flow.windows
-        # What `addresses` says holds only while the shards are mapped: `_held` keeps them so.
-        if len(sources) == 1:
-            address, whole, held, self.start = sources[0].addresses(index, epoch)
-            self._held = [held]
-        elif self.flow.joint is not None:
-            address, whole, self.start = self.flow.joint.find(source, index, epoch)
-        else:
-            address, self.start = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
-            whole, self._held = np.empty(len(index), bool), []
-            for number in np.unique(source).tolist():
-                mine = np.flatnonzero(source == number)
-                address[mine], whole[mine], held, self.start[mine] = sources[number].addresses(index[mine], epoch[mine])
-                self._held.append(held)
-        if not whole.all():
-            self.apart = np.flatnonzero(~whole)
+        rows = self.flow.windows[0]
+        if self.flow.joint is not None:
+            address, is_whole, self.start = self.flow.joint.find(source, index, epoch)
+        else:  # an address holds only while its shard is mapped: `_mapped` keeps it so
+            address, is_whole, self._mapped, self.start = rows.addresses(index, epoch)
+        if not is_whole.all():
+            self.apart = np.flatnonzero(~is_whole)
             if len(self.apart) == len(address):
                 return
-            address[self.apart] = address[whole][0]  # some row that is safe to gather, to be overwritten
-        self.windows, self.rows = windows_at(address, self.flow.row_tokens + 1, sources[0].stream.dtype)
+            address[self.apart] = address[is_whole][0]  # some row that is safe to gather, to be overwritten
+        self.windows, self.rows = windows_at(address, self.flow.row_tokens + 1, rows.stream.dtype)
 
     def make(self, first: int, last: int, allocate: Allocate) -> Block:
         """Gather rows [first, last) of the located ones."""
@@ -246,69 +243,78 @@ class Located:
         if flow.has_samples:
             return self._make_samples(first, last, allocate)
         out = allocate(last - first, flow.row_tokens + 1)
-        source = self.draw.source[first:last]
-        if self.windows is not None:
-            np.copyto(out, self.windows[self.rows[first:last]])
-        if self.apart is not None:
-            for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
-                flow.windows[int(self.draw.source[row])].read_row(
-                    int(self.start[row]), out[row - first], int(self.draw.epoch[row])
-                )
-        if not flow.in_memory:
+        if flow.one_gather:
+            self._gather_at_once(first, last, out)
+        else:
             self._gather_by_source(first, last, out)
-        weight = None if self.weight is None else self.weight[first:last]
-        block = Block(out, source, self.positions[first:last], weight)
+        block = self._block(first, last, out)
         if flow.fields.need_borders:
-            starts, epochs = self.start[first:last].tolist(), self.draw.epoch[first:last].tolist()
-            borders = [
-                flow.windows[s].borders(start, e) for s, start, e in zip(source.tolist(), starts, epochs, strict=True)
-            ]
-            add_border_fields(block, borders, flow.fields)
+            add_border_fields(block, self._borders(first, last), flow.fields)
         if flow.pad is not None:
-            widths = np.array([r.row_tokens for r in flow.rows])[source]
-            fill_up(block, widths, flow.pad)
+            fill_up(block, np.array([rows.row_tokens for rows in flow.rows])[block.source], flow.pad)
         mask_padding(block)
         return block
 
+    def _block(self, first: int, last: int, out: NDArray[np.int64]) -> Block:
+        weight = None if self.weight is None else self.weight[first:last]
+        return Block(out, self.draw.source[first:last], self.positions[first:last], weight)
+
+    def _borders(self, first: int, last: int) -> list[NDArray[np.int64]]:
+        """The offsets in each row at which documents begin."""
+        draw, windows = self.draw, self.flow.windows
+        places = zip(draw.source[first:last].tolist(), self.start[first:last], draw.epoch[first:last], strict=True)
+        return [windows[source].borders(int(start), int(epoch)) for source, start, epoch in places]
+
+    def _gather_at_once(self, first: int, last: int, out: NDArray[np.int64]) -> None:
+        if self.windows is not None:
+            np.copyto(out, self.windows[self.rows[first:last]])
+        if self.apart is None:
+            return
+        for row in self.apart[(self.apart >= first) & (self.apart < last)].tolist():
+            windows = self.flow.windows[int(self.draw.source[row])]
+            windows.read_row(int(self.start[row]), out[row - first], int(self.draw.epoch[row]))
+
     def _make_samples(self, first: int, last: int, allocate: Allocate) -> Block:
-        """Rows of which some are samples, each source's laid out by itself."""
+        """Rows of which some are samples, padded source by source."""
         flow, per = self.flow, self.flow.sequences
         source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]
         widths = self.widths[first:last]
         width = int(widths.max(initial=1)) + 1
         out = allocate((last - first) * per, width)
-        parts: list[tuple[NDArray[np.int64], Laid]] = []
+        parts: list[tuple[NDArray[np.int64], PaddedSamples]] = []
         for number, rows in enumerate(flow.rows):
             mine = np.flatnonzero(source == number)
             if not len(mine):
                 continue
-            whole = len(mine) == len(source)
-            target = out if whole else np.empty((len(mine) * per, width), np.int64)
+            target = out
+            if len(mine) < len(source):
+                target = np.empty((len(mine) * per, width), np.int64)
             if isinstance(rows, SampleRows):
-                show, left = bool(flow.fields.roles), flow.padding.left
-                laid = rows.lay(
-                    index[mine], widths[mine], target, pad=flow.pad or 0, left=left, show=show, allocate=allocate
+                show, left, pad = bool(flow.fields.roles), flow.padding.left, flow.pad or 0
+                padded = rows.padded(
+                    index[mine], widths[mine], target, pad=pad, left=left, show=show, allocate=allocate
                 )
             else:
-                laid = self._lay_windows(rows, index[mine], epoch[mine], widths[mine], target)
-            parts.append(((mine[:, None] * per + np.arange(per)).ravel(), laid))
-        laid = parts[0][1] if len(parts) == 1 and parts[0][1].tokens is out else join_laid(parts, out)
-        weight = None if self.weight is None else self.weight[first:last]
-        block = Block(out, source, self.positions[first:last], weight)
-        add_sample_fields(block, laid, flow.fields, allocate)
-        block.shown = laid.shown
+                padded = self._padded_windows(rows, index[mine], epoch[mine], widths[mine], target)
+            parts.append(((mine[:, None] * per + np.arange(per)).ravel(), padded))
+        padded = parts[0][1]
+        if padded.tokens is not out:
+            padded = join_padded(parts, out)
+        block = self._block(first, last, out)
+        add_sample_fields(block, padded, flow.fields, allocate)
+        block.shown = padded.shown
         mask_padding(block)
         return block
 
-    def _lay_windows(
+    def _padded_windows(
         self,
         rows: Rows,
         index: NDArray[np.int64],
         epoch: NDArray[np.int64],
         widths: NDArray[np.int64],
         out: NDArray[np.int64],
-    ) -> Laid:
-        """Windows beside samples: one long sample each, unless the borders of its documents are asked for."""
+    ) -> PaddedSamples:
+        """Windows beside samples: each is one long sample, or its documents are, where their borders are asked for."""
         fields, length = self.flow.fields, rows.row_tokens + 1
         part = np.empty((len(index), length), np.int64)
         rows.gather(index, epoch, part)
@@ -326,7 +332,7 @@ class Located:
             weight[begins] = 0
         begins[:, length - 1 :] = False  # a window's last token is only a target: a document that begins there has none
         count = len(index)
-        return Laid(out, weight, begins, np.full(count, length - 1), np.zeros(count, np.int64), widths)
+        return PaddedSamples(out, weight, begins, np.full(count, length - 1), np.zeros(count, np.int64), widths)
 
     def _gather_by_source(self, first: int, last: int, out: NDArray[np.int64]) -> None:
         source, index, epoch = self.draw.source[first:last], self.draw.index[first:last], self.draw.epoch[first:last]

@@ -1,4 +1,4 @@
-"""The adapter of a framework, imported when it is needed: the one place outside `adapters/` that reaches them."""
+"""The adapter of a framework, imported when it is needed. Only here does the package reach into `adapters/`."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def adapter(framework: str) -> Any:
 def adapter_of(array: Any) -> Any:
     """The adapter of the framework that `array` belongs to. ModuleNotFoundError for other objects."""
     top = type(array).__module__.partition(".")[0]
-    return adapter("jax" if top == "jaxlib" else top)
+    return adapter(top.removesuffix("lib"))  # JAX's arrays are of jaxlib

@@ -1,4 +1,4 @@
-"""One gather for windows that lie anywhere in memory, however many mapped files they are spread over.
+"""One gather for windows anywhere in memory, spread over any number of mapped files.
 
 NumPy gathers rows of one array. All mapped shards lie in one address space, so one strided view that begins at the
 lowest window and steps by one token is such an array: rows of it are windows, by address. Nothing outside the windows
@@ -18,7 +18,7 @@ from batchwright.columns.addresses import Memory
 __all__ = ["Allocate", "copy_runs", "floats", "fresh", "gather_windows", "windows_at"]
 
 Allocate = Callable[[int, int], NDArray[np.int64]]
-"""(rows, width) -> memory for so many numbers, of any content: fresh, or used before and free again."""
+"""(rows, width) -> memory of any content: fresh, or used before and free again."""
 
 _LONG_RUN = 32
 """Tokens from which on a copy of its own is cheaper than an index for each token."""
@@ -38,7 +38,7 @@ def windows_at(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """An array whose rows are windows of `length` tokens, and which of its rows lie at these addresses.
 
-    The caller vouches for the addresses: each window must lie whole inside one live, aligned buffer of `dtype`.
+    The caller guarantees that each window is inside one live, aligned buffer of `dtype`.
 
     >>> tokens = np.arange(10, dtype=np.uint16)
     >>> windows, rows = windows_at(tokens.ctypes.data + 2 * np.array([6, 1]), 3, tokens.dtype)
@@ -65,7 +65,7 @@ def copy_runs(
 ) -> None:
     """Copy runs of different lengths: lengths[i] tokens from addresses[i] to out[starts[i]:], widening them.
 
-    As for `windows_at`, the caller vouches for the addresses, and holds what they lie in.
+    As for `windows_at`, the caller guarantees that the addresses stay mapped.
 
     >>> tokens, out = np.arange(10, dtype=np.uint16), np.zeros(6, np.int64)
     >>> copy_runs(tokens.ctypes.data + 2 * np.array([7, 2]), np.array([3, 2]), tokens.dtype, out, np.array([0, 4]))

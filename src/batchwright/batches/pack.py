@@ -41,12 +41,12 @@ PACKINGS = ("best_fit", "first_fit", "greedy")
 
 
 class Packing(NamedTuple):
-    """Which items stand in which row, as two arrays: every item once."""
+    """The items of each row, as two arrays: every item once."""
 
     items: NDArray[np.int64]
     """Item numbers, row after row."""
     row_starts: NDArray[np.int64]
-    """Where each row begins in `items`, and at last where the last row ends: num_rows + 1 numbers."""
+    """The first item of each row in `items`, and the end of the last row: num_rows + 1 numbers."""
 
     @property
     def num_rows(self) -> int:
@@ -80,7 +80,8 @@ def pack(lengths: NDArray[np.integer], capacity: int, method: str = "best_fit") 
         return Packing(np.arange(len(checked), dtype=np.int64), _greedy_starts(checked, capacity))
     longest_first = _stable_order(capacity - checked)
     distinct, counts = _histogram(checked[longest_first])
-    fills = (_best_fit if method == "best_fit" else _first_fit)(distinct, counts, capacity)
+    fill = {"best_fit": _best_fit, "first_fit": _first_fit}[method]
+    fills = fill(distinct, counts, capacity)
     row_of = _row_of_each(fills)
     row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of))])
     return Packing(longest_first[_stable_order(row_of)], row_starts)
@@ -94,27 +95,20 @@ def _checked(lengths: NDArray[np.integer], capacity: int) -> NDArray[np.int64]:
             parameter="lengths",
             remedy="np.array([...], np.int64)",
         )
-    if lengths.size and lengths.min() < 1:
-        item = int(np.argmax(lengths < 1))
-        raise SpecError(
-            f"item {item} has length {lengths[item]}",
-            parameter="lengths",
-            item=item,
-            length=int(lengths[item]),
-            capacity=capacity,
-            remedy="leave empty items out before packing",
-        )
-    if lengths.size and lengths.max() > capacity:
-        item = int(np.argmax(lengths > capacity))
-        raise SpecError(
-            f"item {item} has length {lengths[item]}, more than the capacity {capacity} of a row",
-            parameter="lengths",
-            item=item,
-            length=int(lengths[item]),
-            capacity=capacity,
-            remedy=f"cut or drop it, or capacity={lengths.max()}",
-        )
+    _refuse_items(lengths < 1, lengths, capacity, "", "leave empty items out before packing")
+    remedy = f"cut or drop it, or capacity={lengths.max(initial=1)}"
+    _refuse_items(lengths > capacity, lengths, capacity, f", more than the capacity {capacity} of a row", remedy)
     return lengths.astype(np.int64)
+
+
+def _refuse_items(
+    is_bad: NDArray[np.bool_], lengths: NDArray[np.integer], capacity: int, why: str, remedy: str
+) -> None:
+    if is_bad.any():
+        item = int(np.argmax(is_bad))
+        length = int(lengths[item])
+        where = {"item": item, "length": length, "capacity": capacity}
+        raise SpecError(f"item {item} has length {length}{why}", parameter="lengths", **where, remedy=remedy)
 
 
 def _stable_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -209,15 +203,15 @@ def _first_fit(distinct: NDArray[np.int64], counts: NDArray[np.int64], capacity:
         first_rows, sizes, rooms = runs[:, fits]
         per_row = rooms // length
         taken = np.cumsum(sizes * per_row)
-        whole = int(np.searchsorted(taken, count, side="right"))  # so many runs take all they can
-        if whole:
-            steps.frombytes(np.stack([first_rows[:whole], sizes[:whole], per_row[:whole]], axis=1).tobytes())
-            runs[2, fits[:whole]] -= per_row[:whole] * length
-            count -= int(taken[whole - 1])
+        num_full = int(np.searchsorted(taken, count, side="right"))  # runs that take all they can
+        if num_full:
+            steps.frombytes(np.stack([first_rows[:num_full], sizes[:num_full], per_row[:num_full]], axis=1).tobytes())
+            runs[2, fits[:num_full]] -= per_row[:num_full] * length
+            count -= int(taken[num_full - 1])
         if not count:
             continue
-        if whole < len(fits):
-            at, run = int(fits[whole]), runs[:, fits[whole]].tolist()
+        if num_full < len(fits):
+            at, run = int(fits[num_full]), runs[:, fits[num_full]].tolist()
         else:
             at, run = num_runs, [num_rows, -(-count // (capacity // length)), capacity]
             num_runs, num_rows = num_runs + 1, num_rows + run[1]
@@ -257,7 +251,7 @@ def _fills(steps: array[int]) -> _Fills:
 
 
 def _greedy_starts(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Where rows begin that are filled in order, and where the last one ends."""
+    """The first items of rows that are filled in order, and the end of the last row."""
     ends = np.cumsum(lengths)
     # For every item: where the next row would begin if one began here. The rows are then one walk along these.
     following = np.searchsorted(ends, ends - lengths + capacity, side="right").data

@@ -1,4 +1,4 @@
-"""A batch in smaller ones, for gradient accumulation: every row once, and what is said of the whole stays."""
+"""A batch cut into smaller ones for gradient accumulation: every row once, with the sums of the whole batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Pick = Callable[[Any, NDArray[np.int64]], Any]
 
 
 def cut_rows(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Rows in parts of at most so many tokens, padding included: the longest first, so that the first part is the test
-    of whether memory will do. Rows of a part are in ascending order.
+    """Rows in parts of at most `max_tokens` tokens, padding included. The longest come first, so that the first part
+    shows whether memory suffices. Rows of a part are in ascending order.
 
     >>> [part.tolist() for part in cut_rows(np.array([5, 2, 9, 2, 4]), 10)]
     [[2], [0, 4], [1, 3]]
@@ -53,7 +53,9 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
             remedy="cu_seqlens=False (position_ids and segment_ids stay), or a smaller batch_size",
         )
     mask = batch.attention_mask
-    is_real = np.asarray(mask.cpu() if hasattr(mask, "cpu") else mask) != 0
+    if hasattr(mask, "cpu"):
+        mask = mask.cpu()
+    is_real = np.asarray(mask) != 0
     rows, width = is_real.shape
     first = np.where(is_real.any(1), is_real.argmax(1), 0)
     last = np.where(is_real.any(1), width - is_real[:, ::-1].argmax(1), 0)
@@ -63,14 +65,16 @@ def parts_of(batch: TrainingBatch, max_tokens: int, pick: Pick) -> list[Training
         places = slice(int(first[part].min()), max(int(last[part].max()), int(first[part].min()) + 1))
 
         def cut(value: Any, part: NDArray[np.int64] = part, places: slice = places) -> Any:
-            """What of a value belongs to the part: of one that has a line for each row, and places in it."""
+            """The rows and places of a value that belong to the part, where it has them."""
             if isinstance(value, list) and len(value) == rows:
                 return [value[row] for row in part.tolist()]
             shape: tuple[int, ...] = getattr(value, "shape", ())
             if len(shape) == 0 or shape[0] != rows:
                 return value
             picked = value[part] if isinstance(value, np.ndarray) else pick(value, part)
-            return picked[:, places] if len(shape) > 1 and shape[1] == width else picked
+            if len(shape) > 1 and shape[1] == width:
+                return picked[:, places]
+            return picked
 
         own = {name: cut(value) for name, value in fields.items()}
         made.append(rebuild(own, None, (), {name: cut(value) for name, value in metadata.items()}))

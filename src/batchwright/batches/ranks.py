@@ -1,7 +1,7 @@
-"""Who am I among how many: explicit, from a mesh, from torch or JAX, from the launcher's environment, or alone.
+"""The rank of this process: as given, from a mesh, from torch or JAX, from the launcher's environment, or alone.
 
-What was set up in this process beats what a launcher said about it. Nothing is set up by asking: a framework is asked
-only if the program has loaded it, and no accelerator is touched.
+What this process has set up comes before the launcher's environment. Looking sets nothing up: only frameworks that the
+program has loaded are asked, and no accelerator is touched.
 """
 
 from __future__ import annotations
@@ -43,17 +43,9 @@ def find_ranks(rank: int | None = None, world_size: int | None = None, mesh: Any
         found = Ranks(int(rank), int(world_size), "rank=, world_size=")
     elif mesh is not None:
         found = _from_mesh(mesh)
-    elif (distributed := torch_distributed()) is not None:
-        found = Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-    elif (jax := _jax_distributed()) is not None:
-        found = Ranks(jax.process_id, jax.num_processes, "jax.distributed")
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # what torchrun sets
-        found = Ranks(_number("RANK"), _number("WORLD_SIZE"), "the environment: RANK, WORLD_SIZE")
-    elif "SLURM_PROCID" in os.environ and _SLURM_TASKS in os.environ:
-        found = Ranks(_number("SLURM_PROCID"), _number(_SLURM_TASKS), f"the environment: SLURM_PROCID, {_SLURM_TASKS}")
     else:
-        found = Ranks(0, 1, "nothing says otherwise")
-    if found.world_size < 1 or not 0 <= found.rank < found.world_size:
+        found = _from_frameworks() or _from_environment() or Ranks(0, 1, "nothing says otherwise")
+    if not 0 <= found.rank < found.world_size:
         raise SpecError(
             f"rank {found.rank} of {found.world_size} does not exist (from {found.found_in})",
             parameter="rank",
@@ -62,9 +54,28 @@ def find_ranks(rank: int | None = None, world_size: int | None = None, mesh: Any
     return found
 
 
+def _from_frameworks() -> Ranks | None:
+    distributed = torch_distributed()
+    if distributed is not None:
+        return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    # jax.process_index() would start a backend, and take the accelerator's memory, only to answer.
+    jax: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if getattr(jax, "client", None) is None or getattr(jax, "num_processes", None) is None:
+        return None
+    return Ranks(jax.process_id, jax.num_processes, "jax.distributed")
+
+
+def _from_environment() -> Ranks | None:
+    """The rank that torchrun or srun set."""
+    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", _SLURM_TASKS)):
+        if rank in os.environ and size in os.environ:
+            return Ranks(_number(rank), _number(size), f"the environment: {rank}, {size}")
+    return None
+
+
 _SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
-"""Of the step that srun started. SLURM_NTASKS will not do: a batch script or an salloc shell has it too (and a script
-even SLURM_PROCID=0), for tasks that nobody has started, and a step may have fewer."""
+"""Set in the step that srun started. SLURM_NTASKS is also set in a batch script or an salloc shell (in a script even
+SLURM_PROCID=0), for tasks that are not running, and a step may have fewer."""
 
 
 def _number(variable: str) -> int:
@@ -86,15 +97,6 @@ def torch_distributed() -> Any:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed
-
-
-def _jax_distributed() -> Any:
-    """What jax.distributed.initialize() has set up; None where it has not run."""
-    # jax.process_index() would start a backend, and take the accelerator's memory, only to answer.
-    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    if getattr(state, "client", None) is None or getattr(state, "num_processes", None) is None:
-        return None
-    return state
 
 
 def _from_mesh(mesh: Any) -> Ranks:
@@ -132,4 +134,5 @@ def _from_mesh(mesh: Any) -> Ranks:
     for dimension in dimensions:
         rank = rank * mesh.size(dimension) + coordinates[dimension]
         size *= mesh.size(dimension)
-    return Ranks(rank, size, f"mesh= ({', '.join(names[d] for d in dimensions) if names else '1 dimension'})")
+    words = ", ".join(names[dimension] for dimension in dimensions) if names else "1 dimension"
+    return Ranks(rank, size, f"mesh= ({words})")

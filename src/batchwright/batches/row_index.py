@@ -1,7 +1,7 @@
-"""Which pieces of which documents a row is made of: planned over all documents at once, before the order.
+"""The pieces of documents that each row is made of, planned over all documents at once, before the order.
 
-Rows of whole documents are numbers like any others then: shuffled, mixed, resumed and traced in the same way. What
-is left out (too long, nothing to learn) is decided and counted here, and by nothing after it.
+So rows of whole documents are numbers like all others: shuffled, mixed, resumed and traced in the same way. Documents
+that are left out (too long, nothing to learn) are decided on and counted here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """How rows are made of documents. With the documents' content it decides every row."""
+    """The settings of rows. Together with the documents they fix every row."""
 
     row_tokens: int
     packing: str | None
     """None: one sample in each row."""
     truncation: str
-    """What becomes of a sample that is longer than a row: "split" cuts it into several."""
+    """For a sample that is longer than a row. "split" cuts it into several."""
     loss: str | None = None
-    """Which tokens are trained, as `LossPolicy` writes it; None: all."""
+    """The tokens that are trained, as `LossPolicy` writes them; None: all."""
     pairs: bool = False
     """Whether a document is two samples, chosen and rejected, that come together."""
 
     def spec(self) -> dict[str, Any]:
-        """What names the rows, as JSON: what has its default is left out."""
-        spec: dict[str, Any] = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
-        spec |= {"packing": self.packing} if self.packing else {}
-        spec |= {"loss": self.loss} if self.loss else {}
-        return spec | ({"pairs": True} if self.pairs else {})
+        """The rows' name as JSON, without defaults."""
+        spec = {"row_tokens": self.row_tokens, "truncation": self.truncation, "version": PACK_VERSION}
+        optional = {"packing": self.packing, "loss": self.loss, "pairs": self.pairs}
+        return spec | {name: value for name, value in optional.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """Which pieces of documents each row is made of: row r has the pieces [row_starts[r], row_starts[r + 1])."""
+    """Pieces of documents, row by row: row r has the pieces [row_starts[r], row_starts[r + 1])."""
 
     row_starts: Numbers
     start: Numbers
@@ -57,7 +56,7 @@ class RowIndex:
     goes_on: NDArray[np.uint8]
     """1 for a piece that fills a row and is not the last of its document: the next token is its last target."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What became of documents: how many there are, and of those that are in no row, how many and why."""
+    """The number of documents, and of those that are in no row, by reason."""
 
     @property
     def num_rows(self) -> int:
@@ -76,7 +75,7 @@ class _Pieces(NamedTuple):
     length: Numbers
     goes_on: NDArray[np.uint8]
 
-    def kept(self, which: NDArray[np.bool_]) -> _Pieces:
+    def where(self, which: NDArray[np.bool_]) -> _Pieces:
         return _Pieces(self.document[which], self.begin[which], self.length[which], self.goes_on[which])
 
 
@@ -99,7 +98,7 @@ def plan_rows(
     one_of(TRUNCATIONS, truncation=spec.truncation)
     at_least(1, max_length=spec.row_tokens)
     counts = {"documents": len(borders) - 1}
-    pieces, per_row = _whole(borders, sides), 1 if sides is None else 2
+    pieces, per_row = _whole(borders, sides), 1 + (sides is not None)
     if per_row == 2 and spec.packing is not None:
         raise SpecError(
             "preference pairs cannot be packed: each is two rows of a batch, chosen and rejected",
@@ -142,11 +141,11 @@ def _whole(borders: Numbers, sides: Numbers | None) -> _Pieces:
 
 
 def _left_out(pieces: _Pieces, which: NDArray[np.bool_], why: str, counts: dict[str, int], per_row: int) -> _Pieces:
-    """The pieces that are not these, which are counted; of a pair, both or none."""
-    whole = which.reshape(-1, per_row).any(axis=1)
-    if whole.any():
-        counts[why] = int(whole.sum())
-    return pieces.kept(~np.repeat(whole, per_row))
+    """The pieces without those of `which`, which are counted; of a pair, both or none."""
+    is_left_out = which.reshape(-1, per_row).any(axis=1)
+    if is_left_out.any():
+        counts[why] = int(is_left_out.sum())
+    return pieces.where(~np.repeat(is_left_out, per_row))
 
 
 def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: int, source: str) -> _Pieces:
@@ -166,8 +165,10 @@ def _truncated(pieces: _Pieces, spec: RowSpec, counts: dict[str, int], per_row: 
         )
     counts["cut"] = int(is_over.sum())
     over = np.maximum(pieces.length - spec.row_tokens, 0)
-    begin = pieces.begin + over if spec.truncation == "keep_end" else pieces.begin
-    return pieces._replace(begin=begin, length=pieces.length - over)
+    pieces = pieces._replace(length=pieces.length - over)
+    if spec.truncation == "keep_end":
+        return pieces._replace(begin=pieces.begin + over)
+    return pieces
 
 
 def _split(pieces: _Pieces, capacity: int) -> _Pieces:
@@ -196,7 +197,7 @@ def ragged(starts: Numbers, counts: Numbers) -> Numbers:
 
 
 class SpanWeights:
-    """What spans say of every token: a span has a weight, and a token that of its span."""
+    """Weights of tokens, by span: every token has the weight of its span."""
 
     def __init__(self, starts: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.float32]) -> None:
         """Document d has the spans [starts[d], starts[d + 1]); a span ends at token `stop` of its document."""
@@ -205,28 +206,27 @@ class SpanWeights:
         self.weight: NDArray[np.float32] = weight
 
     def count(self, document: Numbers, begin: Numbers, end: Numbers) -> Numbers:
-        """How many of the tokens [begin, end) of each document have a weight above 0."""
-        span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
-        sums = np.concatenate([[0], np.cumsum(np.where(self.weight[span] > 0, tokens, 0))])
-        ends = np.cumsum(counts)
-        found: Numbers = sums[ends] - sums[ends - counts]
-        return found
+        """The number of tokens [begin, end) of each document with a weight above 0."""
+        return self._sums((self.weight > 0).astype(np.int64), document, begin, end)
 
     def total(self, document: Numbers, begin: Numbers, end: Numbers) -> NDArray[np.float64]:
         """The sum of the weights of the tokens [begin, end) of each document."""
+        return self._sums(self.weight.astype(np.float64), document, begin, end)
+
+    def _sums(self, weight: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
         span, tokens, counts = self._cut(document, begin, np.maximum(end, begin))
-        sums = np.concatenate([[0.0], np.cumsum(self.weight[span].astype(np.float64) * tokens)])
+        sums = np.append(0, np.cumsum(weight[span] * tokens))
         ends = np.cumsum(counts)
-        found: NDArray[np.float64] = sums[ends] - sums[ends - counts]
+        found: NDArray[Any] = sums[ends] - sums[ends - counts]
         return found
 
     def expand(self, values: NDArray[Any], document: Numbers, begin: Numbers, end: Numbers) -> NDArray[Any]:
-        """What `values` says of the span of each token [begin, end) of documents, end to end."""
+        """The `values` of the spans of all tokens [begin, end) of documents, end to end."""
         span, tokens, _ = self._cut(document, begin, end)
         return np.repeat(values[span], tokens)
 
     def _cut(self, document: Numbers, begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """(spans of all documents, how many of the tokens [begin, end) each has, how many spans a document has)."""
+        """(spans of all documents, how many of the tokens [begin, end) each has, spans of each document)."""
         first = self.starts[document].astype(np.int64)
         counts = self.starts[document + 1].astype(np.int64) - first
         span = ragged(first, counts)

@@ -1,4 +1,4 @@
-"""Rows of whole samples: documents packed side by side, or one in a row, and what that means for every token.
+"""Rows of whole samples: documents packed side by side, or one in a row, with the fields of every token.
 
 tokens         a a a a b b b c c .        three samples in a row of ten places, one of them empty
 segment_ids    1 1 1 1 2 2 2 3 3 0        no token attends to another sample
@@ -19,12 +19,12 @@ from batchwright.base.errors import SpecError
 from batchwright.batches.gather import Allocate, copy_runs, floats, fresh
 from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, ragged
 
-__all__ = ["Laid", "SampleRows", "join_laid"]
+__all__ = ["PaddedSamples", "SampleRows", "join_padded"]
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """Rows of samples, laid out: [sequences, width + 1] each, aligned with tokens (not with targets)."""
+class PaddedSamples:
+    """Rows of samples: [sequences, width + 1] each, aligned with tokens (not with targets)."""
 
     tokens: NDArray[np.int64]
     weight: NDArray[np.float32]
@@ -36,33 +36,33 @@ class Laid:
     offset: NDArray[np.int64]
     """Where they begin: not at 0 where the left is padded."""
     widths: NDArray[np.int64]
-    """Tokens of the batch that each sequence is in; what is beyond is cut off."""
+    """Tokens of the batch that each sequence is in: arrays are cut to it."""
     shown: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Fields of spans for each token, -1 where there is none."""
 
 
-def join_laid(parts: list[tuple[NDArray[np.int64], Laid]], out: NDArray[np.int64]) -> Laid:
-    """Rows that were laid out apart, each part with the numbers that its rows have in `out`."""
+def join_padded(parts: list[tuple[NDArray[np.int64], PaddedSamples]], out: NDArray[np.int64]) -> PaddedSamples:
+    """Parts that were padded one by one, as one: each comes with the numbers of its rows in `out`."""
     shape, count = out.shape, len(out)
-    joined = Laid(
+    joined = PaddedSamples(
         out,
         np.zeros(shape, np.float32),
         np.zeros(shape, bool),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
-        {name: np.full(shape, -1, np.int16) for _, laid in parts for name in laid.shown},
+        {name: np.full(shape, -1, np.int16) for _, padded in parts for name in padded.shown},
     )
-    for rows, laid in parts:
+    for rows, padded in parts:
         for name in ("tokens", "weight", "begins", "length", "offset", "widths"):
-            getattr(joined, name)[rows] = getattr(laid, name)
-        for name, values in laid.shown.items():
+            getattr(joined, name)[rows] = getattr(padded, name)
+        for name, values in padded.shown.items():
             joined.shown[name][rows] = values
     return joined
 
 
-class Stream(Protocol):
-    """What rows of samples need of a stream of documents."""
+class SampleStream(Protocol):
+    """The part of a stream of documents that rows of samples need."""
 
     name: str
     split: str
@@ -79,7 +79,7 @@ class SampleRows:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: SampleStream,
         index: RowIndex,
         spec: RowSpec,
         borders: NDArray[np.int64],
@@ -94,7 +94,7 @@ class SampleRows:
         `reopen` is (function, arguments): how another process opens the same rows, if not by value.
         """
         self._reopen = reopen
-        self.stream: Stream = stream
+        self.stream: SampleStream = stream
         self.index: RowIndex = index
         self.spec: RowSpec = spec
         self.trained: SpanWeights | None = trained
@@ -109,19 +109,15 @@ class SampleRows:
         self.sequences = 2 if spec.pairs else 1
         """Rows of a batch that one row is: two for a pair."""
         if not self.num_rows:
+            counts = ", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"
             raise SpecError(
-                f"source {self.name!r} ({self.split}) has no rows: "
-                + (", ".join(f"{n:,} {what}" for what, n in index.counts.items()) or "no documents"),
+                f"source {self.name!r} ({self.split}) has no rows: {counts}",
                 parameter="max_length",
                 source=self.name,
                 remedy="a longer max_length, another loss=, or other data",
             )
-        piece_sums = np.concatenate([[0], np.cumsum(index.length, dtype=np.int64)])
-        self._row_length = (
-            np.maximum.reduceat(index.length, index.row_starts[:-1]).astype(np.int64)
-            if spec.pairs
-            else piece_sums[index.row_starts[1:]] - piece_sums[index.row_starts[:-1]]
-        )
+        combine = np.maximum if spec.pairs else np.add
+        self._row_length = combine.reduceat(index.length, index.row_starts[:-1], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen or super().__reduce__()  # type: ignore[return-value]
@@ -165,9 +161,9 @@ class SampleRows:
         return rows
 
     def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-        self.lay(index, np.full(len(index), self.row_tokens), out, pad=0)
+        self.padded(index, np.full(len(index), self.row_tokens), out, pad=0)
 
-    def lay(
+    def padded(
         self,
         index: NDArray[np.int64],
         widths: NDArray[np.int64],
@@ -177,7 +173,7 @@ class SampleRows:
         left: bool = False,
         show: bool = False,
         allocate: Allocate = fresh,
-    ) -> Laid:
+    ) -> PaddedSamples:
         """Rows one below the other in `out`, [sequences, width + 1]; `widths` of the batch that each row is in.
 
         With `show`, fields of spans too, for each token. `allocate` gives memory for the weights.
@@ -223,4 +219,4 @@ class SampleRows:
         begins = np.zeros(out.shape, bool)
         begins.reshape(-1)[at] = True
         weight[row, column + offset[row]] = 0  # nothing comes before it that could predict it
-        return Laid(out, weight, begins, row_length, offset, widths, shown)
+        return PaddedSamples(out, weight, begins, row_length, offset, widths, shown)

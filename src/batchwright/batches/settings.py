@@ -1,7 +1,7 @@
 """The settings of loaders, each declared once: type, default, check and one line of documentation.
 
-Everything else is derived from a declaration: what a plan must agree with, what a stream over raw files refuses, the
-flags of the command line, and the page of settings. `None` always means "not given", which is not "the default".
+Declarations also decide which settings a plan fixes, which ones a stream over raw files refuses, the flags of the
+command line, and the tables of docs/settings.md. `None` always means "not given", which is not "the default".
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from batchwright.base.checks import at_least, one_of, whole_number
 from batchwright.base.errors import SpecError
+from batchwright.base.words import shortened
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan
     from batchwright.typing import Balance, EpochEnd, Mesh, PadTo, ShardingLike, WeightsLike
 
-__all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Scope", "Setting", "Shuffle", "reference"]
+__all__ = ["SETTINGS", "Asked", "Batching", "Delivery", "Fields", "Mixture", "Scope", "Setting", "Shuffle"]
 
 Scope = Literal["global", "pool", "window", "none"]
 
 NO_RECORD = "no record of what it was made from"
-"""Stands for settings that a plan was computed from and does not hold."""
+"""Stands for settings that a plan was made from and does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +40,13 @@ class Setting:
     """check(name=value) -> the value, or a SpecError."""
     choices: tuple[str, ...] = ()
     planned: Callable[[Plan], Any] | None = None
-    """The value in a plan. None: a plan does not hold it."""
+    """Reads the value from a plan. None: plans do not hold it."""
     streams: bool | tuple[Any, ...] = True
-    """Whether a stream over raw files takes it, or the values that it takes."""
+    """Whether a stream over raw files takes the setting; or the values that it takes."""
     metavar: str | None = None
-    """The name of its value on the command line; empty for a switch. None: it has no flag."""
+    """The name of its value on the command line; empty for a switch. None: no flag."""
     home: str = ""
-    """The class that holds it. Empty: it is a plain keyword."""
+    """The class that holds the setting. Empty: a plain keyword."""
 
     def checked(self, value: Any) -> Any:
         if value is None or self.check is None:
@@ -73,10 +75,6 @@ def _of_rows(name: str) -> Callable[[Plan], Any]:
     return lambda plan: dict(plan.sources[0].rows).get(name)
 
 
-def _same(name: str) -> Callable[[Plan], Any]:
-    return lambda plan: getattr(plan, name)
-
-
 def _no_record(_: Plan) -> Any:
     return NO_RECORD
 
@@ -93,7 +91,9 @@ def _switch(**parameter: Any) -> bool:
 
 def _token(**parameter: Any) -> int | str:
     ((_, value),) = parameter.items()
-    return value if isinstance(value, str) else at_least(0, **parameter)
+    if isinstance(value, str):
+        return value
+    return at_least(0, **parameter)
 
 
 def _width(pad_to: Any) -> Any:
@@ -105,7 +105,7 @@ def _width(pad_to: Any) -> Any:
 
 
 class Value:
-    """A few settings together. Settings that are not given are as the plan or the default says."""
+    """A few settings together. Those that are not given follow the plan or the default."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -119,7 +119,7 @@ class Value:
             object.__setattr__(self, each, declared.checked(getattr(self, each)))
 
     def given(self) -> dict[str, Any]:
-        """The settings that were given, by the names that errors and flags use."""
+        """The settings that were given, by their names in errors and flags."""
         values = ((declared.name, getattr(self, each)) for each, declared in _declarations(type(self)))
         return {name: value for name, value in values if value is not None}
 
@@ -130,20 +130,14 @@ class Value:
 
     @classmethod
     def _of(cls, asked: Any) -> Self:
-        """The value, from itself or from its short form, the first field alone."""
+        """The value itself, or its short form: the first field alone."""
         if asked is None or isinstance(asked, cls):
             return asked or cls()
-        if isinstance(asked, Value):
-            raise SpecError(
-                f"a {type(asked).__name__} was given where a {cls.__name__} belongs",
-                parameter=next(declared.name for _, declared in _declarations(cls)),
-                remedy=f"{cls.__name__}(...)",
-            )
         first = fields(cls)[0]
-        if first.kw_only:
+        if isinstance(asked, Value) or first.kw_only:
             raise SpecError(
-                f"{asked!r} was given where {cls.__name__}(...) belongs",
-                parameter=cls.__name__.lower(),
+                f"{shortened(asked)} was given where {cls.__name__}(...) belongs",
+                parameter=cls.__name__.lower() if first.kw_only else cls.names()[0],
                 remedy=f"{cls.__name__}({first.name}=...)",
             )
         return cls(**{first.name: asked})
@@ -158,14 +152,14 @@ def _declarations(cls: type[Any]) -> Iterator[tuple[str, Setting]]:
 
 @dataclass(frozen=True)
 class Shuffle(Value):
-    """Which rows change places with each other. Short forms: `shuffle=True`, `False`, or the scope."""
+    """The rows that change places with each other. Short forms: `shuffle=True`, `False`, or the scope."""
 
     scope: Scope | bool | None = setting(
         "among all rows (global), inside windows (pool; over raw files: window), or not at all (none)",
         name="shuffle",
-        check=lambda shuffle: shuffle if isinstance(shuffle, bool) else one_of(_SCOPES, shuffle=shuffle),
+        check=partial(one_of, (*get_args(Scope), True, False)),
         default="global; none for validation and for raw files that are streamed",
-        planned=_same("shuffle"),
+        planned=attrgetter("shuffle"),
         streams=("window", "none", True, False),
         metavar="HOW",
     )
@@ -174,25 +168,22 @@ class Shuffle(Value):
         "rows of a window of the pool",
         check=_COUNT,
         default="a gigabyte of them; over raw files 1,024 rows",
-        planned=_same("pool_rows"),
+        planned=attrgetter("pool_rows"),
         metavar="ROWS",
     )
     lanes: int | None = setting(
         "parallel lanes of windows, so that each rank reads its own",
         check=_COUNT,
-        planned=lambda plan: None if plan.lanes is None else plan.lanes[0],
+        planned=lambda plan: plan.lanes and plan.lanes[0],
         streams=False,
         metavar="N",
     )
     recut: bool | None = switch(
         "whether each epoch cuts windows at other places",
         default=True,
-        planned=_same("recut"),
+        planned=attrgetter("recut"),
         metavar="",
     )
-
-
-_SCOPES: tuple[Any, ...] = get_args(Scope)
 
 
 @dataclass(frozen=True)
@@ -202,20 +193,24 @@ class Mixture(Value):
     weights: WeightsLike | None = setting(
         "a share for each source; or (position, shares) pairs, from each position on",
         default="natural proportion",
-        planned=_same("schedule"),
+        planned=attrgetter("schedule"),
         streams=False,
         metavar="NAME=W,...",
     )
     _: KW_ONLY
     by: Literal["rows", "tokens"] | None = setting(
-        "what weights are shares of", choices=("rows", "tokens"), default="rows", planned=_same("by"), streams=False
+        "what weights are shares of",
+        choices=("rows", "tokens"),
+        default="rows",
+        planned=attrgetter("by"),
+        streams=False,
     )
     temperature: float | None = setting(
         "weights (or sizes) to the power 1 / temperature", planned=_no_record, streams=False, metavar="T"
     )
     max_epochs: Mapping[str, int] | int | None = setting(
         "how often a source is read at most, by name, or one number for all",
-        planned=_same("caps"),
+        planned=attrgetter("caps"),
         streams=False,
         metavar="NAME=N,...",
     )
@@ -223,11 +218,11 @@ class Mixture(Value):
         "what happens when a source has given its epochs",
         choices=("repeat", "stop", "renormalise"),
         default="repeat",
-        planned=_same("exhausted"),
+        planned=attrgetter("exhausted"),
         streams=False,
     )
     num_rows: int | None = setting(
-        "end after this number of rows", check=_COUNT, planned=_same("end_rows"), streams=False, metavar="N"
+        "end after this number of rows", check=_COUNT, planned=attrgetter("end_rows"), streams=False, metavar="N"
     )
     num_tokens: int | None = setting(
         "end after this number of tokens", check=_COUNT, planned=_no_record, streams=False, metavar="N"
@@ -286,7 +281,7 @@ class Batching(Value):
         "the token, or its id, that fills up short rows",
         check=_token,
         default="the tokenizer's own",
-        planned=_same("pad"),
+        planned=attrgetter("pad"),
         streams=False,
         metavar="TOKEN",
     )
@@ -294,7 +289,7 @@ class Batching(Value):
         "what an epoch's last, partial batch is",
         choices=("drop", "short", "pad", "wrap"),
         default="drop; short for validation, buffers and rollouts",
-        planned=_same("epoch_end"),
+        planned=attrgetter("epoch_end"),
         streams=("drop", "short", "pad"),
     )
     uneven: bool | None = switch("whether ranks may get different numbers of rows", default=False)
@@ -310,7 +305,7 @@ class Batching(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Fields(Value):
-    """What a batch has besides its tokens and masks."""
+    """Fields of a batch besides its tokens and masks."""
 
     position_ids: bool | None = switch("positions that start again with every document", default="True for packed rows")
     segment_ids: bool | None = switch(
@@ -343,7 +338,7 @@ class Fields(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery(Value):
-    """How batches are made in time. None of it changes what they are."""
+    """How batches are made in time. It does not change their content."""
 
     prefetch: int | None = setting(
         "batches that a thread makes ahead", check=partial(at_least, 0), default="0; over raw files 2"
@@ -360,12 +355,14 @@ class Delivery(Value):
 
 
 _KEYWORDS = (
-    _declared("chunk_size", "tokens of a row of text", check=_COUNT, planned=_same("row_tokens"), metavar="TOKENS"),
+    _declared(
+        "chunk_size", "tokens of a row of text", check=_COUNT, planned=attrgetter("row_tokens"), metavar="TOKENS"
+    ),
     _declared(
         "max_length",
         "tokens of a conversation at most",
         check=partial(at_least, 2),
-        planned=_same("row_tokens"),
+        planned=attrgetter("row_tokens"),
         streams=False,
         metavar="TOKENS",
     ),
@@ -394,7 +391,7 @@ _KEYWORDS = (
         planned=_of_rows("truncation"),
         streams=False,
     ),
-    _declared("seed", "of the shuffle", check=whole_number, default=0, planned=_same("seed"), metavar="N"),
+    _declared("seed", "of the shuffle", check=whole_number, default=0, planned=attrgetter("seed"), metavar="N"),
     _declared(
         "split",
         "which side of a holdout",
@@ -467,11 +464,11 @@ class Asked(Mapping[str, Any]):
 
     @classmethod
     def by_name(cls, **given: Any) -> Asked:
-        """Settings by the names that errors and flags use."""
+        """Settings by the names in errors and flags."""
         return cls().changed(**{name: SETTINGS[name].checked(value) for name, value in given.items()})
 
     def some(self, *names: str) -> dict[str, Any]:
-        """The given ones among some names, as keywords to pass on."""
+        """Those of `names` that were given, as keywords."""
         return {name: self._given[name] for name in names if name in self._given}
 
     def changed(self, **keywords: Any) -> Asked:
@@ -481,9 +478,9 @@ class Asked(Mapping[str, Any]):
         return new
 
     def refuse_other_than(self, plan: Plan, **meant: Any) -> None:
-        """Refuse settings that a plan has otherwise: one of the two would be ignored.
+        """Refuse settings that differ from the plan: one of the two would be ignored.
 
-        `meant` says what a setting means in the plan's own words, where it is written in others.
+        `meant` translates settings into the plan's own terms.
         """
         for name in self:
             declared = SETTINGS[name]
@@ -492,7 +489,7 @@ class Asked(Mapping[str, Any]):
             asked, planned = meant.get(name, self[name]), declared.planned(plan)
             if asked != planned:
                 raise SpecError(
-                    f"{name}={self[name]!r} was asked for, and plan {plan.fingerprint} has {planned!r}",
+                    f"{name}={self[name]!r} was given, and plan {plan.fingerprint} has {planned!r}",
                     parameter=name,
                     remedy=f"leave out {name}=, or leave out plan=; plan.amend() changes what is to come",
                 )
@@ -510,38 +507,7 @@ class Asked(Mapping[str, Any]):
             )
 
     def refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Refuse settings that a loader has no use for."""
+        """Refuse settings that a loader does not have."""
         for name in names:
             if name in self:
                 raise SpecError(f"{name}={self[name]!r} {why}", parameter=name, remedy=f"leave out {name}=")
-
-
-def reference() -> str:
-    """The tables of docs/settings.md."""
-    parts = []
-    for home in ("", *(value.__name__ for value in _VALUES)):
-        rows = [
-            f"| `{_written(each)}` | {each.help} | {_default_in_words(each)} | {'yes' if each.planned else ''} | "
-            f"{_streams_in_words(each)} |"
-            for each in SETTINGS.values()
-            if each.home == home
-        ]
-        title = f"## {home}" if home else "## Plain keywords"
-        table = ["| setting | meaning | default | in the plan | streams take |", "|---|---|---|---|---|", *rows]
-        parts.append("\n".join([title, "", *table]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _written(each: Setting) -> str:
-    value = next((value for value in _VALUES if value.__name__ == each.home), None)
-    return each.name if value is None else next(f for f, d in _declarations(value) if d.name == each.name)
-
-
-def _default_in_words(each: Setting) -> str:
-    return "" if each.default is None else str(each.default)
-
-
-def _streams_in_words(each: Setting) -> str:
-    if isinstance(each.streams, bool):
-        return "any" if each.streams else "no"
-    return ", ".join(str(v) for v in each.streams)

@@ -1,7 +1,7 @@
-"""Prove that the ranks of a run belong together: same plan, same place, every share there, equal replicas.
+"""A check that the ranks of a run belong together: same plan, same position, every share read, equal replicas.
 
-Each process says where it stands, all gather what all said, and each compares the same answers: so all of them raise,
-or none, and nobody waits for one that has left. What a process could not do itself is part of what it says.
+Each process states its plan and position, all gather all statements, and each compares the same ones: so all raise, or
+none, and no process waits for one that has left. A failure to read the next batch is part of the statement.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 
 from batchwright.base.errors import EndOfRun, SpecError, SyncError
 from batchwright.base.fingerprint import fingerprint, fingerprint_value
+from batchwright.base.words import counted, error_in_words, listed
 from batchwright.batches.ranks import torch_distributed
 from batchwright.batches.types import TrainingBatch
 from batchwright.order.plan import Plan
 
 __all__ = ["Standing", "SyncReport", "check_standing", "compare", "digests_of", "digests_of_next"]
-
-_MOST_NAMED = 8
 
 _REMEDIES = {
     "plan": "open the loader of every rank with the same settings, over the same store; or with one plan=",
@@ -35,24 +34,24 @@ _WORDS = {"steps": "record of steps", "epochs": "number of epochs"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What one process says of its loader. Small: the plan itself is sent only where plans differ."""
+    """The statement of one process about its loader. Small: plans themselves are sent only where they differ."""
 
     rank: int
-    """Among those that share out a batch. Processes with the same one are replicas: they must get the same rows."""
+    """The data rank. Processes with the same one are replicas: they must get the same rows."""
     step: int
     settings: Mapping[str, Any]
-    """What must be the same everywhere, JSON: plan (its fingerprint), position, world_size and others."""
+    """Values that must be equal everywhere, JSON: plan (its fingerprint), position, world_size and others."""
     batch: Mapping[str, str]
     """A digest of each field of the next batch; empty where the run is over."""
     failure: str | None = None
-    """Why there is no next batch, where reading it failed."""
+    """The error of reading the next batch, if there was one."""
     process: int = 0
-    """Of torch.distributed, in the whole world: what messages call a rank."""
+    """The rank in torch.distributed's whole world: what messages call a rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """What was found to be equal, and among how many."""
+    """The result of a check that found no difference."""
 
     num_processes: int
     world_size: int
@@ -63,16 +62,17 @@ class SyncReport:
     step: int
     position: int
     is_compared: bool
-    """False where there is no process group: one loader alone, and nobody to compare it with."""
+    """False without a process group: one loader alone."""
 
     def __str__(self) -> str:
         where = f"plan {self.plan}, step {self.step:,} (position {self.position:,})"
         if not self.is_compared:
             return f"one process, without torch.distributed: nothing to compare. {where}"
-        shares = f"{self.world_size} data rank{'s' if self.world_size != 1 else ''}"
-        each = f", {self.num_replicas} replicas of each with equal next batches" if self.num_replicas > 1 else ""
-        processes = f"{self.num_processes} process{'es' if self.num_processes != 1 else ''}"
-        return f"{processes} in step: {where}; {shares}{each}"
+        processes = counted(self.num_processes, "process", "processes")
+        text = f"{processes} in step: {where}; {counted(self.world_size, 'data rank')}"
+        if self.num_replicas > 1:
+            text += f", {self.num_replicas} replicas of each with equal next batches"
+        return text
 
     __repr__ = __str__
 
@@ -88,13 +88,13 @@ def digests_of(batch: Any) -> dict[str, str]:
 
 
 def digests_of_next(read: Callable[[], Any]) -> tuple[dict[str, str], str | None]:
-    """(digests of a batch, why there is none): nothing is raised here, as the others wait to hear from this process."""
+    """(digests of a batch, why there is none). Nothing is raised here: the others wait for this process."""
     try:
         return digests_of(read()), None
     except EndOfRun:
         return {}, None
     except Exception as error:
-        return {}, f"{type(error).__name__}: {error}"
+        return {}, error_in_words(error)
 
 
 def check_standing(mine: Standing, plan: Plan, group: Any = None) -> SyncReport:
@@ -113,7 +113,7 @@ def check_standing(mine: Standing, plan: Plan, group: Any = None) -> SyncReport:
 
 
 def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple[list[Standing], list[Plan]]:
-    """What every process says; and their plans, if those differ."""
+    """The statements of all processes; and their plans, if those differ."""
     size = distributed.get_world_size(group)
     if size < 1:
         raise SpecError(
@@ -127,11 +127,13 @@ def _gathered(mine: Standing, plan: Plan, distributed: Any, group: Any) -> tuple
 
     standings = all_gathered(replace(mine, process=distributed.get_rank()))
     differ = len({standing.settings["plan"] for standing in standings}) > 1
-    return standings, all_gathered(plan) if differ else []  # all see the same, so all take part or none
+    if not differ:
+        return standings, []
+    return standings, all_gathered(plan)  # all see the same standings, so all take part or none
 
 
 def compare(standings: Sequence[Standing], plans: Sequence[Plan] = ()) -> SyncReport:
-    """A report, or a SyncError that names who differs and in what. The same for the same standings, on every process.
+    """A report, or a SyncError that names who differs and in what: the same on every process.
 
     `plans`: of each process, where they differ.
     """
@@ -176,8 +178,9 @@ def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequenc
     if name == "plan":
         numbers = {standing.process: number for number, standing in enumerate(standings)}
         differs = plans[numbers[one.process]].difference(plans[numbers[other.process]]) or differs
+    hold = "hold" if len(others) > 1 else "holds"
     raise SyncError(
-        f"{_named(others)} {_verb(others, 'hold')} another {_WORDS.get(name, name)} than rank {one.process}",
+        f"{_named(others)} {hold} another {_WORDS.get(name, name)} than rank {one.process}",
         plan=one.settings["plan"],
         here=f"rank {one.process}",
         there=f"rank {other.process}",
@@ -187,7 +190,7 @@ def _refuse_differences(name: str, standings: Sequence[Standing], plans: Sequenc
 
 
 def _refuse_missing(replicas: Mapping[int, Sequence[Standing]]) -> None:
-    """Every share of a batch must have somebody, and equally many."""
+    """Every share of a batch must have equally many processes, and at least one."""
     counts = {rank: len(who) for rank, who in replicas.items()}
     usual = max(counts.values())
     short = [rank for rank, count in counts.items() if count < usual]
@@ -197,11 +200,9 @@ def _refuse_missing(replicas: Mapping[int, Sequence[Standing]]) -> None:
     crowded = many[0].rank
     who = [standing for standing in many if standing.rank == crowded]
     missing = [rank for rank in short if not counts[rank]]
-    what = (
-        f"no process reads the rows of data rank {_listed(missing)} of {len(replicas)}"
-        if missing
-        else f"data rank {_listed(short)} of {len(replicas)} has fewer processes than data rank {crowded}"
-    )
+    what = f"data rank {listed(short)} of {len(replicas)} has fewer processes than data rank {crowded}"
+    if missing:
+        what = f"no process reads the rows of data rank {listed(missing)} of {len(replicas)}"
     raise SyncError(
         what,
         differs=f"{_named(who)} {'are' if len(who) > 1 else 'is'} data rank {crowded}",
@@ -226,7 +227,7 @@ def _refuse_unequal(rank: int, replicas: Sequence[Standing]) -> None:
 def _parted(
     standings: Iterable[Standing], key: Callable[[Standing], Hashable]
 ) -> tuple[list[Standing], list[Standing]]:
-    """(those who agree with most, the others). Of equally many, those with the lowest rank are the most."""
+    """(the largest group of equal standings, the others). Of groups of equal size, that with the lowest rank."""
     ordered = sorted(standings, key=lambda standing: standing.process)
     keys = [key(standing) for standing in ordered]
     ((usual, _),) = Counter(keys).most_common(1)  # ties: the one that was met first
@@ -235,18 +236,5 @@ def _parted(
 
 
 def _named(standings: Sequence[Standing]) -> str:
-    processes = [standing.process for standing in standings]
-    return f"rank{'s' if len(processes) > 1 else ''} {_listed(processes)}"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """
-    >>> _listed([1, 3]), _listed(range(100))
-    ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
-    """
-    more = len(numbers) - _MOST_NAMED
-    return ", ".join(map(str, numbers[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-
-
-def _verb(standings: Sequence[Standing], verb: str) -> str:
-    return verb if len(standings) > 1 else f"{verb}s"
+    ranks = "rank" if len(standings) == 1 else "ranks"
+    return f"{ranks} {listed(standing.process for standing in standings)}"

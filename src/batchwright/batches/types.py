@@ -1,4 +1,4 @@
-"""The nouns that stages share: the batch a model gets, and the record that says where a row came from."""
+"""`TrainingBatch`, which a model gets, and `TraceRecord`, which says where a row came from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BORDERS = {
     "max_length_q": "max_seqlen",
     "max_length_k": "max_seqlen",
 }
-"""What Hugging Face calls the borders of packed samples, and the field that has them."""
+"""Hugging Face's names for the borders of packed samples, with the fields that have them."""
 _PLAIN = ("input_ids", "attention_mask", "labels")
 _PACKED = ("input_ids", "labels", "position_ids", "use_cache")
 _IGNORED = -100
@@ -30,7 +30,7 @@ _IGNORED = -100
 
 @dataclass(init=False, repr=False, eq=False)
 class TrainingBatch(MutableMapping[str, Any]):
-    """One batch: `model(**batch)` for models of Hugging Face, `batch.targets` for a loop of your own.
+    """One batch: `model(**batch)` for Hugging Face models, `batch.targets` for your own loop.
 
     The name of an array says what it is aligned with:
 
@@ -39,7 +39,7 @@ class TrainingBatch(MutableMapping[str, Any]):
     targets[t]     is the token that position t must predict; -100 where nothing is learned.
     loss_mask[t]   is the weight of targets[t]. Arrays per token in metadata (roles, advantages) belong to targets too.
 
-    As a mapping, a batch is what a model of Hugging Face accepts. Packed rows pass position_ids and use_cache=False,
+    As a mapping, a batch is the input of a Hugging Face model. Packed rows pass position_ids and use_cache=False,
     and no attention mask: that is how transformers keeps samples apart. Preference pairs are not the input of one
     model, and `**batch` raises.
 
@@ -49,8 +49,8 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     `metadata["source"]` names each row's source, `metadata["weight"]` is 0 for rows that only fill the batch up,
     `metadata["position"]` is each row's position, `metadata["state"]` is the loader's state *after* this batch,
-    `metadata["tokenizer"]` is the file of the tokenizer that can decode it. What a loss needs besides, such as the
-    advantages of rollouts, is there too, as arrays of the batch's framework that move with it.
+    `metadata["tokenizer"]` is the file of the tokenizer that can decode it. Further inputs of a loss, such as the
+    advantages of rollouts, are there too, as arrays of the batch's framework that move with it.
 
     >>> import numpy as np
     >>> batch = TrainingBatch(np.array([[5, 6, 7]]), targets=np.array([[6, 7, 8]]))
@@ -106,17 +106,16 @@ class TrainingBatch(MutableMapping[str, Any]):
                 "for example by collate_fn=dict"
             )
         own = self.__dict__
-        own["input_ids"] = input_ids
-        own["_metadata"] = metadata
-        if attention_mask is not None:
-            own["attention_mask"] = attention_mask
-        if loss_mask is not None:
-            own["loss_mask"] = loss_mask
+        own["input_ids"], own["_metadata"] = input_ids, metadata
         if targets is not None:
             own["targets"] = _contiguous(targets)
         elif labels is not None:
             last = _ignored_column(labels) if last_targets is None else last_targets[:, None]
             own["labels"], own["targets"] = labels, _joined(labels[:, 1:], last)
+        if attention_mask is not None:
+            own["attention_mask"] = attention_mask
+        if loss_mask is not None:
+            own["loss_mask"] = loss_mask
         if position_ids is not None:
             own["position_ids"] = position_ids
         if segment_ids is not None:
@@ -128,26 +127,27 @@ class TrainingBatch(MutableMapping[str, Any]):
 
     # Not fields of the dataclass:
     _loss_mask: ClassVar[Any] = None
-    """The loss mask before targets were replaced: it counts where they are learned."""
+    """The loss mask before targets were replaced. It weighs the new targets."""
     _block: ClassVar[Any] = None
-    """[rows, tokens + 1], of which input_ids is a view and targets are made: a device copy moves it once."""
+    """[rows, tokens + 1]: input_ids is a view of it, and targets are made from it. A device copy moves it once."""
     _ones: ClassVar[tuple[str, ...]] = ()
-    """Masks of ones that are looked up on first access, so that a batch that waits in a queue does not hold a mask
-    into which somebody writes meanwhile."""
+    """Masks of ones that are looked up on first access: a batch in a queue must not hold one that is written to."""
 
-    # What is computed on first access
+    # Computed on first access
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Only called for what is not there yet."""
-            made = _contiguous(self._raw_targets()) if name == "targets" else self._make(name)
+            made = self._make(name)
             if name != "loss_mask" or name in self._ones:  # made of targets, it follows them
                 self.__dict__[name] = made
             return made
 
     def _make(self, name: str) -> Any:
         match name:
+            case "targets":
+                return _contiguous(self._raw_targets())
             case "labels":
                 targets = self._raw_targets()
                 return _joined(_ignored_column(targets), targets[:, :-1])
@@ -165,8 +165,10 @@ class TrainingBatch(MutableMapping[str, Any]):
             case "attention_mask":
                 return self.input_ids * 0 + 1
             case "loss_mask":
-                is_learned, weight = self._raw_targets() != _IGNORED, self._loss_mask
-                return _as_floats(is_learned) if weight is None else weight * is_learned
+                is_learned = self._raw_targets() != _IGNORED
+                if self._loss_mask is not None:
+                    return self._loss_mask * is_learned
+                return _as_floats(is_learned)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _raw_targets(self) -> Any:
@@ -174,7 +176,9 @@ class TrainingBatch(MutableMapping[str, Any]):
         if self._block is not None:
             return self._block[:, 1:]
         targets = self.__dict__.get("targets")
-        return self.input_ids * 0 + _IGNORED if targets is None else targets
+        if targets is None:
+            return self.input_ids * 0 + _IGNORED
+        return targets
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
@@ -200,15 +204,17 @@ class TrainingBatch(MutableMapping[str, Any]):
             own["_loss_mask"] = own.pop("loss_mask", self._loss_mask)
         own[name] = value
 
-    # As a mapping: what a model of Hugging Face accepts
+    # As a mapping: the input of a Hugging Face model
 
     def _names(self) -> tuple[str, ...]:
-        """The names that a model of Hugging Face accepts."""
+        """The names of a Hugging Face model's inputs."""
         if self.position_ids is None:
             return _PLAIN
         if self.segment_ids is None and self.cu_seqlens is None:
             return (*_PLAIN, "position_ids")
-        return _PACKED if self.cu_seqlens is None else (*_PACKED, *_BORDERS)
+        if self.cu_seqlens is None:
+            return _PACKED
+        return (*_PACKED, *_BORDERS)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())
@@ -232,7 +238,9 @@ class TrainingBatch(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._names():
             raise KeyError(name)
-        return False if name == "use_cache" else getattr(self, _BORDERS.get(name, name))
+        if name == "use_cache":
+            return False
+        return getattr(self, _BORDERS.get(name, name))
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name not in self._names():
@@ -256,7 +264,7 @@ class TrainingBatch(MutableMapping[str, Any]):
     def __hash__(self) -> int:
         return id(self)
 
-    # Elsewhere
+    # Moving, pinning, cutting, sending to another process
 
     def to(self, device: Device, non_blocking: bool = False) -> TrainingBatch:
         """This batch on another device (torch, JAX), or laid out by a sharding (JAX).
@@ -281,7 +289,9 @@ class TrainingBatch(MutableMapping[str, Any]):
         from batchwright.batches.parts import parts_of
 
         adapter = _adapter_of(self.input_ids)
-        return parts_of(self, max_tokens, (lambda array, rows: array[rows]) if adapter is None else adapter.picked)
+        if adapter is None:
+            return parts_of(self, max_tokens, lambda array, rows: array[rows])
+        return parts_of(self, max_tokens, adapter.picked)
 
     def _adapter(self) -> Any:
         adapter = _adapter_of(self.input_ids)
@@ -292,18 +302,21 @@ class TrainingBatch(MutableMapping[str, Any]):
         return adapter
 
     def _arrays(self) -> dict[str, Any]:
-        """What this batch is made of, by name: labels too, if somebody may have written into them."""
+        """The arrays of this batch, by name; labels too, once they were made and may have been written to."""
         own, names = self.__dict__, ("input_ids", "labels", *_MASKS, *_OTHERS)
         arrays = {name: own[name] for name in names if name in own} | {"targets": self._raw_targets()}
-        return arrays if self._loss_mask is None else {"loss_mask": self.loss_mask} | arrays
+        if self._loss_mask is not None:
+            arrays.setdefault("loss_mask", self.loss_mask)
+        return arrays
 
     def _constant_masks(self) -> tuple[str, ...]:
-        """The masks that are ones for every batch: made again where they are needed, not moved."""
+        """The masks that are ones for every batch: looked up anew, not moved."""
         adapter = _adapter_of(self.input_ids)
         if adapter is None:
             return ()
-        own = self.__dict__
-        return tuple(n for n in _MASKS if (adapter.is_shared(own[n]) if n in own else n in self._ones))
+        made = {name: self.__dict__[name] for name in _MASKS if name in self.__dict__}
+        shared = {name for name, mask in made.items() if adapter.is_shared(mask)}
+        return tuple(name for name in _MASKS if name in shared or (name in self._ones and name not in made))
 
     def _moved(self, move: Callable[[Any], Any]) -> TrainingBatch:
         def moved(value: Any) -> Any:
@@ -312,11 +325,11 @@ class TrainingBatch(MutableMapping[str, Any]):
         arrays, tokens, ones, metadata = self._parts()
         arrays = {name: moved(value) for name, value in arrays.items()}
         metadata = {name: moved(value) for name, value in metadata.items()}
-        return rebuild(arrays, None if tokens is None else move(tokens), ones, metadata)
+        return rebuild(arrays, moved(tokens), ones, metadata)
 
     def _parts(self) -> tuple[dict[str, Any], Any, tuple[str, ...], dict[str, Any]]:
         """(arrays, the tokens of which input_ids and targets are views, names of masks of ones, metadata)."""
-        tokens, ones = None, self._constant_masks()  # whoever writes into a mask must not reach other processes
+        tokens, ones = None, self._constant_masks()  # a write to a shared mask must not reach other processes
         arrays = {name: value for name, value in self._arrays().items() if name not in ones}
         if self._block is not None:
             tokens = self._block
@@ -329,13 +342,13 @@ class TrainingBatch(MutableMapping[str, Any]):
         return rebuild, self._parts()
 
     def __copy__(self) -> TrainingBatch:
-        dict(self.items())  # made now, so that both have the same arrays
+        dict(self.items())  # computes them now, so that both have the same arrays
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first rows, token by token."""
+        """The first rows, token by token, for notebooks."""
         from batchwright.batches.looking import look
 
         return look(self)._repr_html_()
@@ -349,7 +362,9 @@ class TrainingBatch(MutableMapping[str, Any]):
 
 def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata: dict[str, Any]) -> TrainingBatch:
     """A batch of what `_parts` gave."""
-    batch = TrainingBatch(arrays["input_ids"] if tokens is None else tokens[:, :-1], metadata=metadata)
+    if tokens is not None:
+        arrays = {**arrays, "input_ids": tokens[:, :-1]}
+    batch = TrainingBatch(arrays["input_ids"], metadata=metadata)
     batch.__dict__.update(arrays, _block=tokens, _ones=ones)
     return batch
 
@@ -357,13 +372,17 @@ def rebuild(arrays: dict[str, Any], tokens: Any, ones: tuple[str, ...], metadata
 def _contiguous(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array)
-    return array.contiguous() if hasattr(array, "contiguous") else array
+    if hasattr(array, "contiguous"):
+        return array.contiguous()
+    return array
 
 
 def _joined(left: Any, right: Any) -> Any:
     """[rows, a] and [rows, b] as [rows, a + b]."""
     adapter = _adapter_of(left)
-    return np.concatenate([left, right], axis=1) if adapter is None else adapter.joined(left, right)
+    if adapter is None:
+        return np.concatenate([left, right], axis=1)
+    return adapter.joined(left, right)
 
 
 def _ignored_column(like: Any) -> Any:
@@ -374,7 +393,9 @@ def _as_floats(mask: Any) -> Any:
     """A mask of bools as float32."""
     if isinstance(mask, np.ndarray):
         return mask.astype(np.float32)
-    return mask.float() if hasattr(mask, "float") else mask * 1.0
+    if hasattr(mask, "float"):
+        return mask.float()
+    return mask * 1.0
 
 
 def _adapter_of(array: Any) -> Any:
@@ -388,7 +409,7 @@ def _adapter_of(array: Any) -> Any:
 
 
 def _can_move(value: Any) -> bool:
-    """Whether a field is a framework's array: one of torch's (or of a subclass, defined wherever), or another's."""
+    """Whether a field is an array of a framework, such as a tensor of torch or of a subclass defined elsewhere."""
     return hasattr(value, "pin_memory") or (hasattr(value, "shape") and _adapter_of(value) is not None)
 
 
@@ -420,7 +441,7 @@ class TraceRecord:
     text: str | None
     """The piece, decoded; None where the tokenizer cannot decode."""
     lines: tuple[int, int] | None
-    """First and last line of the document's text that this piece touches, from 1. None of a conversation, whose lines
-    are the template's and in no file, and where the tokenizer cannot decode."""
+    """First and last line of the document's text that this piece touches, from 1. None for conversations, whose lines
+    are the template's, and where the tokenizer cannot decode."""
     is_skipped: bool = False
-    """Whether an amendment lets the run pass over the row: then no step uses it."""
+    """Whether an amendment passes over the row, so that no step uses it."""

@@ -1,8 +1,8 @@
-"""Bring files into the page cache before they are needed, and let the cache forget them afterwards.
+"""Files brought into the page cache before they are needed, and dropped from it afterwards.
 
 Plain reads of 4 MB: they let the interpreter go while they wait, work on every system, and were as fast as advice to
 the kernel (`posix_fadvise`) in pieces of any size. The kernel's own read-ahead is off for them: it would read past the
-end of every span, megabytes that nobody needs soon.
+end of every span, megabytes that are not needed soon.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPEN_FILES = 64
 
 
 def cached_share(spans: Sequence[Span], samples: int = 64) -> float | None:
-    """How much of some spans is in the page cache, from a sample; None where the system does not tell."""
+    """The share of some spans that is in the page cache, from a sample; None where the system does not tell."""
     ends = np.cumsum([last - first for _, first, last in spans])
     seen: list[bool] = []
     with FileReader() as files:
@@ -51,7 +51,7 @@ def cached_share(spans: Sequence[Span], samples: int = 64) -> float | None:
 class FileReader:
     """Files that are kept open while parts of them are read ahead, asked for, or dropped.
 
-    A file that cannot be opened or read is passed over: whoever needs its data will say so, with more to say.
+    A file that cannot be opened or read is passed over: the code that needs its data reports it better.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Windows over a token stream: concatenate the documents, cut every row_tokens, add one token for the last target.
 
-Epoch 0 cuts at 0. Later epochs cut at another offset that (seed, source, epoch) fixes, so that documents are not split
-at the same places again; the stream is a ring then, and one row of the epoch runs over its end into its beginning.
+Epoch 0 cuts at 0. Later epochs cut at another offset, fixed by (seed, source, epoch), so that documents are not split
+at the same places again. The stream is then a ring: one row of the epoch runs over its end into its beginning.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of
 from batchwright.batches.gather import gather_windows
 
-__all__ = ["JointWindows", "ShardedStream", "Stream", "WindowRows"]
+__all__ = ["JointWindows", "ShardedStream", "WindowRows", "WindowStream"]
 
 
-class Stream(Protocol):
+class WindowStream(Protocol):
     """Documents end to end, somewhere in mapped memory."""
 
     name: str
@@ -39,7 +39,7 @@ class Stream(Protocol):
     def documents_in(self, start: int, stop: int) -> list[tuple[int, int, int]]: ...
 
 
-class Shard(Protocol):
+class ShardTokens(Protocol):
     """Tokens end to end in memory, for as long as this object is kept."""
 
     @property
@@ -53,7 +53,7 @@ class ShardedStream(Protocol):
     token_starts: NDArray[np.int64]
     """Where each shard begins in the stream, and where the last one ends."""
 
-    def shard(self, shard: int) -> Shard: ...
+    def shard(self, shard: int) -> ShardTokens: ...
 
 
 class WindowRows:
@@ -65,7 +65,7 @@ class WindowRows:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: WindowStream,
         row_tokens: int,
         *,
         seed: int,
@@ -85,19 +85,20 @@ class WindowRows:
         self.num_tokens: int = stream.num_tokens
         self.num_rows: int = max(stream.num_tokens - 1, 0) // row_tokens
         if not self.num_rows:
+            shorter = f"chunk_size={stream.num_tokens - 1} or less, or " if stream.num_tokens > 1 else ""
             raise SpecError(
                 f"chunk_size={row_tokens} needs {row_tokens + 1:,} tokens; "
                 f"source {stream.name!r} ({stream.split}) has {stream.num_tokens:,}",
                 parameter="chunk_size",
                 source=stream.name,
-                remedy=f"chunk_size={max(stream.num_tokens - 1, 1)} or less, or more text"
-                if stream.num_tokens > 1
-                else "more text",
+                remedy=f"{shorter}more text",
             )
 
     def offset(self, epoch: int) -> int:
         """Where the first row of an epoch begins."""
-        return _offset(self.seed, self.name, epoch, self.row_tokens) if self.recut and epoch else 0
+        if not self.recut or not epoch:
+            return 0
+        return _offset(self.seed, self.name, epoch, self.row_tokens)
 
     def ring(self, epoch: int) -> tuple[int, int]:
         """(where the first row of an epoch begins, tokens after which the stream begins anew)."""
@@ -120,13 +121,13 @@ class WindowRows:
     def addresses(
         self, index: NDArray[np.int64], epoch: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[Any], NDArray[np.int64]]:
-        """(address, whether the row lies whole there, what keeps it mapped, start in the stream) of each row."""
+        """(address, whether the whole row is there, what keeps it mapped, start in the stream) of each row."""
         starts = self.starts(index, epoch)
-        address, whole, held = self.stream.addresses(starts, self.row_tokens + 1)
+        address, is_whole, mapped = self.stream.addresses(starts, self.row_tokens + 1)
         if self._grown:
             for e in np.unique(epoch).tolist():
-                whole &= (epoch != e) | (starts + self.row_tokens + 1 <= self._tokens(e))
-        return address, whole, held, starts
+                is_whole &= (epoch != e) | (starts + self.row_tokens + 1 <= self._tokens(e))
+        return address, is_whole, mapped, starts
 
     def read_row(self, start: int, out: NDArray[np.int64], epoch: int = 0) -> None:
         """One row, from wherever its tokens lie: over the border of a shard, or the end of the stream."""
@@ -136,23 +137,26 @@ class WindowRows:
             self.stream.read(0, len(out) - here, out[here:])
 
     def gather(self, index: NDArray[np.int64], epoch: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-        address, whole, _held, starts = self.addresses(index, epoch)
-        if whole.all():
+        address, is_whole, _mapped, starts = self.addresses(index, epoch)
+        if is_whole.all():
             gather_windows(address, self.stream.dtype, out)
             return
-        if whole.any():
-            rows = np.flatnonzero(whole)
+        if is_whole.any():
+            rows = np.flatnonzero(is_whole)
             part = np.empty((len(rows), out.shape[1]), np.int64)
             gather_windows(address[rows], self.stream.dtype, part)
             out[rows] = part
-        for row in np.flatnonzero(~whole).tolist():
+        for row in np.flatnonzero(~is_whole).tolist():
             self.read_row(int(starts[row]), out[row], int(epoch[row]))
 
     def pieces(self, start: int, epoch: int = 0) -> list[tuple[int, int, int]]:
         """(window offset, stream start, stream stop): one piece, or two where the row runs over the stream's end."""
         length = self.row_tokens + 1
         here = min(length, self._tokens(epoch) - start)
-        return [(0, start, start + here)] + ([(here, 0, length - here)] if here < length else [])
+        pieces = [(0, start, start + here)]
+        if here < length:
+            pieces.append((here, 0, length - here))
+        return pieces
 
     def pieces_of(self, index: int, epoch: int = 0) -> list[tuple[int, int, int]]:
         """The same, of a row by its number."""
@@ -162,7 +166,10 @@ class WindowRows:
         """Tokens [start, stop) of the stream that rows [first, last) of an epoch lie in: one piece, or two."""
         start, stop = (self.offset(epoch) + row * self.row_tokens for row in (first, last))
         over = max(stop + 1 - self._tokens(epoch), 0)
-        return [(start, stop + 1 - over)] + ([(0, over)] if over else [])
+        stretches = [(start, stop + 1 - over)]
+        if over:
+            stretches.append((0, over))
+        return stretches
 
     def borders(self, start: int, epoch: int = 0) -> NDArray[np.int64]:
         """Offsets inside the window of the row at `start` at which a document begins (0 left out)."""
@@ -216,7 +223,7 @@ class JointWindows:
         self._one_each = max(num_shards) == 1
         self._token_0 = np.zeros(len(self._shards), np.int64)
         """The address that token 0 of all numbers would have if it lay before a shard's own; 0: not mapped yet."""
-        self._held: list[Shard | None] = [None] * len(self._shards)
+        self._mapped: list[ShardTokens | None] = [None] * len(self._shards)
         self._rings = _Rings(rows)
 
     @classmethod
@@ -235,15 +242,15 @@ class JointWindows:
     def find(
         self, source: NDArray[np.int32], index: NDArray[np.int64], epoch: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """(address, whether the row lies whole there, start in its stream) of each row."""
+        """(address, whether the whole row is there, start in its stream) of each row."""
         offset, end = self._rings.of(source, epoch)
         start = index * (self.length - 1)
         start += offset
         number = self._base[source]
-        whole = start + self.length <= end
+        is_whole = start + self.length <= end
         number += start
         shard = source if self._one_each else np.searchsorted(self._shard_start, number, side="right") - 1
-        whole &= number + self.length <= self._shard_stop[shard]
+        is_whole &= number + self.length <= self._shard_stop[shard]
         token_0 = self._token_0[shard]
         if not token_0.all():
             for each in np.unique(shard[token_0 == 0]).tolist():
@@ -251,17 +258,17 @@ class JointWindows:
             token_0 = self._token_0[shard]
         number *= self.itemsize
         number += token_0
-        return number, whole, start
+        return number, is_whole, start
 
     def _map(self, shard: int) -> None:
         stream, number = self._shards[shard]
-        self._held[shard] = mapped = stream.shard(number)
-        # Last: whoever sees an address may rely on the map.
+        self._mapped[shard] = mapped = stream.shard(number)
+        # Last: a thread that sees an address relies on the map.
         self._token_0[shard] = mapped.address - int(self._shard_start[shard]) * self.itemsize
 
 
 class _Rings:
-    """What `ring` says for each (source, epoch), as arrays: the last few epochs of every source are remembered."""
+    """`ring` of each (source, epoch), as arrays. The last few epochs of every source are cached."""
 
     EPOCHS = 4
 
@@ -269,17 +276,17 @@ class _Rings:
         self.rows = rows
         shape = len(rows) * self.EPOCHS
         # (epoch, offset, end): never written into, so that a thread which reads them sees three that belong together.
-        self._known = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._cached = np.full(shape, -1, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def of(self, source: NDArray[np.int32], epoch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(offset, end) of each row."""
         place = source * np.int64(self.EPOCHS)
         place += epoch % self.EPOCHS
-        epochs, offsets, ends = self._known
+        epochs, offsets, ends = self._cached
         offset, end = offsets[place], ends[place]
-        known = epochs[place] == epoch
-        if not known.all():
-            rest = np.flatnonzero(~known)
+        is_cached = epochs[place] == epoch
+        if not is_cached.all():
+            rest = np.flatnonzero(~is_cached)
             pairs = list(zip(source[rest].tolist(), epoch[rest].tolist(), strict=True))
             found = {(s, e): self.rows[s].ring(e) for s, e in set(pairs)}
             offset[rest], end[rest] = np.array([found[pair] for pair in pairs], np.int64).T
@@ -287,7 +294,7 @@ class _Rings:
             for (s, e), ring in found.items():
                 slot = s * self.EPOCHS + e % self.EPOCHS
                 epochs[slot], (offsets[slot], ends[slot]) = e, ring
-            self._known = epochs, offsets, ends
+            self._cached = epochs, offsets, ends
         return offset, end
 
 

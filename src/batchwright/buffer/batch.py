@@ -1,4 +1,4 @@
-"""Some rows of a buffer, by column: what sampling and loading give."""
+"""Batches of rows, by column: the result of sampling and loading."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from batchwright.batches.frameworks import adapter, adapter_of
-from batchwright.buffer.convert import pylist, to_arrow
-from batchwright.buffer.schema import Columns, Numbers, Schema, Values
+from batchwright.buffer.arrow import as_table, pylist
+from batchwright.buffer.schema import Columns, Numbers, Schema
 
 __all__ = ["RowBatch", "converted", "filled"]
 
@@ -25,8 +25,8 @@ class RowBatch:
     numbers 0 or False. `missing[name]` says which rows those are. Other columns are lists of Python values, made
     when first asked for, with None for null.
 
-    `ids` are the rows' ids, `index` their places in the version that was read, `weights` what replay by priority
-    weighs their loss with (else None). Of a loader's batch, `metadata["state"]` is the state *after* this batch and
+    `ids` are the rows' ids, `index` their numbers in the version that was read, `weights` the importance weights of
+    prioritized replay (else None). Of a loader's batch, `metadata["state"]` is the state *after* this batch and
     `metadata["position"]` each row's position.
 
     batch.torch(), batch.jax(), batch.mlx()   the same rows, with number columns as that framework's arrays
@@ -43,7 +43,7 @@ class RowBatch:
         weights: Any = None,
         metadata: Metadata | None = None,
     ) -> None:
-        """`metadata` may be a function that makes it. The batch owns its columns: nobody else may write into them."""
+        """`metadata` may be a function that makes it. The batch owns its columns: do not write into them."""
         self.schema = schema
         self.ids: NDArray[np.int64] = np.asarray(ids, np.int64)
         self.index: NDArray[np.int64] = np.asarray(index, np.int64)
@@ -65,11 +65,7 @@ class RowBatch:
     @property
     def missing(self) -> dict[str, NDArray[np.bool_]]:
         """For each column of numbers, which rows have no value."""
-        return {
-            name: np.zeros(len(self), bool) if column.valid is None else ~column.valid
-            for name, column in self._columns.items()
-            if isinstance(column, Numbers)
-        }
+        return {name: ~column.has_value for name, column in self._columns.items() if isinstance(column, Numbers)}
 
     def keys(self) -> list[str]:
         return list(self._columns)
@@ -83,7 +79,9 @@ class RowBatch:
         return made
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self._columns else default
+        if name not in self._columns:
+            return default
+        return self[name]
 
     def values(self) -> list[Any]:
         return [self[name] for name in self.keys()]
@@ -103,8 +101,11 @@ class RowBatch:
 
     def to_table(self) -> pa.Table:
         """These rows as an Arrow table, with nulls where they have no value."""
-        arrays = [to_arrow(field, _in_numpy(self._columns[field.name])) for field in self.schema]
-        return pa.Table.from_arrays(arrays, schema=self.schema.arrow)
+        columns = {
+            name: Numbers(np.asarray(column.values), column.valid) if isinstance(column, Numbers) else column
+            for name, column in self._columns.items()
+        }
+        return as_table(self.schema, columns)
 
     def torch(self) -> Self:
         """These rows with tensors for the columns of numbers. They share memory with this batch's arrays."""
@@ -131,7 +132,7 @@ class RowBatch:
         return self._moved(lambda adapter, array: adapter.pinned(array))
 
     def _arrays(self) -> dict[str | None, Any]:
-        """The columns of numbers as they are given out; and weights, under None, which is no column's name."""
+        """The columns of numbers as users get them, and the weights under None, which is not the name of a column."""
         weights: dict[str | None, Any] = {} if self.weights is None else {None: self.weights}
         return {name: self[name] for name, column in self._columns.items() if isinstance(column, Numbers)} | weights
 
@@ -175,7 +176,7 @@ def filled(column: Numbers) -> NDArray[Any]:
 def converted(schema: Schema, columns: Columns, framework: str, **options: Any) -> dict[str, Any]:
     """Columns as plain values: a framework's arrays for numbers, lists for the others.
 
-    Floats that are missing are NaN. Other numbers have nothing that says so: such a column is a list, with None.
+    Missing floats are NaN. Integers and booleans have no such value: a column of them that misses some is a list.
     `options` are those of the adapter's `numbers`.
     """
     arrays = {
@@ -185,12 +186,8 @@ def converted(schema: Schema, columns: Columns, framework: str, **options: Any) 
     }
     if framework != "numpy":
         arrays = adapter(framework).numbers(arrays, **options)
-    return {f.name: arrays[f.name] if f.name in arrays else pylist(columns[f.name]) for f in schema}
-
-
-def _in_numpy(values: Values) -> Values:
-    """A column whose numbers may be a framework's arrays, with NumPy's."""
-    return values._replace(values=np.asarray(values.values)) if isinstance(values, Numbers) else values
+    found = {name: pylist(column) for name, column in columns.items() if name not in arrays} | arrays
+    return {name: found[name] for name in schema.names}
 
 
 def _has_nan(column: Numbers) -> bool:

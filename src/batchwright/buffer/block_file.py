@@ -1,7 +1,6 @@
 """A block's columns as an Arrow file that is mapped, not read.
 
 One record batch of one row, in which every column is a list: each can have a length of its own, and all are mapped.
-Arrow's writer puts buffers at multiples of 8 bytes. Lists of spaces before columns of numbers bring these to 64.
 """
 
 from __future__ import annotations
@@ -14,51 +13,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, num_rows_of
+from batchwright.buffer.arrow import to_arrow
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, num_rows_of
 
 __all__ = ["block_from_arrow", "block_to_arrow"]
 
-_ALIGNMENT = 64
-_COLUMN, _EXTRA, _PAD = "column:", "extra:", "pad:"
+_COLUMN, _EXTRA, _EMPTY = "column:", "extra:", "pad:"
 
 
 def block_to_arrow(columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> pa.RecordBatch:
     """Columns of a schema, and arrays of integers beside them."""
-    lists: dict[str, pa.Array] = {}
-    offset = 0
-
-    def add_numbers(name: str, values: NDArray[Any], valid: NDArray[np.bool_] | None, kind: pa.DataType) -> None:
-        nonlocal offset
-        bitmap = None if valid is None or valid.all() else np.packbits(valid, bitorder="little")
-        before = offset + 2 * _LIST_BYTES + _round_up(0 if bitmap is None else len(bitmap), 8)
-        num_spaces = _round_up(before, _ALIGNMENT) - before
-        lists[f"{_PAD}{len(lists)}"] = _one_list(_plain(np.full(num_spaces, ord(" "), np.uint8)))
-        lists[name] = _one_list(_numbers_to_arrow(values, bitmap, kind))
-        offset = before + num_spaces + _round_up(values.nbytes, 8)
-
-    for name, array in extra.items():
-        add_numbers(_EXTRA + name, np.ascontiguousarray(array, np.int64), None, pa.int64())
-    column: Any
-    for name, column in columns.items():
-        field = schema.by_name[name]
-        if field.numbers is not None:
-            numbers, valid = column
-            add_numbers(_COLUMN + name, np.ascontiguousarray(numbers, field.numbers[0]), valid, _stored_type(field))
-    for name, column in columns.items():
-        if schema.by_name[name].numbers is None:
-            lists[_COLUMN + name] = _one_list(column)
+    lists = {_EXTRA + name: _one_list(pa.array(array, pa.int64())) for name, array in extra.items()}
+    for name, values in columns.items():
+        lists[_COLUMN + name] = _one_list(_to_stored(schema.by_name[name], values))
     if not lists:
-        lists[_PAD] = _one_list(_plain(np.zeros(0, np.uint8)))
-    batch = pa.RecordBatch.from_arrays(list(lists.values()), names=list(lists))
-    return batch.replace_schema_metadata({"pad": " " * _bytes_before_body(batch)})
-
-
-_LIST_BYTES = 16
-"""Where a list of one row begins and ends."""
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+        lists[_EMPTY] = _one_list(pa.array([], pa.uint8()))
+    return pa.RecordBatch.from_arrays(list(lists.values()), names=list(lists))
 
 
 def _one_list(values: pa.Array) -> pa.Array:
@@ -66,40 +36,21 @@ def _one_list(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.large_list(values.type), 1, [None, offsets], children=[values])
 
 
-def _plain(values: NDArray[Any], bitmap: NDArray[np.uint8] | None = None) -> pa.Array:
-    buffers = [None if bitmap is None else pa.py_buffer(bitmap), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+def _to_stored(field: Field, values: Values) -> pa.Array:
+    if not isinstance(values, Numbers):
+        return values
+    numbers = np.ascontiguousarray(values.values)
+    if numbers.dtype.kind == "b":
+        numbers = numbers.view(np.uint8)
+    array = to_arrow(Field("", _stored_type(field)), Numbers(numbers, values.valid))
+    return array.storage if numbers.ndim > 1 else array
 
 
 def _stored_type(field: Field) -> pa.DataType:
     """Of a column of numbers. Booleans are bytes, as NumPy has them: Arrow's own are bits, which cannot be mapped."""
     dtype, shape = field.numbers or (np.dtype(bool), ())
     flat = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
-    return pa.list_(flat, math.prod(shape)) if shape else flat
-
-
-def _numbers_to_arrow(values: NDArray[Any], bitmap: NDArray[np.uint8] | None, kind: pa.DataType) -> pa.Array:
-    flat = (values.view(np.uint8) if values.dtype.kind == "b" else values).reshape(-1)
-    if not pa.types.is_fixed_size_list(kind):
-        return _plain(flat, bitmap)
-    buffer = None if bitmap is None else pa.py_buffer(bitmap)
-    return pa.Array.from_buffers(kind, len(values), [buffer], children=[_plain(flat)])
-
-
-def _bytes_before_body(batch: pa.RecordBatch) -> int:
-    """How many more bytes of metadata bring the batch's buffers to a multiple of 64 in the file.
-
-    All that comes before them depends on the types alone, so a batch of empty lists tells.
-    """
-    empty = [_one_list(column.values.slice(0, 0)) for column in batch.columns]
-    twin = pa.RecordBatch.from_arrays(empty, names=batch.schema.names).replace_schema_metadata({"pad": ""})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, twin.schema) as file:
-        file.write_batch(twin)
-    written = sink.getvalue()
-    body = pa.ipc.open_file(written).get_batch(0)
-    first: int = body.column(0).buffers()[1].address
-    return -(first - int(written.address)) % _ALIGNMENT
+    return pa.fixed_shape_tensor(flat, shape) if shape else flat
 
 
 def _only_batch(file: Any) -> pa.RecordBatch:
@@ -122,47 +73,49 @@ def block_from_arrow(
     extra: dict[str, NDArray[np.int64]] = {}
     for name, lists in zip(batch.schema.names, batch.columns, strict=True):
         if not pa.types.is_large_list(lists.type) or lists.null_count:
-            raise ValueError(f"{name!r} is no list")
-        values = lists.flatten()
+            raise ValueError(f"{name!r} is not a list")
+        values, short = lists.flatten(), name.partition(":")[2]
         if name.startswith(_EXTRA):
-            extra[name.removeprefix(_EXTRA)] = _mapped(values, pa.int64(), np.dtype(np.int64), ())[0]
-        elif name.startswith(_COLUMN) and (wanted is None or name.removeprefix(_COLUMN) in wanted):
-            field = schema.by_name.get(name.removeprefix(_COLUMN))
-            if field is None:
+            extra[short] = _mapped(values, pa.int64(), np.dtype(np.int64), ())[0]
+        elif name.startswith(_COLUMN) and (wanted is None or short in wanted):
+            if short not in schema.by_name:
                 raise ValueError(f"{name!r} is not in the schema")
-            if field.numbers is not None:
-                found[field.name] = Numbers(*_mapped(values, _stored_type(field), *field.numbers))
-            elif values.type != field.type:
-                raise ValueError(f"column {field.name!r} is {values.type}, not {field.type}")
-            else:
-                found[field.name] = values
+            found[short] = _from_stored(schema.by_name[short], values)
     if len({num_rows_of({name: column}) for name, column in found.items()}) > 1:
         raise ValueError("columns of different lengths")
     return {name: found[name] for name in schema.names if name in found}, extra
 
 
+def _from_stored(field: Field, values: pa.Array) -> Values:
+    if field.numbers is not None:
+        return Numbers(*_mapped(values, _stored_type(field), *field.numbers))
+    if values.type != field.type:
+        raise ValueError(f"column {field.name!r} is {values.type}, not {field.type}")
+    return values
+
+
 def _mapped(
     array: pa.Array, kind: pa.DataType, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    if array.type != kind:
-        raise ValueError(f"{array.type}, not {kind}")
-    num_rows = len(array)
+    """(values, valid) of a column of numbers, over the memory of the file."""
+    stored = kind.storage_type if shape else kind
+    if array.type != stored:
+        raise ValueError(f"{array.type}, not {stored}")
     valid = None
     if array.null_count:
-        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
-        valid = bits[array.offset : array.offset + num_rows].astype(bool)
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
         valid.flags.writeable = False
-    flat, start = (array.values, array.offset * math.prod(shape)) if shape else (array, 0)
-    start += flat.offset
-    num_bytes = num_rows * dtype.itemsize * math.prod(shape)
-    buffer = flat.buffers()[1]
-    if not num_bytes:
-        values = np.empty((num_rows, *shape), dtype)
-    else:
-        if (shape and flat.null_count) or buffer is None or buffer.size < start * dtype.itemsize + num_bytes:
-            raise ValueError(f"not {num_rows} rows of {dtype}{list(shape)}")
-        values = np.ndarray((num_rows, *shape), dtype, buffer, start * dtype.itemsize)
-    if dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
-        raise ValueError("a byte that is neither true nor false")
+    flat, start, size = array, array.offset, math.prod(shape)
+    if shape:
+        flat, start = array.values, array.offset * size + array.values.offset
+        if flat.null_count:
+            raise ValueError(f"{dtype}{list(shape)} with a null inside")
+    buffer, values = flat.buffers()[1], np.empty((len(array), *shape), dtype)
+    if values.nbytes:
+        if buffer is None or buffer.size < start * dtype.itemsize + values.nbytes:
+            raise ValueError(f"not {len(array)} rows of {dtype}{list(shape)}")
+        values = np.ndarray(values.shape, dtype, buffer, start * dtype.itemsize)
+        if dtype.kind == "b" and values.view(np.uint8).max() > 1:
+            raise ValueError("a byte that is neither true nor false")
     values.flags.writeable = False
     return values, valid

@@ -1,4 +1,4 @@
-"""Where rows lie: blocks to which rows are added and in which they never move, one contiguous array for each column.
+"""Blocks of rows: one contiguous array for each column. Rows are added at the end and never move.
 
 Columns of numbers are NumPy arrays of the block's capacity. Other columns are Arrow arrays, put together as rows come:
 eight pieces become one, so that a value is copied a few times at most, however rows are added.
@@ -7,27 +7,29 @@ eight pieces become one, so that a value is copied a few times at most, however 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from batchwright.buffer.convert import rebuild
-from batchwright.buffer.locks import PIECES
-from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+from batchwright.base.forks import lock_across_forks
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values, part_of
 from batchwright.columns.addresses import rows_apart
 
 __all__ = [
     "ArrowColumn",
     "Block",
     "Column",
-    "Counters",
     "NumberColumn",
     "Segment",
+    "SlowWrite",
     "capacity_for",
+    "costs",
     "missing",
     "missing_column",
+    "refuse_write",
 ]
 
 _SMALLEST_ROWS = 256
@@ -38,13 +40,15 @@ _PENDING_ROWS = 1024
 """Values that wait as Python objects before they become an Arrow array."""
 _FAN = 8
 """Arrow pieces of about one length that are joined into one."""
-
 _LARGEST_PIECE_BYTES = 1 << 30
 """Arrow's text has offsets of 32 bits."""
 
+_pieces_lock = lock_across_forks()
+"""Held while values become Arrow arrays, in any column; after a buffer's own lock, where both are held."""
 
-class Counters:
-    """What storing rows has cost so far, in bytes."""
+
+class Costs:
+    """Bytes that storing rows has cost this process. Tests hold them to a bound for each row."""
 
     __slots__ = ("copied", "written")
 
@@ -55,21 +59,23 @@ class Counters:
         """Of rows that were there: sparse blocks written anew, Arrow pieces joined, shared columns changed."""
 
 
+costs: Costs = Costs()
+
+
+class SlowWrite(Exception):
+    """This value is not of exactly the type that its column takes without a check."""
+
+
 def capacity_for(num_rows: int, schema: Schema, at_least: int) -> int:
-    """Rows of the next block of a buffer that has so many: as many again while it is small, then a quarter more.
+    """Rows of the next block of a buffer with this many: as many again while it is small, then a quarter more.
 
     So there are few blocks, and dropping the oldest leaves at most a quarter of the memory to rows that are gone, or
-    16 MB. Small blocks are dear: their memory comes in small pages.
+    16 MB. Small blocks are expensive: their memory comes in small pages.
     """
-    row_bytes = max(_row_bytes(schema), 1)
+    row_bytes = sum(field.row_bytes or 64 for field in schema) or 1  # text and lists are guessed
     more = num_rows if num_rows * row_bytes < _SMALL_BYTES else num_rows // 4
     most = max(_LARGEST_BYTES // row_bytes, _SMALLEST_ROWS)
     return max(min(max(more, _SMALLEST_ROWS), most, _LARGEST_ROWS), at_least)
-
-
-def _row_bytes(schema: Schema) -> int:
-    """Bytes of a row, about: text and lists are guessed."""
-    return sum(64 if field.numbers is None else field.row_bytes for field in schema)
 
 
 class NumberColumn:
@@ -81,31 +87,51 @@ class NumberColumn:
         self.values: NDArray[Any] = values
         self.valid: NDArray[np.bool_] | None = valid
         self.shared: bool = shared
-        """`shared`: somebody else sees this memory, so rows that are there are changed in a copy."""
+        """`shared`: a version sees this memory too, so changes are made in a copy."""
         self.edition: int = 0
         """How often rows that were there got new values."""
         self.address: int = values.ctypes.data
         self.row_bytes: int = values.dtype.itemsize * int(np.prod(values.shape[1:]))
 
-    @classmethod
-    def empty(cls, field: Field, capacity: int, missing: int = 0) -> NumberColumn:
-        """Of which the first `missing` rows have no value."""
-        assert field.numbers is not None
-        dtype, shape = field.numbers
-        column = cls(rows_apart(capacity, dtype, shape))
-        if missing:
-            column.values[:missing] = 0
-            column.invalidate(0, missing)
-        return column
+    @property
+    def num_rows(self) -> int:
+        """Rows that there is room for."""
+        return len(self.values)
+
+    def writer(self) -> Callable[[int, Any], None]:
+        """A function that writes one value of exactly this type to a row; others are a `SlowWrite`."""
+        values, dtype, shape, row_bytes = self.values, self.values.dtype, self.values.shape[1:], self.row_bytes
+        exact: Any = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type)
+
+        def write_array(at: int, value: Any) -> None:
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                raise SlowWrite
+            values[at] = value
+            costs.written += row_bytes
+
+        def write_scalar(at: int, value: Any) -> None:
+            if type(value) is not exact:
+                raise SlowWrite
+            values[at] = value
+            costs.written += row_bytes
+
+        return write_array if shape else write_scalar
 
     def write(self, start: int, numbers: Numbers) -> None:
-        values, valid = numbers
-        self.values[start : start + len(values)] = values
-        if valid is not None:
-            self._make_valid()[start : start + len(values)] = valid
+        stop = start + len(numbers.values)
+        self.values[start:stop] = numbers.values
+        if numbers.valid is not None:
+            self._make_valid()[start:stop] = numbers.valid
+        costs.written += len(numbers.values) * self.row_bytes
 
-    def invalidate(self, start: int, stop: int) -> None:
-        self._make_valid()[start:stop] = False
+    def write_missing(self, start: int, count: int) -> None:
+        self.values[start : start + count] = 0
+        self._make_valid()[start : start + count] = False
+
+    def take_back(self, num_rows: int) -> None:
+        """Forget the rows behind the first ones: those that are written there next have values again."""
+        if self.valid is not None:
+            self.valid[num_rows:] = True
 
     def _make_valid(self) -> NDArray[np.bool_]:
         if self.valid is None:
@@ -113,25 +139,28 @@ class NumberColumn:
         return self.valid
 
     def read(self, start: int, stop: int) -> Numbers:
-        return Numbers(self.values[start:stop], None if self.valid is None else self.valid[start:stop])
+        found: Any = part_of(Numbers(self.values, self.valid), slice(start, stop))
+        return found  # type: ignore[no-any-return]
 
-    def changed(self, rows: NDArray[np.int64], numbers: Numbers, num_rows: int, counters: Counters) -> NumberColumn:
+    last_put = read
+
+    def changed(self, rows: NDArray[np.int64], numbers: Numbers, num_rows: int) -> NumberColumn:
         """This column after some rows got new values: itself, or a copy where others see it."""
         column = self
         if self.shared or not self.values.flags.writeable:
-            values = rows_apart(len(self.values), self.values.dtype, self.values.shape[1:])
-            values[:num_rows] = self.values[:num_rows]
-            valid = None if self.valid is None else np.ones(len(values), bool)
-            if valid is not None and self.valid is not None:
-                valid[:num_rows] = self.valid[:num_rows]
-            column = NumberColumn(values, valid)
-            counters.copied += num_rows * self.row_bytes
+            column = NumberColumn(rows_apart(len(self.values), self.values.dtype, self.values.shape[1:]))
+            column.values[:num_rows] = self.values[:num_rows]
+            if self.valid is not None:
+                column._make_valid()[:num_rows] = self.valid[:num_rows]
+            costs.copied += num_rows * self.row_bytes
         column.edition += 1
         column.values[rows] = numbers.values
-        counters.written += len(rows) * self.row_bytes
+        costs.written += len(rows) * self.row_bytes
         if numbers.valid is not None or column.valid is not None:
-            column._make_valid()[rows] = True if numbers.valid is None else numbers.valid
+            column._make_valid()[rows] = numbers.has_value
         return column
+
+    def seal(self) -> None: ...
 
 
 class ArrowColumn:
@@ -141,104 +170,120 @@ class ArrowColumn:
 
     edition = 0
 
-    def __init__(self, kind: pa.DataType, whole: pa.Array | None = None) -> None:
+    def __init__(self, kind: pa.DataType, values: pa.Array | None = None) -> None:
         self.type: pa.DataType = kind
         self.shared: bool = False
-        self._pieces: list[pa.Array] = [] if whole is None else [whole]
-        self._levels: list[int] = [] if whole is None else [_level(len(whole))]
+        self._pieces: list[pa.Array] = []
+        self._levels: list[int] = []
         self._pending: list[Any] = []
-
-    @classmethod
-    def missing(cls, field: Field, num_rows: int) -> ArrowColumn:
-        return cls(field.type, pa.nulls(num_rows, field.type) if num_rows else None)
+        if values is not None and len(values):
+            self._pieces, self._levels = [values], [_level(len(values))]
 
     @property
     def num_rows(self) -> int:
         """Counted, not kept: an interrupt (Ctrl-C) between a value and its count would shift all values after it."""
-        with PIECES:
+        with _pieces_lock:
             return sum(map(len, self._pieces)) + len(self._pending)
 
-    def put(self, value: Any, counters: Counters) -> None:
-        """Add one value that is known to be of this type, and that nobody can change."""
+    def writer(self) -> Callable[[int, Any], None]:
+        """A function that adds one value, if it is text and so is this column; others are a `SlowWrite`."""
+        return self._put_text if self.type == pa.string() else refuse_write
+
+    def _put_text(self, at: int, value: Any) -> None:
+        if type(value) is not str:
+            raise SlowWrite
+        if not value.isascii():
+            value.encode()  # refuses half a surrogate pair
         if len(self._pending) >= _PENDING_ROWS:
-            self.flush(counters)
+            self.flush()
         self._pending.append(value)
 
     def take_back(self, num_rows: int) -> None:
-        """Forget the values that came last, so that so many rows are left."""
-        with PIECES:
+        """Forget the rows behind the first ones."""
+        with _pieces_lock:
             first = sum(map(len, self._pieces))
             if first <= num_rows:
                 del self._pending[num_rows - first :]
                 return
             rest = _rows(self._pieces, 0, num_rows, self.type)
-            pieces, levels = ([rest], [_level(num_rows)]) if num_rows else ([], [])
+            pieces, levels = [rest][:num_rows], [_level(num_rows)][:num_rows]
             self._pieces, self._levels, self._pending = pieces, levels, []
 
-    def last_put(self) -> pa.Array:
-        return pa.array(self._pending[-1:], self.type)
+    def last_put(self, start: int, stop: int) -> pa.Array:
+        return pa.array(self._pending[start - stop :], self.type)
 
-    def write(self, values: pa.Array, counters: Counters) -> None:
-        self.flush(counters)
-        with PIECES:
-            self._pieces, self._levels = self._with(values, counters)
+    def write(self, start: int, values: pa.Array) -> None:
+        self.flush()
+        with _pieces_lock:
+            self._pieces, self._levels = self._with(values)
 
-    def flush(self, counters: Counters, num_rows: int | None = None) -> None:
-        """Let the first so many rows (else all) be Arrow arrays. Readers in other threads ask too, while rows are put:
-        what they do not ask for stays, since it may be taken back."""
-        with PIECES:
+    def write_missing(self, start: int, count: int) -> None:
+        self.write(start, pa.nulls(count, self.type))
+
+    def flush(self, num_rows: int | None = None) -> None:
+        """Turn the first rows (by default all of them) into Arrow arrays.
+
+        Readers in other threads do so too, while rows are put: rows that they do not ask for stay, since these may be
+        taken back.
+        """
+        with _pieces_lock:
             wanted = len(self._pending) if num_rows is None else num_rows - sum(map(len, self._pieces))
             if wanted > 0:
                 waiting = self._pending[:wanted]
-                pieces, levels, count = *self._with(pa.array(waiting, self.type), counters), len(waiting)
+                pieces, levels, count = *self._with(pa.array(waiting, self.type)), len(waiting)
                 # No function is called between these, so an interrupt or another thread sees all of it or nothing.
                 self._pieces, self._levels = pieces, levels
                 del self._pending[:count]
 
-    def _with(self, values: pa.Array, counters: Counters) -> tuple[list[pa.Array], list[int]]:
+    def _with(self, values: pa.Array) -> tuple[list[pa.Array], list[int]]:
         """(pieces, levels) with more values."""
         if not len(values):
             return self._pieces, self._levels
         pieces, levels = [*self._pieces, values], [*self._levels, _level(len(values))]
-        counters.written += values.nbytes
+        costs.written += values.nbytes
         while len(levels) >= _FAN and len(set(levels[-_FAN:])) == 1 and _can_join(pieces[-_FAN:]):
             joined = pa.concat_arrays(pieces[-_FAN:])
-            counters.copied += joined.nbytes
+            costs.copied += joined.nbytes
             pieces[-_FAN:], levels[-_FAN:] = [joined], [levels[-1] + 1]
         return pieces, levels
 
-    def pieces(self, counters: Counters, num_rows: int) -> list[pa.Array]:
-        """The first so many values, and maybe more, in a few arrays."""
+    def pieces(self, num_rows: int) -> list[pa.Array]:
+        """The first rows, and perhaps more, in a few arrays."""
         if self._pending:
-            self.flush(counters, num_rows)
+            self.flush(num_rows)
         return self._pieces
 
-    def read(self, start: int, stop: int, counters: Counters) -> pa.Array:
+    def read(self, start: int, stop: int) -> pa.Array:
         """Rows [start, stop) as one array."""
-        return _rows(self.pieces(counters, stop), start, stop, self.type)
+        return _rows(self.pieces(stop), start, stop, self.type)
 
-    def seal(self, counters: Counters) -> None:
+    def seal(self) -> None:
         """No more rows will come: one piece from now on."""
-        if len(pieces := self.pieces(counters, self.num_rows)) > 1 and _can_join(pieces):
+        if len(pieces := self.pieces(self.num_rows)) > 1 and _can_join(pieces):
             joined = pa.concat_arrays(pieces)
-            counters.copied += joined.nbytes
+            costs.copied += joined.nbytes
             self._pieces, self._levels = [joined], [_level(len(joined))]
 
-    def changed(self, rows: NDArray[np.int64], values: pa.Array, num_rows: int, counters: Counters) -> ArrowColumn:
+    def changed(self, rows: NDArray[np.int64], values: pa.Array, num_rows: int) -> ArrowColumn:
         """A column in which some rows have new values."""
         num_rows = min(num_rows, self.num_rows)  # an older version's: rows came to its block since, not to this column
         order = np.arange(num_rows)
         order[rows] = num_rows + np.arange(len(rows))
-        whole = pa.concat_arrays([self.read(0, num_rows, counters), values]).take(pa.array(order))
-        counters.written += values.nbytes
-        counters.copied += whole.nbytes
-        return ArrowColumn(self.type, whole)
+        changed = pa.concat_arrays([self.read(0, num_rows), values]).take(pa.array(order))
+        costs.written += values.nbytes
+        costs.copied += changed.nbytes
+        return ArrowColumn(self.type, changed)
 
-    def retyped(self, kind: pa.DataType, counters: Counters) -> ArrowColumn:
+    def retyped(self, kind: pa.DataType) -> ArrowColumn:
         """This column as a type that says more, where nothing was known before: struct<a: null>, list<null>."""
-        whole = rebuild(self.read(0, self.num_rows, counters), kind)
-        counters.copied += whole.nbytes
-        return ArrowColumn(kind, whole)
+        retyped = self.read(0, self.num_rows).cast(kind)
+        costs.copied += retyped.nbytes
+        return ArrowColumn(kind, retyped)
+
+
+def refuse_write(at: int, value: Any) -> None:
+    """The writer of a column that checks each value first."""
+    raise SlowWrite
 
 
 def _rows(pieces: list[pa.Array], start: int, stop: int, kind: pa.DataType) -> pa.Array:
@@ -249,9 +294,9 @@ def _rows(pieces: list[pa.Array], start: int, stop: int, kind: pa.DataType) -> p
         if begin < end:
             found.append(piece.slice(begin, end - begin))
         first += len(piece)
-    if not found:
-        return pa.nulls(0, kind)
-    return found[0] if len(found) == 1 else pa.concat_arrays(found)
+    if len(found) == 1:
+        return found[0]
+    return pa.concat_arrays(found or [pa.nulls(0, kind)])
 
 
 def _can_join(pieces: list[pa.Array]) -> bool:
@@ -273,6 +318,9 @@ class Block:
 
     __slots__ = ("_is_ascending", "capacity", "columns", "first_id", "ids", "ledger", "num_rows", "serial")
 
+    edition = 0
+    """Of its ledger, as columns have one: what is there does not change."""
+
     def __init__(self, serial: int, capacity: int, first_id: int) -> None:
         self.serial: int = serial
         self.capacity: int = capacity
@@ -286,31 +334,17 @@ class Block:
         self.ledger: array[int] = array("q")
         """(first row, journal number, time in microseconds, number of the origin) of every append, end to end."""
 
-    def write(self, schema: Schema, columns: Columns, begin: int, end: int, counters: Counters) -> None:
+    def write(self, schema: Schema, columns: Columns, begin: int, end: int) -> None:
         """Add rows [begin, end) of some columns. There is room for them."""
         for field in schema:
             values = columns.get(field.name)
             if values is None or field.is_null:
-                self._write_missing(field, end - begin, counters)
+                if field.name in self.columns:
+                    self.columns[field.name].write_missing(self.num_rows, end - begin)
                 continue
-            column = self.column_for(field)
-            if isinstance(values, Numbers):
-                assert isinstance(column, NumberColumn)
-                valid = None if values.valid is None else values.valid[begin:end]
-                column.write(self.num_rows, Numbers(values.values[begin:end], valid))
-                counters.written += (end - begin) * column.row_bytes
-            else:
-                assert isinstance(column, ArrowColumn)
-                column.write(values.slice(begin, end - begin), counters)
+            part: Any = part_of(values, slice(begin, end))
+            self.column_for(field).write(self.num_rows, part)
         self.num_rows += end - begin
-
-    def _write_missing(self, field: Field, count: int, counters: Counters) -> None:
-        column = self.columns.get(field.name)
-        if isinstance(column, NumberColumn):
-            column.values[self.num_rows : self.num_rows + count] = 0
-            column.invalidate(self.num_rows, self.num_rows + count)
-        elif isinstance(column, ArrowColumn):
-            column.write(pa.nulls(count, column.type), counters)
 
     def column_for(self, field: Field) -> Column:
         """The column, made where it is not there yet: null in the rows so far."""
@@ -320,10 +354,14 @@ class Block:
             self.columns = {**self.columns, field.name: column}  # a new dict: versions hold the old one
         return column
 
-    def seal(self, counters: Counters) -> None:
+    def seal(self) -> None:
         for column in self.columns.values():
-            if isinstance(column, ArrowColumn):
-                column.seal(counters)
+            column.seal()
+
+    def take_back(self) -> None:
+        """Forget rows that were written and not counted."""
+        for column in self.columns.values():
+            column.take_back(self.num_rows)
 
     def ids_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         return offsets + self.first_id if self.ids is None else self.ids[offsets]
@@ -348,6 +386,11 @@ class Segment(NamedTuple):
     stop: int
     keep: NDArray[np.int64] | None = None
     """Offsets in the block, ascending; start and stop are then the first and the last one's end."""
+
+    @classmethod
+    def of(cls, block: Block) -> Segment:
+        """All rows of a block."""
+        return cls(block, block.columns, 0, block.num_rows)
 
     @property
     def num_rows(self) -> int:
@@ -381,34 +424,32 @@ class Segment(NamedTuple):
         """Some of its live rows, by number, ascending."""
         if len(local) == self.num_rows:
             return self
-        if len(local) and int(local[-1]) - int(local[0]) == len(local) - 1 and self.keep is None:
+        if self.keep is None and len(local) and int(local[-1]) - int(local[0]) == len(local) - 1:
             return self.part(int(local[0]), int(local[-1]) + 1)
-        return self.only(local + self.start if self.keep is None else self.keep[local])
+        return self.only(self.offsets()[local])
 
     def only(self, offsets: NDArray[np.int64]) -> Segment:
         if not len(offsets):
             return self._replace(start=self.start, stop=self.start, keep=None)
         return self._replace(start=int(offsets[0]), stop=int(offsets[-1]) + 1, keep=np.ascontiguousarray(offsets))
 
-    def values(self, field: Field, counters: Counters) -> Values:
+    def values(self, field: Field) -> Values:
         """One column of all live rows: a view where they are consecutive."""
         column = self.columns.get(field.name)
         if column is None:
             return missing(field, self.num_rows)
-        if isinstance(column, NumberColumn):
-            if self.keep is None:
-                return column.read(self.start, self.stop)
-            valid = None if column.valid is None else column.valid[self.keep]
-            return Numbers(column.values[self.keep], valid)
-        whole = column.read(self.start, self.stop, counters)
-        return whole if self.keep is None else whole.take(pa.array(self.keep - self.start))
+        values = column.read(self.start, self.stop)
+        return values if self.keep is None else part_of(values, self.keep - self.start)
 
 
 def missing_column(field: Field, block: Block) -> Column:
     """A column of a block that is null in all of its rows."""
     if field.numbers is None:
-        return ArrowColumn.missing(field, block.num_rows)
-    return NumberColumn.empty(field, block.capacity, block.num_rows)
+        return ArrowColumn(field.type, pa.nulls(block.num_rows, field.type))
+    column = NumberColumn(rows_apart(block.capacity, *field.numbers))
+    if block.num_rows:
+        column.write_missing(0, block.num_rows)
+    return column
 
 
 def missing(field: Field, num_rows: int) -> Values:

@@ -1,4 +1,4 @@
-"""A dataset that changes while you train: rows are added, thinned out, changed and rolled back, and nothing is lost."""
+"""DatasetBuffer: a dataset that changes while a model trains."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least, local_path, whole_number
 from batchwright.base.errors import SampleError, SampleTypeError, SpecError, StoreError
+from batchwright.base.forks import lock_across_forks
+from batchwright.base.words import counted
 from batchwright.buffer import codec
+from batchwright.buffer.column import refuse_column
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.durable import Durable
 from batchwright.buffer.folder import POINTER
-from batchwright.buffer.incoming import columns_in
-from batchwright.buffer.locks import new_lock
 from batchwright.buffer.normalize import normalize, takes_dicts
 from batchwright.buffer.reads import BufferVersion, Reads
-from batchwright.buffer.retain import Settings, check_by, column_of, kept_count
-from batchwright.buffer.schema import Columns, Field, Schema, num_rows_of
-from batchwright.buffer.table import Table
-from batchwright.buffer.values import (
-    arrays_to_columns,
-    column_for_set,
-    infer_schema,
-    rows_to_columns,
-    schema_of_arrow,
-)
+from batchwright.buffer.retain import BufferSettings, check_by, column_of, kept_count
+from batchwright.buffer.schema import Columns, Schema, num_rows_of
+from batchwright.buffer.table import BufferTable
+from batchwright.buffer.tables import Normalized, columns_to_extend
+from batchwright.buffer.values import arrays_to_columns, column_for_set, infer_schema, rows_to_columns, schema_of_arrow
 from batchwright.buffer.versions import BufferDiff, VersionInfo, take_diff
 from batchwright.buffer.view import View, refuse_twice
 from batchwright.typing import Array
@@ -71,34 +67,28 @@ class DatasetBuffer(Reads):
         `max_size`: the most rows; `drop_strategy`: which go first then ("oldest", "random" or a column of numbers).
         `seed`: what random choices follow. `schema`: the columns; by default they follow from the first rows.
         """
+        strategy: Any = drop_strategy
+        if not isinstance(strategy, str):
+            check_by(strategy, (), (), parameter="drop_strategy")
         most = None if max_size is None else at_least(1, max_size=max_size)
-        settings = Settings(most, _checked_text(drop_strategy), whole_number(seed=seed))
+        settings = BufferSettings(most, strategy, whole_number(seed=seed))
         declared = None if schema is None else _declared(schema)
-        self._contents = Contents(settings)
-        self._lock = new_lock()
-        self._disk: Durable | None = None
         if read_only and path is None:
             raise SpecError(
                 "read_only=True needs a path: whose rows are to be read?", parameter="read_only", remedy="path=..."
             )
+        self._contents = Contents(settings)
+        self._lock = lock_across_forks()
+        self._disk: Durable | None = None
         if path is not None:
             self._disk, self._contents = Durable.open(path, settings, read_only=read_only)
         try:
             if declared is not None:
                 self._declare(declared)
             if data is not None:
-                if self._table.next_id:  # only a folder has had any
-                    raise SpecError(
-                        f"{path} holds {len(self):,} rows already: data= would add to them each time it is opened",
-                        parameter="data",
-                        remedy="buffer.append(...) what is new, or another path",
-                    )
-                is_columns = isinstance(data, dict) and bool(data) and all(map(_is_column, data.values()))
-                (self.extend if is_columns else self.append)(data)
-        except BaseException as error:
+                self._fill(data)
+        except BaseException:
             self.close()
-            if isinstance(error, SampleTypeError) and isinstance(data, str | os.PathLike):
-                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
             raise
 
     def _declare(self, schema: Schema) -> None:
@@ -115,8 +105,24 @@ class DatasetBuffer(Reads):
                 remedy="leave schema= out: the folder has its own",
             )
 
+    def _fill(self, data: Any) -> None:
+        """The first rows."""
+        if self._table.next_id:  # only a folder has had any
+            raise SpecError(
+                f"{self.path} holds {len(self):,} rows already: data= would add to them each time it is opened",
+                parameter="data",
+                remedy="buffer.append(...) what is new, or another path",
+            )
+        is_columns = isinstance(data, dict) and data and all(len(getattr(v, "shape", ())) for v in data.values())
+        try:
+            (self.extend if is_columns else self.append)(data)
+        except SampleTypeError as error:
+            if isinstance(data, str | os.PathLike):
+                error.remedy = f"path={os.fspath(data)!r}, if a folder is meant"
+            raise
+
     @property
-    def _table(self) -> Table:
+    def _table(self) -> BufferTable:
         return self._contents.table
 
     @property
@@ -124,7 +130,7 @@ class DatasetBuffer(Reads):
         """What samples are: "dict", "tensor" or "image"; None before the first."""
         return self._contents.kind
 
-    # Settings: those that it was opened with. Changes are chosen by them, so that they are part of a folder's journal.
+    # Settings are given when a buffer is opened. A folder's journal holds them, since they decide what changes do.
 
     @property
     def max_size(self) -> int | None:
@@ -144,12 +150,7 @@ class DatasetBuffer(Reads):
     # Rows in
 
     def append(
-        self,
-        samples: object,
-        retain_prior: float = 1.0,
-        retain_prior_by: str = "random",
-        *,
-        origin: str | None = None,
+        self, samples: object, retain_prior: float = 1.0, retain_prior_by: str = "random", *, origin: str | None = None
     ) -> range:
         """Add a sample, or a list of `samples`, and give their ids. What is kept of the rows before is decided first:
         the share `retain_prior` of them, chosen by `retain_prior_by` ("random", "oldest", "latest" or a column).
@@ -165,28 +166,10 @@ class DatasetBuffer(Reads):
                 except BaseException:
                     self._table.take_back()
                     raise
-        found = normalize(samples)
-        with self._lock:
-            self._check_writer()
-            if isinstance(found.rows, list) and not found.rows and self.kind is not None:
-                found = found._replace(kind=self.kind)  # nothing is of any kind
-            known = self._known_schema(found.kind)
-            if isinstance(found.rows, pa.Table):
-                arrays = {name: found.rows.column(name) for name in found.rows.column_names}
-                columns, schema = arrays_to_columns(arrays, known)
-            elif not found.rows:
-                columns, schema = {}, self._table.schema
-            else:
-                columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
-            return self._add(columns, schema, found.kind, retain_prior, retain_prior_by, origin)
+        return self._add_new(normalize(samples), retain_prior, retain_prior_by, origin)
 
     def extend(
-        self,
-        columns: object,
-        retain_prior: float = 1.0,
-        retain_prior_by: str = "random",
-        *,
-        origin: str | None = None,
+        self, columns: object, retain_prior: float = 1.0, retain_prior_by: str = "random", *, origin: str | None = None
     ) -> range:
         """Add many rows by `columns`, and give their ids: a dict of arrays, a table, a frame, or a tensor [rows, ...].
 
@@ -197,11 +180,19 @@ class DatasetBuffer(Reads):
                 count = self._table.put_columns(columns) if self._can_put() else 0
                 if count:
                     return self._accept(count)
-        kind, arrays = columns_in(columns)
+        return self._add_new(columns_to_extend(columns), retain_prior, retain_prior_by, origin)
+
+    def _add_new(self, found: Normalized, retain: Any, by: Any, origin: str | None) -> range:
         with self._lock:
             self._check_writer()
-            prepared, schema = arrays_to_columns(arrays, self._known_schema(kind))
-            return self._add(prepared, schema, kind, retain_prior, retain_prior_by, origin)
+            if found.columns is None and not found.rows:  # no samples are of any kind
+                return self._add({}, self._table.schema, self.kind or "dict", retain, by, origin)
+            known = self._known_schema(found.kind)
+            if found.columns is None:
+                columns, schema = rows_to_columns(found.rows, known or infer_schema(found.rows))
+            else:
+                columns, schema = arrays_to_columns(found.columns, known)
+            return self._add(columns, schema, found.kind, retain, by, origin)
 
     def _known_schema(self, kind: str) -> Schema | None:
         """What new rows must fit; None where they are the first."""
@@ -216,36 +207,38 @@ class DatasetBuffer(Reads):
 
     def _check_writer(self) -> None:
         if self._disk is not None:
-            self._disk.check_writer()
+            self._disk.folder.check_writer()
 
     def _can_put(self) -> bool:
+        """Whether rows that are right as they are can be written without a closer look."""
         contents = self._contents
-        by_column = contents.settings.max_size is not None and column_of(contents.settings.drop_strategy) is not None
-        return contents.kind == "dict" and not by_column and (self._disk is None or self._disk.is_writer)
+        if contents.kind != "dict" or not (self._disk is None or self._disk.folder.is_writer):
+            return False
+        column = None if self.max_size is None else column_of(self.drop_strategy)
+        return column is None or column[0] in contents.table.schema.numeric
 
     def _accept(self, count: int) -> range:
         """The rows that were put are right: write them down and count them."""
-        contents, now = self._contents, time.time_ns() // 1000
+        contents, disk, now = self._contents, self._disk, time.time_ns() // 1000
         table, (max_size, strategy, _) = contents.table, contents.settings
-        if max_size is None and self._disk is None:
+        if max_size is None and disk is None:
             return table.accept(count, now)
         is_over = max_size is not None and table.num_rows + count > max_size
         saved = table.save() if is_over and strategy != "oldest" else None
         try:
-            if self._disk is not None:
-                self._catch_up(self._disk)
-                self._disk.write_rows(contents, table.last_put(count), count, now)
+            if disk is not None:
+                self._catch_up(disk)
+                disk.write_rows(contents, table.last_put(count), count, now)
             ids = table.accept(count, now)
-            if is_over:
-                contents.drop_over()
+            contents.drop_over()
         except BaseException:
             if saved is not None:
                 table.restore(saved)
             elif contents is self._contents:
                 contents.drop_over()
             raise
-        if self._disk is not None:
-            self._disk.after_change(contents)
+        if disk is not None:
+            disk.after_change(contents)
         return ids
 
     def _catch_up(self, disk: Durable) -> None:
@@ -266,7 +259,7 @@ class DatasetBuffer(Reads):
             check_by(by, schema.numeric, schema.not_numeric, parameter="retain_prior_by")
         if self.max_size is not None and self.drop_strategy != "oldest" and len(schema):
             check_by(self.drop_strategy, schema.numeric, schema.not_numeric, parameter="drop_strategy")
-        if origin is not None and not (isinstance(origin, str) and _is_text(origin)):
+        if origin is not None and not _is_name(origin):
             raise SpecError(f"origin= is a name, got {origin!r}", parameter="origin", remedy="origin='hard negatives'")
         if not count and kept == table.num_rows:
             return range(table.next_id, table.next_id)
@@ -274,15 +267,12 @@ class DatasetBuffer(Reads):
         def record(number: int, time_us: int) -> codec.Append:
             data = codec.encode_columns(schema, columns)
             known = None if schema == table.schema and table.next_id else codec.encode_schema(schema)
-            share = float(retain) if retain > 0 else 0.0
-            return codec.Append(number, time_us, data, count, share, by, origin, kind, known)
+            return codec.Append(number, time_us, data, count, max(float(retain), 0.0), by, origin, kind, known)
 
-        return self._do(
-            record,
-            lambda contents, now: contents.add(
-                schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now
-            ),
-        )
+        def apply(contents: Contents, now: int) -> range:
+            return contents.add(schema, columns, kind=kind, retain=retain, by=by, origin=origin, time_us=now)
+
+        return self._do(record, apply)
 
     def _do(
         self,
@@ -293,7 +283,7 @@ class DatasetBuffer(Reads):
     ) -> T:
         """One change: write it down, then make it. If either fails, the buffer is as it was.
 
-        `in_place`: rows get new values where they lie. An interrupt (Ctrl-C) comes after it then, not in its middle.
+        `in_place`: the change overwrites values. An interrupt (Ctrl-C) then takes effect after it, not in its middle.
         """
         contents, now = self._contents, time.time_ns() // 1000
         if self._disk is not None:
@@ -322,13 +312,13 @@ class DatasetBuffer(Reads):
         with self._lock:
             self._check_writer()
             view = self._table.view()
-            at = view.checked(whole_number(index=index))
+            ids = view.ids_at(view.checked(whole_number(index=index)))
             known = self._known_schema(found.kind)
             assert known is not None
-            values = found.rows[0]
-            some = Schema(tuple(field for field in known if field.name in values))
-            columns, changed = rows_to_columns([values], some if len(some) else known)
-            self._change(view.ids_at(at), {n: columns[n] for n in values}, _merged(known, changed.fields))
+            for name in found.rows[0]:
+                if name not in known.by_name:
+                    refuse_column(name, known, row=0)
+            self._set(ids, {name: [value] for name, value in found.rows[0].items()})
 
     def set(self, ids: Array, /, **columns: object) -> None:
         """New values in `columns` of many rows at once: `buffer.set(ids, loss=array)`, or one value for all of them.
@@ -338,25 +328,26 @@ class DatasetBuffer(Reads):
         with self._lock:
             self._check_writer()
             view = self._table.view()
-            index = view.index_of(ids)
-            ids = view.ids_at(index)
+            ids = view.ids_at(view.index_of(ids))
             refuse_twice(ids, "ids", remedy="ids, at = np.unique(ids, return_index=True), and of the values those [at]")
             if not columns:
                 raise SpecError("set needs a column", parameter="columns", remedy="buffer.set(ids, loss=array)")
-            known = self._table.schema
-            prepared: Columns = {}
-            fields: list[Field] = []
-            for name, values in columns.items():
-                prepared[name], field = column_for_set(name, values, len(ids), known.by_name.get(name))
-                fields.append(field)
-            if len(ids):
-                self._change(ids, prepared, _merged(known, fields))
+            self._set(ids, columns)
 
-    def _change(self, ids: NDArray[np.int64], columns: Columns, schema: Schema) -> None:
+    def _set(self, ids: NDArray[np.int64], values: dict[str, Any]) -> None:
+        known = self._table.schema
+        columns, fields = {}, []
+        for name, column in values.items():
+            columns[name], field = column_for_set(name, column, len(ids), known.by_name.get(name))
+            fields.append(field)
+        if not len(ids):
+            return
+        schema = known.merged(fields)
+
         def record(number: int, time_us: int) -> codec.Change:
-            data = codec.encode_columns(Schema(tuple(f for f in schema if f.name in columns)), columns)
-            known = None if schema == self._table.schema else codec.encode_schema(schema)
-            return codec.Change(number, time_us, codec.encode_ids(ids), data, known)
+            data = codec.encode_columns(schema, columns)
+            new = None if schema == known else codec.encode_schema(schema)
+            return codec.Change(number, time_us, codec.encode_ids(ids), data, new)
 
         self._do(record, lambda contents, now: contents.change(ids, schema, columns), in_place=True)
 
@@ -395,7 +386,7 @@ class DatasetBuffer(Reads):
             name = _checked_name(name, self.versions())
             info = VersionInfo(number, name, datetime.now(UTC), self._table.num_rows)
             view = self._table.view().share()
-            ordinal = contents.versions[-1].ordinal + 1 if contents.versions else 0
+            ordinal = 1 + max((kept.ordinal for kept in contents.versions), default=-1)
             if self._disk is not None:
                 self._disk.commit(contents, ordinal, info)
             contents.add_version(ordinal, info, contents.kind, lambda: view)
@@ -420,7 +411,7 @@ class DatasetBuffer(Reads):
         return BufferVersion(kept.view, self.seed, kept.kind)
 
     def snapshot(self) -> BufferVersion:
-        """The rows as they are now, to read: they stay so whatever is done to the buffer."""
+        """The rows as they are now, to read. Later changes to the buffer do not affect them."""
         with self._lock:
             return BufferVersion(self._table.view(), self.seed, self.kind)
 
@@ -487,8 +478,8 @@ class DatasetBuffer(Reads):
 
         Versions are not taken along.
         """
-        disk, found = Durable.open(path, Settings(), read_only=True, salvage=True)
-        disk.close()
+        disk, found = Durable.open(path, BufferSettings(), read_only=True, salvage=True)
+        disk.folder.close()
         if (local_path(to=to) / POINTER).exists():
             raise SpecError(f"{to} has a buffer already", parameter="to", remedy="a new folder")
         saved = cls(**found.settings._asdict(), path=to)
@@ -511,10 +502,12 @@ class DatasetBuffer(Reads):
 
         Opening compares hashes of the journal and of all that is not rows; blocks of rows are mapped as they are.
         """
-        damaged = [] if self._disk is None else self._disk.damaged()
+        if self._disk is None:
+            return
+        damaged = list(self._disk.folder.damaged_blocks())
         if damaged:
             raise StoreError(
-                f"{len(damaged)} of this buffer's files {'is' if len(damaged) == 1 else 'are'} damaged",
+                f"{counted(len(damaged), 'damaged file')} in this buffer",
                 files="\n".join(f"{file}: {what}" for file, what in damaged),
                 remedy="restore the folder from a copy",
             )
@@ -534,7 +527,7 @@ class DatasetBuffer(Reads):
     def close(self) -> None:
         """Let go of the folder. What is in memory can still be read."""
         if self._disk is not None:
-            self._disk.close()
+            self._disk.folder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -547,7 +540,7 @@ class DatasetBuffer(Reads):
         return _from_content, (self._hold(), contents.kind, contents.settings, contents.table.next_id)
 
 
-def _from_content(view: View, kind: str | None, settings: Settings, next_id: int) -> DatasetBuffer:
+def _from_content(view: View, kind: str | None, settings: BufferSettings, next_id: int) -> DatasetBuffer:
     return buffer_of(Contents.of(view, kind, settings, next_id=next_id))
 
 
@@ -571,22 +564,8 @@ def _declared(schema: Any) -> Schema:
     return schema_of_arrow(schema)
 
 
-def _merged(schema: Schema, fields: Sequence[Field]) -> Schema:
-    """A schema in which some fields are others, or new."""
-    changed = {field.name: field for field in fields}
-    new = [field for field in fields if field.name not in schema.by_name]
-    merged = Schema((*(changed.get(field.name, field) for field in schema), *new))
-    return schema if merged == schema else merged
-
-
-def _checked_text(strategy: Any) -> str:
-    if not isinstance(strategy, str):
-        check_by(strategy, [], [], parameter="drop_strategy")
-    return str(strategy)
-
-
 def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
-    if not isinstance(name, str) or not name or not name.isprintable():
+    if not name or not _is_name(name):
         raise SpecError(f"a version cannot be named {name!r}", parameter="name", remedy="commit('after epoch 3')")
     if name in [info.name for info in known]:
         raise SpecError(
@@ -594,16 +573,8 @@ def _checked_name(name: Any, known: Sequence[VersionInfo]) -> str:
             parameter="name",
             remedy=f"another name: {name + ' (again)'!r}; or buffer.forget({name!r}) before",
         )
-    return name
+    return str(name)
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
-    return True
-
-
-def _is_column(value: Any) -> bool:
-    return hasattr(value, "shape") and len(value.shape) >= 1
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isprintable()  # half a surrogate pair is not

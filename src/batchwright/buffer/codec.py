@@ -1,15 +1,13 @@
-"""Columns, schemas and changes of a buffer as bytes, and back.
+"""Codecs of a buffer's journal: columns, schemas and changes as bytes, and back.
 
 Numbers travel as their raw bytes, a few texts as such, all other columns as Arrow's own messages.
-What comes back are read-only views of the bytes; nothing in them is believed before it was checked.
+Decoding gives read-only views of the bytes, which are checked first.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +23,7 @@ __all__ = [
     "Drop",
     "Operation",
     "Rollback",
-    "Settings",
+    "SettingsChange",
     "decode",
     "decode_columns",
     "decode_ids",
@@ -37,9 +35,9 @@ __all__ = [
 ]
 
 _MAX_BYTES = (1 << 32) - 1
-"""Of one column in one call: what MessagePack can count."""
+"""The largest column of one call: MessagePack counts bytes in 32 bits."""
 _FEW_ROWS = 16
-"""Up to here texts are written as a list, not as an Arrow message."""
+"""Columns of at most this many texts are written as a list, not as an Arrow message."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -88,8 +86,8 @@ class Rollback(msgspec.Struct, array_like=True, tag=4, frozen=True):
     version: int
 
 
-class Settings(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """How the buffer chooses from here on."""
+class SettingsChange(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """Other settings from here on."""
 
     number: int
     time_us: int
@@ -98,7 +96,7 @@ class Settings(msgspec.Struct, array_like=True, tag=5, frozen=True):
     seed: int
 
 
-Operation = Append | Change | Drop | Rollback | Settings
+Operation = Append | Change | Drop | Rollback | SettingsChange
 
 _operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
 
@@ -159,29 +157,12 @@ def decode_schema(data: bytes | memoryview) -> Schema:
     except (msgspec.MsgspecError, UnicodeDecodeError, pa.ArrowException, OSError) as error:
         raise _unreadable("a schema", str(error)) from error
     if len(names) != len(found.required) or len(set(names)) != len(names):
-        raise _unreadable("a schema", f"{len(names)} columns, {len(found.required)} of them told whether required")
-    return Schema(
-        tuple(
-            Field(field.name, field.type, required=required, nullable=field.nullable)
-            for field, required in zip(arrow, found.required, strict=True)
-        )
-    )
+        raise _unreadable("a schema", f"{len(names)} columns, and {len(found.required)} flags")
+    fields = zip(arrow, found.required, strict=True)
+    return Schema(tuple(Field(field.name, field.type, required, field.nullable) for field, required in fields))
 
 
 # Columns
-
-
-class _Layout(NamedTuple):
-    """What there is to know of a column before its values: found out once for each schema."""
-
-    dtype: np.dtype[Any] | None
-    """None: an Arrow column."""
-    shape: tuple[int, ...]
-    row_bytes: int
-    type: pa.DataType
-    text: tuple[str, bool] | None
-    """Of text and bytes, which go as a list where there are few."""
-    message: pa.Schema
 
 
 _ColumnBytes = tuple[dict[str, memoryview | list[Any]], dict[str, memoryview]]
@@ -190,45 +171,23 @@ _ColumnBytes = tuple[dict[str, memoryview | list[Any]], dict[str, memoryview]]
 _columns = msgspec.msgpack.Decoder(_ColumnBytes)
 
 
-def _layouts(schema: Schema) -> dict[str, _Layout]:
-    # Kept with the schema as `cached_property` would: to ask Arrow for the types of each row costs more than the row.
-    kept: dict[str, _Layout] | None = vars(schema).get("_layouts")
-    if kept is None:
-        kept = vars(schema)["_layouts"] = {field.name: _layout(field) for field in schema}
-    return kept
-
-
-def _layout(field: Field) -> _Layout:
-    dtype, shape = field.numbers or (None, ())
-    row_bytes = 0 if dtype is None else dtype.itemsize * math.prod(shape)
-    return _Layout(
-        dtype, shape, row_bytes, field.type, _TEXTS.get(str(field.type)), pa.schema([pa.field("", field.type)])
-    )
-
-
-_TEXTS = {"string": ("i", True), "large_string": ("q", True), "binary": ("i", False), "large_binary": ("q", False)}
-"""By type: what its offsets are to `struct`, and whether it is text."""
-
-
 def encode_columns(schema: Schema, columns: Columns) -> bytes:
     """Some or all of a schema's columns."""
-    layouts = _layouts(schema)
     values: dict[str, Any] = {}
     valid: dict[str, Any] = {}
-    column: Any
     for name, column in columns.items():
-        layout = layouts[name]
-        if layout.dtype is not None:
-            array, is_valid = column
-            if array.dtype != layout.dtype or array.shape[1:] != layout.shape:
-                raise ValueError(f"column {name!r}: {array.dtype}{list(array.shape[1:])} is not {layout[:2]}")
+        field = schema.by_name[name]
+        if isinstance(column, Numbers):
+            array = column.values
+            if (array.dtype, array.shape[1:]) != field.numbers:
+                raise ValueError(f"column {name!r}: {array.dtype}{list(array.shape[1:])} is not {field}")
             values[name] = array.data if array.nbytes > 256 and array.flags.c_contiguous else array.tobytes()
-            if is_valid is not None:
-                valid[name] = is_valid.tobytes()
-        elif layout.text is not None and len(column) <= _FEW_ROWS:
+            if column.valid is not None:
+                valid[name] = column.valid.tobytes()
+        elif field.is_text and len(column) <= _FEW_ROWS:
             values[name] = column.to_pylist()
         else:
-            values[name] = memoryview(_message(column, layout))
+            values[name] = memoryview(_message(column, field))
     try:
         return _encoder.encode((values, valid))
     except msgspec.EncodeError as error:
@@ -237,89 +196,75 @@ def encode_columns(schema: Schema, columns: Columns) -> bytes:
 
 def decode_columns(schema: Schema, data: bytes | memoryview, num_rows: int) -> Columns:
     """Read-only views of `data`."""
-    layouts = _layouts(schema)
     try:
         values, valid = _columns.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _unreadable("columns", str(error)) from error
     columns: Columns = {}
     for name, found in values.items():
-        layout = layouts.get(name)
-        if layout is None:
+        field = schema.by_name.get(name)
+        if field is None:
             raise _unreadable(f"column {name!r}", "the schema has no such column")
         try:
-            columns[name] = _decoded(layout, found, valid.get(name), num_rows)
+            columns[name] = _decoded(field, found, valid.get(name), num_rows)
         except (ValueError, TypeError, EOFError, StopIteration, pa.ArrowException, OSError) as error:
             raise _unreadable(f"column {name!r}", str(error)) from error
     return columns
 
 
-def _decoded(layout: _Layout, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
-    if layout.dtype is not None:
-        if isinstance(found, list) or len(found) != num_rows * layout.row_bytes:
-            raise ValueError(f"not {num_rows} rows of {layout.row_bytes} bytes")
-        values = np.ndarray((num_rows, *layout.shape), layout.dtype, found)
-        values.flags.writeable = False
-        if layout.dtype.kind == "b":
-            _check_booleans(values)
-        if valid is None:
-            return Numbers(values)
-        if len(valid) != num_rows:
-            raise ValueError(f"{len(valid)} rows of {num_rows} told whether they have a value")
-        is_valid = np.ndarray(num_rows, bool, valid)
-        is_valid.flags.writeable = False
-        _check_booleans(is_valid)
-        return Numbers(values, is_valid)
-    array = _texts_to_arrow(found, layout) if isinstance(found, list) else _from_message(found, layout)
+def _decoded(field: Field, found: memoryview | list[Any], valid: memoryview | None, num_rows: int) -> Values:
+    if field.numbers is not None:
+        dtype, shape = field.numbers
+        if isinstance(found, list):
+            raise ValueError(f"a list, where {field} should be")
+        values = _raw_numbers(found, dtype, (num_rows, *shape))
+        return Numbers(values, None if valid is None else _raw_numbers(valid, np.dtype(bool), (num_rows,)))
+    if isinstance(found, list):
+        array = _texts(found, field)
+    else:
+        array = _from_message(found, field)
     if len(array) != num_rows:
         raise ValueError(f"{len(array)} rows, not {num_rows}")
     return array
 
 
-def _check_booleans(values: NDArray[np.bool_]) -> None:
-    if values.size and values.view(np.uint8).max() > 1:
+def _raw_numbers(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(data)} bytes, where {dtype}{list(shape)} should be")
+    values = np.ndarray(shape, dtype, data)
+    values.flags.writeable = False
+    if dtype.kind == "b" and values.size and values.view(np.uint8).max() > 1:
         raise ValueError("a byte that is neither true nor false")
+    return values
 
 
-def _texts_to_arrow(texts: list[Any], layout: _Layout) -> pa.Array:
-    """As `pa.array`, which imports pandas wherever it is installed."""
-    if layout.text is None:
-        raise ValueError(f"a list, where {layout.type} should be")
-    offset_code, is_text = layout.text
-    expected = str if is_text else bytes
-    if any(text is not None and not isinstance(text, expected) for text in texts):
-        raise ValueError(f"a value that is no {layout.type}")
-    pieces = [b"" if text is None else text.encode() if is_text else text for text in texts]
-    offsets = struct.pack(f"<{len(pieces) + 1}{offset_code}", *accumulate(map(len, pieces), initial=0))
-    bitmap = None
-    if None in texts:
-        bits = sum(1 << row for row, text in enumerate(texts) if text is not None)
-        bitmap = pa.py_buffer(bits.to_bytes(-(-len(texts) // 8), "little"))
-    return pa.Array.from_buffers(
-        layout.type, len(pieces), [bitmap, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
-    )
+def _texts(texts: list[Any], field: Field) -> pa.Array:
+    array = pa.array(texts, field.type)
+    if not field.is_text or array.to_pylist() != texts:
+        raise ValueError(f"other values than {field}")
+    return array
 
 
-def _message(column: pa.Array, layout: _Layout) -> pa.Buffer:
+def _message(column: pa.Array, field: Field) -> pa.Buffer:
     """One column as an Arrow message; as a stream of them where it needs a dictionary of its values."""
-    batch = pa.RecordBatch.from_arrays([column], schema=layout.message)
+    batch = pa.RecordBatch.from_arrays([column], schema=field.message)
     if not _has_dictionary(column.type):
         return batch.serialize()
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, layout.message) as stream:
+    with pa.ipc.new_stream(sink, field.message) as stream:
         stream.write_batch(batch)
     return sink.getvalue()
 
 
-def _from_message(data: memoryview, layout: _Layout) -> pa.Array:
-    kind = layout.type
+def _from_message(data: memoryview, field: Field) -> pa.Array:
+    kind = field.type
     buffer = pa.py_buffer(data)
-    if buffer.address % 8:  # Arrow's messages want it, and where they lie among other bytes is chance
+    if buffer.address % 8:  # Arrow's messages want it, and among other bytes they may begin anywhere
         buffer = pa.py_buffer(bytes(data))
     if _has_dictionary(kind):
         batch = pa.ipc.open_stream(buffer).read_next_batch()
     else:
-        batch = pa.ipc.read_record_batch(buffer, layout.message)
+        batch = pa.ipc.read_record_batch(buffer, field.message)
     if batch.num_columns != 1 or batch.column(0).type != kind:
         raise ValueError(f"not one column of {kind}")
     batch.validate(full=True)

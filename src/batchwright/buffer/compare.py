@@ -1,4 +1,4 @@
-"""Which rows of a column are equal to one: null is null, and NaN is NaN."""
+"""Equal values: null equals null, and NaN equals NaN."""
 
 from __future__ import annotations
 
@@ -9,56 +9,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchwright.buffer.convert import pylist
+from batchwright.buffer.arrow import pylist
 from batchwright.buffer.schema import Numbers, Values
 
-__all__ = ["equal_mask", "is_equal"]
+__all__ = ["equal_rows", "has_value"]
 
 
-def equal_mask(values: Values, one: Values) -> NDArray[np.bool_]:
-    """Which rows are equal to the one row of `one`."""
+def equal_rows(values: Values, others: Values) -> NDArray[np.bool_]:
+    """Which rows of two columns are equal. The second one may be a single row, which all others are compared with."""
+    there, others_there = has_value(values), has_value(others)
+    if isinstance(values, Numbers) and isinstance(others, Numbers):
+        equal = _equal_numbers(values.values, others.values)
+    elif isinstance(values, Numbers) or isinstance(others, Numbers):
+        equal = np.zeros(len(there), bool)  # the type of one of them is not known: it has no values
+    else:
+        equal = _equal_arrays(values, others)
+    return (equal & there & others_there) | ~(there | others_there)
+
+
+def has_value(values: Values) -> NDArray[np.bool_]:
     if isinstance(values, Numbers):
-        assert isinstance(one, Numbers)
-        return _equal_numbers(values, one)
-    assert not isinstance(one, Numbers)
-    if not len(values):
-        return np.zeros(0, bool)
-    if not one[0].is_valid:
-        return values.is_null().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        return values.has_value
+    return values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _equal_numbers(values: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = np.asarray(values == others)
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(others)
+    return np.asarray(same.all(axis=tuple(range(1, same.ndim))))
+
+
+def _equal_arrays(values: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
+    is_single = len(others) == 1 != len(values)
     if not pa.types.is_nested(values.type) and not isinstance(values.type, pa.BaseExtensionType):
         try:
-            return pc.equal(values, one[0]).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+            equal = pc.equal(values, others[0] if is_single else others)
+            return equal.fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
         except pa.ArrowNotImplementedError:
             pass  # types that Arrow does not compare: as Python values
-    (wanted,) = pylist(one)
-    return np.fromiter((is_equal(value, wanted) for value in pylist(values)), bool, len(values))
+    listed = pylist(others)
+    if is_single:
+        listed *= len(values)
+    return np.fromiter(map(_is_equal, pylist(values), listed), bool, len(values))
 
 
-def _equal_numbers(values: Numbers, one: Numbers) -> NDArray[np.bool_]:
-    is_null = None if values.valid is None else ~values.valid
-    if one.valid is not None and not one.valid[0]:
-        return np.zeros(len(values.values), bool) if is_null is None else is_null
-    wanted = one.values[0]
-    found: NDArray[np.bool_] = np.asarray(values.values == wanted)
-    if values.values.dtype.kind == "f" and np.isnan(wanted).any():
-        found |= np.isnan(values.values) & np.isnan(wanted)
-    if found.ndim > 1:
-        found = np.asarray(found.reshape(len(found), -1).all(axis=1))
-    return found if is_null is None else found & ~is_null
-
-
-def is_equal(value: Any, wanted: Any) -> bool:
+def _is_equal(value: Any, other: Any) -> bool:
     """Whether two Python values of one column are the same."""
-    if isinstance(wanted, np.ndarray):
-        return isinstance(value, np.ndarray) and np.array_equal(value, wanted, equal_nan=wanted.dtype.kind == "f")
-    if isinstance(wanted, dict):
-        return (
-            isinstance(value, dict)
-            and value.keys() == wanted.keys()
-            and all(is_equal(value[name], member) for name, member in wanted.items())
-        )
-    if isinstance(wanted, list):
-        return isinstance(value, list) and len(value) == len(wanted) and all(map(is_equal, value, wanted))
-    if isinstance(wanted, float) and wanted != wanted:
-        return isinstance(value, float) and value != value
-    return type(value) is type(wanted) and bool(value == wanted)
+    match other:
+        case np.ndarray():
+            return isinstance(value, np.ndarray) and np.array_equal(value, other, equal_nan=other.dtype.kind == "f")
+        case dict():
+            is_alike = isinstance(value, dict) and value.keys() == other.keys()
+            return is_alike and all(_is_equal(value[name], member) for name, member in other.items())
+        case list():
+            return isinstance(value, list) and len(value) == len(other) and all(map(_is_equal, value, other))
+    return type(value) is type(other) and bool(value == other or (value != value and other != other))

@@ -1,6 +1,6 @@
-"""What a buffer holds, and the changes that can be made to it: each a function of what is there, the seed and a number.
+"""The contents of a buffer and their changes: each a function of the contents, the seed and the journal number.
 
-Whoever makes a change has checked it and written it down. Opening a folder makes the same changes again.
+A change was checked and written down before. Opening a folder makes the same changes again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.buffer.blocks import Segment
-from batchwright.buffer.retain import Settings, column_of, drop, keep, kept_count
+from batchwright.buffer.retain import BufferSettings, column_of, drop, keep, kept_count
 from batchwright.buffer.schema import Columns, Numbers, Schema, num_rows_of
-from batchwright.buffer.table import Table
-from batchwright.buffer.versions import Kept, VersionInfo, find_version
+from batchwright.buffer.table import BufferTable
+from batchwright.buffer.versions import CommittedVersion, VersionInfo, find_version
 from batchwright.buffer.view import View
 
 __all__ = ["Contents"]
@@ -25,23 +24,15 @@ __all__ = ["Contents"]
 class Contents:
     """Rows, what kind of samples they are, how they are chosen, and the versions that were committed."""
 
-    def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008  # a value: it does not change
-        self.table: Table = Table()
+    def __init__(self, settings: BufferSettings = BufferSettings()) -> None:  # noqa: B008  # a value: it does not change
+        self.table: BufferTable = BufferTable()
         self.kind: str | None = None
-        self.settings: Settings = settings
-        self.versions: list[Kept] = []
+        self.settings: BufferSettings = settings
+        self.versions: list[CommittedVersion] = []
 
     @classmethod
-    def of(
-        cls,
-        view: View,
-        kind: str | None,
-        settings: Settings,
-        index: NDArray[np.int64] | None = None,
-        *,
-        next_id: int | None = None,
-    ) -> Contents:
-        """The rows of a view, or some of them in any order, which keep their ids. Memory is shared where it can be."""
+    def of(cls, view: View, kind: str | None, settings: BufferSettings, *, next_id: int | None = None) -> Contents:
+        """The rows of a view, which keep their ids and their memory."""
         made = cls(settings)
         made.kind = kind
         table = made.table
@@ -49,19 +40,19 @@ class Contents:
         table.next_serial = 1 + max((segment.block.serial for segment in view.segments), default=-1)
         table.next_id = 1 + int(view.ids.max(initial=-1)) if next_id is None else next_id
         table.replace(view.segments, view.schema)
-        if index is None:
-            return made
-        if (np.diff(index) > 0).all():
-            table.keep(index)
-        else:
-            block = table.gathered(view, index)
-            table.replace([Segment(block, block.columns, 0, block.num_rows)], view.schema)
-        table.number = 1
         return made
+
+    def select(self, view: View, index: NDArray[np.int64]) -> None:
+        """Let only some rows of the view stay, in this order."""
+        if (np.diff(index) > 0).all():
+            self.table.keep(index)
+        else:
+            self.table.replace([self.table.gathered(view, index)], view.schema)
+        self.table.number = 1
 
     @contextmanager
     def or_nothing(self) -> Iterator[None]:
-        """What fails inside leaves all as it was. Values that were changed where they lie are not undone."""
+        """What fails inside leaves all as it was. Values that were changed in place are not undone."""
         saved, kind = self.table.save(), self.kind
         try:
             yield
@@ -75,13 +66,12 @@ class Contents:
     def add(
         self, schema: Schema, columns: Columns, *, kind: str, retain: Any, by: str, origin: str | None, time_us: int
     ) -> range:
-        """Decide what is kept of the rows that are there, add others, and drop what is too many."""
+        """Decide which of the rows that are there stay, add others, and drop what is above `max_size`."""
         table = self.table
         number, kept = table.begin_change(), kept_count(table.num_rows, retain)
         if kept < table.num_rows:
-            values, valid = self._values_of(by)
-            table.keep(keep(table.num_rows, kept, by, values, valid, seed=self.settings.seed, number=number))
-        ids = table.add(table.schema if schema == table.schema else schema, columns, time_us, origin)
+            table.keep(keep(table.num_rows, kept, by, *self._values_of(by), seed=self.settings.seed, number=number))
+        ids = table.add(schema, columns, time_us, origin)
         if num_rows_of(columns):
             self.kind = kind
         self.drop_over()
@@ -98,12 +88,12 @@ class Contents:
         self.table.begin_change()
         self.table.drop(np.sort(index))
 
-    def roll_back(self, kept: Kept) -> None:
+    def roll_back(self, kept: CommittedVersion) -> None:
         self.table.begin_change()
         self.table.replace(kept.view.share().segments, kept.view.schema)
         self.kind = kept.kind
 
-    def choose_by(self, settings: Settings) -> None:
+    def choose_by(self, settings: BufferSettings) -> None:
         """Other settings from now on."""
         self.settings = settings
         self.table.begin_change()
@@ -115,11 +105,11 @@ class Contents:
         over = 0 if max_size is None else table.num_rows - max_size
         if over <= 0:
             return
-        if strategy == "oldest":
+        if strategy == "oldest":  # with each row that comes to a full buffer
             table.drop_first(over)
             return
-        values, valid = self._values_of(strategy)
-        table.drop(drop(table.num_rows, over, strategy, values, valid, seed=seed, number=table.number))
+        values = self._values_of(strategy)
+        table.drop(drop(table.num_rows, over, strategy, *values, seed=seed, number=table.number))
 
     def _values_of(self, by: str) -> tuple[NDArray[Any] | None, NDArray[np.bool_] | None]:
         """(values, valid) of the column that rows are chosen by, if it is one."""
@@ -135,10 +125,10 @@ class Contents:
     # Versions
 
     def add_version(self, ordinal: int, info: VersionInfo, kind: str | None, load: Callable[[], View]) -> None:
-        self.versions.append(Kept(ordinal, info, kind, load))
+        self.versions.append(CommittedVersion(ordinal, info, kind, load))
 
-    def find(self, version: str | int | VersionInfo) -> Kept:
+    def find(self, version: str | int | VersionInfo) -> CommittedVersion:
         return self.versions[find_version(version, [kept.info for kept in self.versions])]
 
-    def version_of(self, ordinal: int) -> Kept | None:
+    def version_of(self, ordinal: int) -> CommittedVersion | None:
         return next((kept for kept in self.versions if kept.ordinal == ordinal), None)

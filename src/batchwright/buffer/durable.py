@@ -1,4 +1,4 @@
-"""A buffer in a folder: each change is written down before it is made; opening is a checkpoint plus what came after.
+"""Durability: each change is written down before it is made; opening reads a checkpoint and the later changes.
 
 Rows are written twice: in the journal when they come, and in a block file once a checkpoint or a commit needs them.
 Block files never change, so checkpoints and versions share them; a column that was changed gets a file of its own.
@@ -16,25 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.base.checks import local_path
-from batchwright.base.errors import SpecError, StoreError
+from batchwright.base.errors import StoreError
 from batchwright.base.journal import Record, read_records, salvage_records
 from batchwright.buffer import codec
-from batchwright.buffer.blocks import Counters
 from batchwright.buffer.contents import Contents
 from batchwright.buffer.folder import SALVAGE, BufferFolder
 from batchwright.buffer.parts import Parts
-from batchwright.buffer.retain import Settings, check_by
+from batchwright.buffer.retain import BufferSettings, check_by
 from batchwright.buffer.schema import Columns
-from batchwright.buffer.versions import VersionInfo
+from batchwright.buffer.versions import CommittedVersion, VersionInfo
 from batchwright.buffer.view import View
 
 __all__ = ["Durable"]
 
 _CHECKPOINT_BYTES = 32 << 20
-"""Journal after which a checkpoint is written, at least."""
+"""A checkpoint is written when the journal is at least this long,"""
 
 _CHECKPOINT_RECORDS = 20_000
-"""Records after which one is written, at least: a record takes some 30 microseconds to read and make again."""
+"""or has at least this many records. Reading and replaying one takes about 30 microseconds."""
 
 Document = dict[str, Any]
 
@@ -44,11 +43,8 @@ log: logging.Logger = logging.getLogger("batchwright")
 class Durable:
     """The folder behind a buffer: writes changes down, makes checkpoints, opens again."""
 
-    def __init__(self, folder: BufferFolder, *, read_only: bool) -> None:
+    def __init__(self, folder: BufferFolder) -> None:
         self.folder: BufferFolder = folder
-        self.read_only: bool = read_only
-        self._is_open = True
-        self._process = os.getpid()
         self._parts = Parts(folder)
         self._checkpoint_number = self._try_again_at = 0
         self._seen: tuple[str, int | None] = ("", None)
@@ -58,12 +54,12 @@ class Durable:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], asked: Settings, *, read_only: bool, salvage: bool = False
+        cls, path: str | os.PathLike[str], asked: BufferSettings, *, read_only: bool, salvage: bool = False
     ) -> tuple[Durable, Contents]:
-        """A folder to write to (or to read), and what is in it. Settings that were asked for are taken."""
-        path = local_path(path=path).absolute()  # whoever changes the current folder later means this one still
+        """A folder to write to (or to read), and what is in it, with the settings that were asked for."""
+        path = local_path(path=path).absolute()  # the process may change its current folder
         folder = BufferFolder.open_to_read(path) if read_only else BufferFolder.create_or_open(path)
-        disk = cls(folder, read_only=read_only)
+        disk = cls(folder)
         try:
             contents = disk._load(salvage=salvage)
             if not read_only:
@@ -91,13 +87,13 @@ class Durable:
             return contents, last
 
         contents, last = self.folder.read(load)
-        if not self.read_only:
+        if not self.folder.is_read_only:
             self.folder.open_journal(after=last)
         return contents
 
-    def _take_settings(self, contents: Contents, asked: Settings) -> None:
-        """Settings that were asked for replace those that are stored, where they are not the defaults."""
-        stored, defaults = contents.settings, Settings()._asdict()
+    def _take_settings(self, contents: Contents, asked: BufferSettings) -> None:
+        """Settings that were asked for replace the stored ones, unless they are the defaults."""
+        stored, defaults = contents.settings, BufferSettings()._asdict()
         wanted = stored._replace(**{name: new for name, new in asked._asdict().items() if new != defaults[name]})
         if wanted == stored:
             return
@@ -108,7 +104,7 @@ class Durable:
             contents.settings = wanted
             self.checkpoint(contents)
             return
-        self.write(codec.Settings(contents.table.number + 1, time.time_ns() // 1000, *wanted))
+        self.write(codec.SettingsChange(contents.table.number + 1, time.time_ns() // 1000, *wanted))
         contents.choose_by(wanted)
 
     def _replay(self, contents: Contents, change: codec.Operation) -> None:
@@ -120,37 +116,36 @@ class Durable:
                 folder=self.folder.path,
                 remedy="restore the folder from a copy",
             )
-        if isinstance(change, codec.Append):
-            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
-            contents.add(
-                schema,
-                codec.decode_columns(schema, change.columns, change.num_rows),
-                kind=change.kind,
-                retain=change.retain,
-                by=change.by,
-                origin=change.origin,
-                time_us=change.time_us,
-            )
-        elif isinstance(change, codec.Change):
-            schema = table.schema if change.schema is None else codec.decode_schema(change.schema)
-            ids = codec.decode_ids(change.ids)
-            contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
-        elif isinstance(change, codec.Drop):
-            contents.drop(codec.decode_ids(change.ids))
-        elif isinstance(change, codec.Rollback):
-            kept = contents.version_of(change.version)
-            if kept is None:  # committed since they were listed
-                self._find_versions(contents)
-                kept = contents.version_of(change.version)
-            if kept is None:
-                raise self.folder.missing_version(change.version)
-            contents.roll_back(kept)
-        else:
-            contents.choose_by(Settings(change.max_size, change.drop_strategy, change.seed))
+        schema = table.schema
+        if isinstance(change, codec.Append | codec.Change) and change.schema is not None:
+            schema = codec.decode_schema(change.schema)
+        match change:
+            case codec.Append():
+                columns = codec.decode_columns(schema, change.columns, change.num_rows)
+                how = {name: getattr(change, name) for name in ("kind", "retain", "by", "origin", "time_us")}
+                contents.add(schema, columns, **how)
+            case codec.Change():
+                ids = codec.decode_ids(change.ids)
+                contents.change(ids, schema, codec.decode_columns(schema, change.columns, len(ids)))
+            case codec.Drop():
+                contents.drop(codec.decode_ids(change.ids))
+            case codec.Rollback():
+                contents.roll_back(self._version(contents, change.version))
+            case codec.SettingsChange():
+                contents.choose_by(BufferSettings(change.max_size, change.drop_strategy, change.seed))
+
+    def _version(self, contents: Contents, ordinal: int) -> CommittedVersion:
+        kept = contents.version_of(ordinal)
+        if kept is None:  # committed since they were listed
+            self._find_versions(contents)
+            kept = contents.version_of(ordinal)
+        if kept is None:
+            raise self.folder.missing_version(ordinal)
+        return kept
 
     def refresh(self, contents: Contents) -> Contents:
         """What the folder has now: the same contents with what was written since, or others."""
-        if not self.read_only:
+        if not self.folder.is_read_only:
             return contents
         journal, offset = self._seen
         if self.folder.pointer.journal == journal:
@@ -169,26 +164,9 @@ class Durable:
 
     # Writing down
 
-    @property
-    def is_writer(self) -> bool:
-        return not self.read_only and self._is_open and self._process == os.getpid()
-
-    def check_writer(self) -> None:
-        if self.read_only:
-            raise SpecError(
-                "this buffer was opened to read",
-                parameter="read_only",
-                folder=self.folder.path,
-                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
-            )
-        if not self._is_open:
-            raise SpecError(
-                "this buffer was closed", folder=self.folder.path, remedy="DatasetBuffer(path=...) opens it again"
-            )
-
     def write(self, change: codec.Operation) -> None:
         """Write a change down. If this raises, nothing happened."""
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.journal.write(change.number, codec.encode(change))
 
     def write_rows(self, contents: Contents, columns: Columns, count: int, time_us: int) -> None:
@@ -200,8 +178,9 @@ class Durable:
 
     def caught_up(self, contents: Contents) -> Contents | None:
         """Other contents, where a change was written down and then interrupted: it has happened, the folder says."""
-        is_behind = self.is_writer and self.folder.journal.last_number != contents.table.number
-        return self._load() if is_behind else None
+        if self.folder.is_writer and self.folder.journal.last_number != contents.table.number:
+            return self._load()
+        return None
 
     def after_change(self, contents: Contents) -> None:
         """A checkpoint, where the journal has become long: opening again reads at most so much."""
@@ -217,7 +196,7 @@ class Durable:
 
     def checkpoint(self, contents: Contents) -> None:
         """Have everything in files that are read at once, and begin the journal anew."""
-        self.check_writer()
+        self.folder.check_writer()
         number = contents.table.number
         self.folder.write_checkpoint(number, self._document(contents))
         self._checkpoint_number = number
@@ -228,7 +207,7 @@ class Durable:
         self.folder.remove_blocks(unused)
 
     def commit(self, contents: Contents, ordinal: int, info: VersionInfo) -> None:
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.journal.sync()
         document = self._document(contents)
         document["version"] = {
@@ -240,23 +219,14 @@ class Durable:
         self.folder.write_version(ordinal, document)
 
     def forget(self, ordinal: int) -> None:
-        self.check_writer()
+        self.folder.check_writer()
         self.folder.remove_version(ordinal)
         self.folder.remove_blocks(self.folder.unused() - self._parts.files())
 
-    def damaged(self) -> list[tuple[Path, str]]:
-        """Files whose bytes are not those that were written. Journal, checkpoint and versions were read to get here."""
-        return list(self.folder.damaged_blocks())
-
     def sync(self) -> None:
-        if not self.read_only:
-            self.check_writer()
+        if not self.folder.is_read_only:
+            self.folder.check_writer()
             self.folder.journal.sync()
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.folder.close()
 
     # Documents: all that a checkpoint or a version says
 
@@ -271,7 +241,7 @@ class Durable:
             "schema": base64.b64encode(codec.encode_schema(table.schema)).decode(),
             "settings": list(contents.settings),
             "origins": table.origins,
-            "segments": [self._parts.write(segment, table.schema, table.counters) for segment in table.segments()],
+            "segments": [self._parts.write(segment, table.schema) for segment in table.segments()],
         }
 
     def _restore(self, contents: Contents, document: Document) -> None:
@@ -279,7 +249,7 @@ class Durable:
         table.replace(view.segments, view.schema)
         table.number, table.next_id = document["number"], document["next_id"]
         table.next_serial, table.origins = document["next_serial"], list(document["origins"])
-        contents.kind, contents.settings = document["kind"], Settings(*document["settings"])
+        contents.kind, contents.settings = document["kind"], BufferSettings(*document["settings"])
 
     def _find_versions(self, contents: Contents) -> None:
         """Versions as they are listed now: without those that the writer has let go of."""
@@ -298,4 +268,4 @@ class Durable:
         """The rows that a document names, over the memory of their files."""
         schema = codec.decode_schema(base64.b64decode(document["schema"]))
         segments = [self._parts.read(entry, schema) for entry in document["segments"]]
-        return View(segments, schema, document["number"], document["origins"], Counters())
+        return View(segments, schema, document["number"], document["origins"])

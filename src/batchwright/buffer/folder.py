@@ -1,4 +1,4 @@
-"""A buffer's folder: a checkpoint, the journal of what happened since, versions, and the blocks of rows that they name.
+"""A buffer's folder: a checkpoint, the journal of later changes, versions, and the blocks of rows that they name.
 
     batchwright-buffer.json        which checkpoint and which journal count: written last
     journal-<number>.log        the changes from that number on
@@ -7,7 +7,7 @@
     blocks/<serial>-<n>.arrow   rows; written once, never changed
     writer.lock                 held by the one process that writes
 
-Files appear whole and are never changed; what the pointer does not lead to was left by a writer that was killed.
+Files appear whole and are never changed. A file that the pointer does not lead to was left by a writer that was killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,7 +38,9 @@ from batchwright.base.files import (
     write_whole,
 )
 from batchwright.base.fingerprint import fingerprint_file
-from batchwright.base.journal import HEAD_BYTES, Journal, Record, let_go_in_children, read_head
+from batchwright.base.forks import let_go_in_children
+from batchwright.base.journal import HEAD_BYTES, Journal, Record, read_head
+from batchwright.base.words import first_line
 from batchwright.buffer.block_file import block_from_arrow, block_to_arrow
 from batchwright.buffer.schema import Columns, Schema
 
@@ -67,14 +69,19 @@ T = TypeVar("T")
 
 class Pointer(msgspec.Struct, frozen=True):
     format: int
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     """16 bytes, in hexadecimal: the same in the journal's own header."""
-    checkpoint: str | None
-    journal: str
+    checkpoint: Annotated[str, msgspec.Meta(pattern=f"^{_DOCUMENT_NAME.pattern}$")] | None
+    journal: Annotated[str, msgspec.Meta(pattern=f"^{_JOURNAL_NAME.pattern}$")]
+
+    @property
+    def files(self) -> list[str]:
+        """By their paths in the folder."""
+        return [self.journal] if self.checkpoint is None else [self.journal, f"checkpoints/{self.checkpoint}"]
 
 
 class _Sealed(msgspec.Struct):
-    """A document as it lies in a file: with a checksum, so that a damaged number is not believed."""
+    """A document in its file, with a checksum: a damaged number is not believed."""
 
     format: int
     xxh3: str
@@ -82,27 +89,7 @@ class _Sealed(msgspec.Struct):
 
 
 class _Gone(StoreError):
-    """A file that should be there is not. A reader looks whether the writer has replaced it."""
-
-
-class _Hashed:
-    """A file to write to that keeps a hash of what it is given."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, xxhash.xxh3_128()
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return self.file.write(data)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+    """A file is missing. For a reader, the writer may have replaced it."""
 
 
 class BufferFolder:
@@ -110,6 +97,7 @@ class BufferFolder:
 
     def __init__(self, path: Path, pointer: Pointer, lock: contextlib.ExitStack | None) -> None:
         self.path = path
+        self.is_read_only: bool = lock is None
         self._pointer = pointer
         self._lock = lock
         self._journal: Journal | None = None
@@ -126,7 +114,8 @@ class BufferFolder:
         A folder with other things in it is refused, and nothing is written to it.
         """
         path = Path(path)
-        _check_own(path)
+        if not (path / POINTER).exists():
+            _check_free(path)
         with contextlib.ExitStack() as stack:
             with out_of_space_at(path):
                 stack.enter_context(_writing(path))
@@ -166,7 +155,20 @@ class BufferFolder:
         """In a child process: the lock belongs to the parent, and ends with it."""
         self.close()
 
-    def _check_writer(self) -> None:
+    @property
+    def is_writer(self) -> bool:
+        return self._lock is not None and self._process == os.getpid()
+
+    def check_writer(self) -> None:
+        if self.is_writer:
+            return
+        if self.is_read_only:
+            raise SpecError(
+                "this buffer was opened to read",
+                parameter="read_only",
+                folder=self.path,
+                remedy="DatasetBuffer(path=...) without read_only=True, in the one process that writes",
+            )
         if self._process != os.getpid():
             raise BusyError(
                 "this buffer can be written by the process that opened it, not by a child of it",
@@ -174,10 +176,7 @@ class BufferFolder:
                 process=f"pid {self._process}",
                 remedy="write in that process; here, open the folder with read_only=True",
             )
-        if self._lock is None:
-            raise StoreError(
-                "this buffer is open to read only, or closed", folder=self.path, remedy="open it again, to write"
-            )
+        raise SpecError("this buffer was closed", folder=self.path, remedy="DatasetBuffer(path=...) opens it again")
 
     # What there is
 
@@ -203,7 +202,7 @@ class BufferFolder:
 
     def open_journal(self, after: Record | None = None) -> Journal:
         """Open it to go on; `after` a record that was read already, if there is one."""
-        self._check_writer()
+        self.check_writer()
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal.open_to_append(self.journal_path, after, remedy=SALVAGE)
@@ -256,25 +255,23 @@ class BufferFolder:
         Killed at any moment, the folder is at the old checkpoint with its journal, or at the new one.
         After an error, `journal` is the one that counts.
         """
-        self._check_writer()
+        self.check_writer()
         first_number = number + 1
         if self._journal is not None and self._journal.last_number >= first_number:
             raise ValueError(f"a checkpoint after change {number} would lose change {self._journal.last_number}")
         old = self._pointer
         new = Pointer(_FORMAT, old.id, f"{number:012}.json", f"journal-{first_number:012}.log")
-        checkpoint = self.path / "checkpoints" / f"{number:012}.json"
         journal = self._journal
         try:
             with out_of_space_at(self.path, then="try again: the buffer is as it was"):
-                write_whole(checkpoint, _sealed(document))
+                write_whole(self.path / "checkpoints" / f"{number:012}.json", _sealed(document))
                 if new.journal != old.journal:
                     journal = Journal.create(self.path / new.journal, first_number, self.buffer_id)
                 if new != old:
                     write_whole(self.path / POINTER, _encoded(new))
         except BaseException:
-            # The pointer may be the new one even so: the error can have come after it got its name.
             if new != old and _read_pointer(self.path) == new:
-                self._use(new, journal)
+                self._use(new, journal)  # the error came after the pointer got its name
             else:
                 if journal is not None and journal is not self._journal:
                     journal.close()
@@ -284,13 +281,10 @@ class BufferFolder:
         self._remove_files_of(old, but_not_of=new)
 
     def _remove_files_of(self, pointer: Pointer, *, but_not_of: Pointer) -> None:
-        """Those that a writer which is killed now would leave behind. The next one finds them, if this fails."""
-        if pointer.journal != but_not_of.journal:
+        """Files that a writer which is killed now would leave behind. The next one finds them, if this fails."""
+        for name in set(pointer.files) - set(but_not_of.files):
             with contextlib.suppress(OSError):
-                (self.path / pointer.journal).unlink()
-        if pointer.checkpoint is not None and pointer.checkpoint != but_not_of.checkpoint:
-            with contextlib.suppress(OSError):
-                (self.path / "checkpoints" / pointer.checkpoint).unlink()
+                (self.path / name).unlink()
 
     def _use(self, pointer: Pointer, journal: Journal | None) -> None:
         if self._journal is not None and self._journal is not journal:
@@ -298,7 +292,7 @@ class BufferFolder:
         self._pointer, self._journal = pointer, journal
 
     def write_version(self, ordinal: int, document: Document) -> None:
-        self._check_writer()
+        self.check_writer()
         with out_of_space_at(self.path, then="commit again"):
             write_whole(self._version(ordinal), _sealed(document))
 
@@ -314,7 +308,7 @@ class BufferFolder:
         return _gone(self._version(ordinal))
 
     def remove_version(self, ordinal: int) -> None:
-        self._check_writer()
+        self.check_writer()
         self._version(ordinal).unlink(missing_ok=True)
         sync_folder(self.path / "versions")
 
@@ -329,18 +323,17 @@ class BufferFolder:
 
     def write_block(self, serial: int, columns: Columns, schema: Schema, extra: dict[str, NDArray[np.int64]]) -> str:
         """Rows and arrays of integers as an Arrow file, on disk when this returns. Its name is never used again."""
-        self._check_writer()
+        self.check_writer()
         batch = block_to_arrow(columns, schema, extra)
         part = part_name(self.path / "blocks" / f"{serial:08}.arrow")
         with out_of_space_at(self.path, then="try again: the buffer is as it was"):
             try:
-                with open(part, "wb") as raw:
-                    hashed = _Hashed(raw)
-                    with pa.ipc.new_file(pa.PythonFile(hashed, "w"), batch.schema) as file:
-                        file.write_batch(batch)
-                    raw.flush()
-                    os.fsync(raw.fileno())
-                name = f"{serial:08}-{os.urandom(5).hex()}{hashed.digest.hexdigest()[:_HASH_DIGITS]}.arrow"
+                with open(part, "wb") as file:
+                    with pa.ipc.new_file(pa.PythonFile(file, "w"), batch.schema) as writer:
+                        writer.write_batch(batch)
+                    file.flush()
+                    os.fsync(file.fileno())
+                name = f"{serial:08}-{os.urandom(5).hex()}{fingerprint_file(part)[:_HASH_DIGITS]}.arrow"
                 publish(part, part.with_name(name))
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -386,30 +379,28 @@ class BufferFolder:
         return set(filter(_BLOCK_NAME.fullmatch, _listed(self.path / "blocks"))) - self._named_blocks()
 
     def remove_blocks(self, names: Collection[str]) -> None:
-        self._check_writer()
+        self.check_writer()
         for name in names:
             (self.path / "blocks" / name).unlink(missing_ok=True)
 
     def _named_blocks(self) -> set[str]:
-        """By their looks, wherever in a document they stand: what is in it is not this module's business."""
-        names = [Path("versions", f"{ordinal:08}.json") for ordinal in self._ordinals()]
+        """Found by their pattern, wherever they are in a document."""
+        names = [f"versions/{ordinal:08}.json" for ordinal in self._ordinals()]
         if self._pointer.checkpoint is not None:
-            names.append(Path("checkpoints", self._pointer.checkpoint))
+            names.append(f"checkpoints/{self._pointer.checkpoint}")
         return {found.decode() for name in names for found in _NAMED_BLOCKS.findall(_unsealed(self.path / name))}
 
     def _remove_leftovers(self) -> None:
         """What killed writers left. Only names of our own making, and only once all that counts was read."""
         self.remove_blocks(self.unused())
-        for name in _listed(self.path):
-            if is_part(name) or (_JOURNAL_NAME.fullmatch(name) and name != self._pointer.journal):
-                (self.path / name).unlink(missing_ok=True)
-        for folder in _FOLDERS:
-            for name in _listed(self.path / folder):
-                if is_part(name):
-                    (self.path / folder / name).unlink(missing_ok=True)
-        for name in _listed(self.path / "checkpoints"):
-            if _DOCUMENT_NAME.fullmatch(name) and name != self._pointer.checkpoint:
-                (self.path / "checkpoints" / name).unlink(missing_ok=True)
+        journals = filter(_JOURNAL_NAME.fullmatch, _listed(self.path))
+        checkpoints = filter(_DOCUMENT_NAME.fullmatch, _listed(self.path / "checkpoints"))
+        old = {*journals, *(f"checkpoints/{name}" for name in checkpoints)} - set(self._pointer.files)
+        parts = (
+            f"{folder}/{name}" for folder in (".", *_FOLDERS) for name in _listed(self.path / folder) if is_part(name)
+        )
+        for name in (*old, *parts):
+            (self.path / name).unlink(missing_ok=True)
 
 
 # The folder and its pointer
@@ -419,9 +410,9 @@ def _listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
-def _check_own(path: Path) -> None:
-    """A folder of ours, one that somebody was killed while making, an empty one, or none."""
-    if (path / POINTER).exists() or not path.exists():
+def _check_free(path: Path) -> None:
+    """Refuse what is not an empty folder, or one that a writer was killed while making."""
+    if not path.exists():
         return
     if not path.is_dir():
         raise SpecError("path= is a file, not a folder", path=path, remedy="path=... of a folder for this buffer alone")
@@ -438,15 +429,14 @@ def _check_own(path: Path) -> None:
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Hold the one writer's lock."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(exclusive(path / _LOCK, doing="writing to the buffer"))
-        except BusyError as error:
-            if error.where["process"] == f"pid {os.getpid()}":  # a notebook's cell that ran twice, say
-                error.headline = f"this process has the buffer {path} open already"
-                error.remedy = "use that one, or close() it before; read_only=True looks on beside it"
-            raise
-        yield
+    try:
+        with exclusive(path / _LOCK, doing="writing to the buffer"):
+            yield
+    except BusyError as error:
+        if error.where.get("process") == f"pid {os.getpid()}":  # a notebook's cell that ran twice, say
+            error.headline = f"this process has the buffer {path} open already"
+            error.remedy = "use that one, or close() it before; read_only=True looks on beside it"
+        raise
 
 
 def _foreign(path: Path) -> Iterator[str]:
@@ -483,14 +473,6 @@ def _read_pointer(path: Path) -> Pointer:
         raise _damaged(file, str(error)) from error
     if pointer.format != _FORMAT:
         _refuse_format(file, pointer.format)
-    if not re.fullmatch("[0-9a-f]{32}", pointer.id):
-        raise _damaged(file, f"no id: {pointer.id!r}")
-    inside(path, pointer.journal)
-    if not _JOURNAL_NAME.fullmatch(pointer.journal):
-        raise _damaged(file, f"no name of a journal: {pointer.journal!r}")
-    if pointer.checkpoint is not None and not _DOCUMENT_NAME.fullmatch(pointer.checkpoint):
-        inside(path, pointer.checkpoint)
-        raise _damaged(file, f"no name of a checkpoint: {pointer.checkpoint!r}")
     return pointer
 
 
@@ -524,8 +506,7 @@ def _decoded(raw: bytes) -> Document:
 
 
 def _damaged(path: Path, reason: str) -> StoreError:
-    reason = (reason.splitlines() or [""])[0]
-    return StoreError("a file of this buffer is damaged", file=path, reason=reason, remedy=_RESTORE)
+    return StoreError("a file of this buffer is damaged", file=path, reason=first_line(reason), remedy=_RESTORE)
 
 
 def _gone(path: Path) -> _Gone:

@@ -1,4 +1,4 @@
-"""A buffer's table as a `datasets.Dataset`, whose arrays are lists of a fixed length inside each other."""
+"""Tables as a `datasets.Dataset`, which has nested lists of fixed lengths for arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchwright.base.errors import MissingExtraError
-from batchwright.buffer.convert import joined
+from batchwright.buffer.arrow import joined
 
 __all__ = ["to_dataset"]
 
@@ -32,10 +32,9 @@ def _as_lists(array: pa.Array) -> pa.Array:
         inner = array.storage.values.slice(array.storage.offset * size, count * size)
         for length in reversed(kind.shape[1:]):
             inner = pa.FixedSizeListArray.from_arrays(inner, length)
-        nulls = array.storage.is_null() if array.null_count else None
-        return pa.FixedSizeListArray.from_arrays(inner, kind.shape[0], mask=nulls)
+        return pa.FixedSizeListArray.from_arrays(inner, kind.shape[0], mask=array.storage.is_null())
     if pa.types.is_struct(kind):
         children = [_as_lists(array.field(number)) for number in range(kind.num_fields)]
         fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null() if array.null_count else None)
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
     return array

@@ -1,10 +1,10 @@
-"""Samples of any kind as rows: by the user's normalizers, or by what the sample is.
+"""Samples as rows: by the user's normalizers, or by the class of the sample.
 
 dict, dataclass, named tuple, object        one row
 tensor, array                               one row, {"tensor": ...}
 image                                       one row, {"image": PNG}
 list, tuple                                 a sample each
-datasets.Dataset, Arrow table, data frame   a row each, not made one by one
+datasets.Dataset, Arrow table, data frame   columns, without Python for each row
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import dataclasses
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from batchwright.base.errors import BatchwrightError, SampleError, SampleTypeError
-from batchwright.buffer.foreign import DTYPES, Misfit, array_of_tensor, describe, is_array, kind_of, png
-from batchwright.buffer.incoming import table_of
+from batchwright.base.words import error_in_words
+from batchwright.buffer.column import sample_error
+from batchwright.buffer.plain_values import Misfit, describe, is_array, kind_of, members_of, png, rows_of_tensor
 from batchwright.buffer.schema import Row
+from batchwright.buffer.tables import Normalized, columns_of_table
 
-__all__ = ["Normalized", "normalize", "register_normalizer", "takes_dicts"]
+__all__ = ["normalize", "register_normalizer", "takes_dicts"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 Normalizer = Callable[[Any], Any]
@@ -32,14 +34,7 @@ F = TypeVar("F", bound=Normalizer)
 
 _NORMALIZERS: dict[type, Normalizer] = {}
 """In the order in which they were registered."""
-_told: set[str] = set()
-
-
-class Normalized(NamedTuple):
-    """Rows, and what they were made from: "dict", "tensor" or "image". A buffer holds rows of one kind."""
-
-    kind: str
-    rows: list[Row] | pa.Table
+_logged: set[str] = set()
 
 
 def register_normalizer(kind: type) -> Callable[[F], F]:
@@ -73,48 +68,43 @@ def register_normalizer(kind: type) -> Callable[[F], F]:
 
 
 def takes_dicts() -> bool:
-    """Whether somebody registered a normalizer that plain dicts go through."""
+    """Whether plain dicts go through a registered normalizer."""
     return bool(_NORMALIZERS) and any(issubclass(dict, kind) for kind in _NORMALIZERS)
 
 
 def normalize(samples: Any) -> Normalized:
     """One sample, or many in a list or a table, as rows of one kind."""
-    many = _table(samples)
-    if many is not None:
-        return Normalized("dict", many)
-    if type(samples) not in (list, tuple) or type(samples) in _NORMALIZERS:
-        kind, rows = _rows(samples, None)
-        return Normalized(kind, rows)
+    kind = type(samples)
+    if kind not in (list, tuple, dict) and _normalizer_of(samples) is None:
+        columns = columns_of_table(samples)
+        if columns is not None:
+            return Normalized("dict", [], columns)
+    if kind not in (list, tuple) or kind in _NORMALIZERS:
+        return Normalized(*_rows(samples, None))
     if set(map(type, samples)) <= {dict} and not _NORMALIZERS:
         return Normalized("dict", list(samples))
-    found: list[Row] = []
-    first_kind = "dict"
-    for number, sample in enumerate(samples):
-        kind, rows = _rows(sample, number)
-        if not number:
-            first_kind = kind
-        elif kind != first_kind:
+    return _many(samples)
+
+
+def _many(samples: Sequence[Any]) -> Normalized:
+    """The rows of samples of any classes, but of one kind."""
+    found = [_rows(sample, number) for number, sample in enumerate(samples)]
+    first = next((kind for kind, _ in found), "dict")
+    for number, (kind, _) in enumerate(found):
+        if kind != first:
             raise SampleError(
-                f"samples of two kinds: {first_kind} and {kind}",
+                f"samples of two kinds: {first} and {kind}",
                 row=number,
-                has=first_kind,
+                has=first,
                 got=kind,
                 remedy="one buffer for each kind, or dicts that hold the tensor or the image",
             )
-        found += rows
-    return Normalized(first_kind, found)
-
-
-def _table(samples: Any) -> pa.Table | list[Row] | None:
-    """The rows of what has many by itself."""
-    if type(samples) in (list, tuple, dict) or (_NORMALIZERS and _normalizer_of(samples) is not None):
-        return None
-    return table_of(samples)
+    return Normalized(first, [row for _, rows in found for row in rows])
 
 
 def _rows(sample: Any, number: int | None) -> tuple[str, list[Row]]:
-    """(kind, rows) of one sample."""
-    normalizer = _normalizer_of(sample) if _NORMALIZERS else None
+    """(kind, rows) of one sample; `number` is its place in a list."""
+    normalizer = _normalizer_of(sample)
     if normalizer is not None:
         return "dict", _by_normalizer(normalizer, sample, number)
     if type(sample) is dict:
@@ -125,15 +115,15 @@ def _rows(sample: Any, number: int | None) -> tuple[str, list[Row]]:
         if kind_of(type(sample)) == "image":
             return "image", [{"image": png(sample)}]
     except Misfit as misfit:
-        raise SampleError(misfit.what, row=number, got=misfit.got, remedy=misfit.remedy) from None
+        raise sample_error(misfit, number, None) from None
     return "dict", [_row(sample, number)]
 
 
 def _normalizer_of(sample: Any) -> Normalizer | None:
     kind = type(sample)
-    if kind in _NORMALIZERS:
-        return _NORMALIZERS[kind]
-    if kind in (list, tuple):  # many samples, unless somebody says otherwise of just these
+    if not _NORMALIZERS or kind in _NORMALIZERS:
+        return _NORMALIZERS.get(kind)
+    if kind in (list, tuple):  # many samples, unless a normalizer is registered for lists
         return None
     return next((_NORMALIZERS[base] for base in reversed(_NORMALIZERS) if isinstance(sample, base)), None)
 
@@ -146,7 +136,7 @@ def _by_normalizer(normalizer: Normalizer, sample: Any, number: int | None) -> l
         raise
     except Exception as error:
         raise SampleError(
-            f"a normalizer failed: {type(error).__name__}: {error}",
+            f"a normalizer failed: {error_in_words(error)}",
             row=number or 0,
             normalizer=name,
             sample=describe(sample),
@@ -165,28 +155,12 @@ def _by_normalizer(normalizer: Normalizer, sample: Any, number: int | None) -> l
     return listed
 
 
-# Tensors
-
-
 def _tensor(tensor: Any, number: int | None) -> np.ndarray:
-    array = array_of_tensor(tensor)
-    if not array.ndim:
-        raise SampleTypeError(
-            "a tensor without dimensions is a number, not a sample",
-            row=number,
-            got=describe(tensor),
-            remedy='{"value": tensor}, or tensor.reshape(1)',
-        )
-    if array.dtype not in DTYPES:
-        raise Misfit(
-            f"a tensor of {array.dtype}: only numbers and bool are kept",
-            got=describe(tensor),
-            remedy='numbers, or {"text": list(array)} for texts and objects',
-        )
+    array = rows_of_tensor(tensor, '{"value": tensor}, or tensor.reshape(1)')
     if not array.size:
         raise Misfit("a tensor without elements", got=describe(tensor), remedy="leave it out")
-    if array.ndim > 1 and number is None and "tensor" not in _told:
-        _told.add("tensor")
+    if array.ndim > 1 and number is None and "tensor" not in _logged:
+        _logged.add("tensor")
         log.warning(
             "append took a tensor of shape %s as ONE row of that shape; for %d rows of shape %s, use extend(tensor)",
             list(array.shape),
@@ -200,23 +174,19 @@ def _tensor(tensor: Any, number: int | None) -> np.ndarray:
 
 
 def _row(sample: Any, number: int | None) -> Row:
+    remedy = _remedy_of(sample)
+    if remedy is not None:
+        what = "None" if sample is None else describe(sample)
+        raise SampleTypeError(f"{what} is not a sample", row=number, got=describe(sample), remedy=remedy)
+    members = members_of(sample)
+    if members is not None or isinstance(sample, Mapping):
+        return dict(sample if members is None else members)
     kind = type(sample)
-    if isinstance(sample, dict) and kind_of(kind) is None:
-        return dict(sample)
-    refused = _why_no_sample(sample)
-    if refused is not None:
-        what, remedy = refused
-        raise SampleTypeError(f"{what} is no sample", row=number, got=describe(sample), remedy=remedy)
-    if isinstance(sample, Mapping):
-        return dict(sample)
-    if dataclasses.is_dataclass(sample):
-        return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-    if isinstance(sample, tuple):
-        return dict(zip(kind._fields, sample, strict=True))
-    row = {**{name: getattr(sample, name) for name in _slots(kind) if hasattr(sample, name)}, **_vars(sample)}
+    slots = {name: getattr(sample, name) for name in _slots(kind) if hasattr(sample, name)}
+    row = {**slots, **getattr(sample, "__dict__", {})}
     if not row:
         raise SampleTypeError(
-            f"an object without attributes is no sample: {describe(sample)}",
+            f"an object without attributes is not a sample: {describe(sample)}",
             row=number,
             got=describe(sample),
             remedy=f"a dict, or @register_normalizer({kind.__name__})",
@@ -224,35 +194,34 @@ def _row(sample: Any, number: int | None) -> Row:
     return row
 
 
-def _why_no_sample(sample: Any) -> tuple[str, str] | None:
-    """(what it is, what to give instead) of things that have attributes, but are no samples."""
-    if sample is None:
-        return "None", 'a dict: {"text": None}'
+def _remedy_of(sample: Any) -> str | None:
+    """What to give in the place of something that is not a sample, though it may have attributes."""
     kind = type(sample)
-    if isinstance(sample, bool | int | float | complex | str | bytes | bytearray | np.generic):
-        return f"{describe(sample)} (a bare value)", '{"value": ...}: a dict names the column'
-    if isinstance(sample, type):
-        return f"the class {sample.__name__}", f"an object of it: {sample.__name__}(...)"
-    if isinstance(sample, Iterator):
-        return f"a {kind.__name__}", "list(samples)"
-    if isinstance(sample, set | frozenset | range | type({}.keys()) | type({}.values())):
-        return f"a {kind.__name__}", "a list, which has an order: sorted(samples)"
-    if kind is list or (isinstance(sample, tuple | list) and not hasattr(kind, "_fields")):
-        return f"a {kind.__name__} inside a list", 'a dict: {"values": [...]}, or the samples in one flat list'
-    if isinstance(sample, pa.Array | pa.ChunkedArray | pa.Scalar):
-        return f"an Arrow {kind.__name__}", 'extend({"name": array}), which names the column'
-    meant = _FOREIGN.get(kind_of(kind) or "")
-    if meant is not None:
-        return f"{describe(sample)} here", meant
-    if dataclasses.is_dataclass(sample) or isinstance(sample, Mapping | types.SimpleNamespace):
+    foreign = _FOREIGN.get(kind_of(kind) or "")
+    if foreign is not None:
+        return foreign
+    if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind):
         return None
-    if isinstance(sample, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
-        return f"a {kind.__name__}", "what it returns"
-    library = kind.__module__.partition(".")[0]
-    if library in sys.stdlib_module_names and not isinstance(sample, tuple) and kind.__name__ != "Namespace":
-        return describe(sample), '{"value": ...}: a dict, whose names become columns'
+    for classes, remedy in _NOT_SAMPLES:
+        if isinstance(sample, classes):
+            return remedy
+    is_own = isinstance(sample, Mapping | types.SimpleNamespace) or kind.__name__ == "Namespace"
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names and not is_own:
+        return '{"value": ...}: a dict, whose names become columns'
     return None
 
+
+_NOT_SAMPLES: tuple[tuple[Any, str], ...] = (
+    (types.NoneType, 'a dict: {"text": None}'),
+    (bool | int | float | complex | str | bytes | bytearray | np.generic, '{"value": ...}: a dict names the column'),
+    (type, "an object of this class"),
+    (Iterator, "list(samples)"),
+    (set | frozenset | range | KeysView | ValuesView, "a list, which has an order: sorted(samples)"),
+    (list | tuple, 'a dict: {"values": [...]}, or the samples in one flat list'),
+    (pa.Array | pa.ChunkedArray | pa.Scalar, 'extend({"name": array}), which names the column'),
+    (types.FunctionType | types.MethodType | types.BuiltinFunctionType, "what it returns"),
+)
+"""Classes of things that are not samples, and what to give instead."""
 
 _FOREIGN = {
     "splits": 'one of its splits: append(splits["train"])',
@@ -263,11 +232,6 @@ _FOREIGN = {
     "pandas": "append(frame) by itself, not inside a list",
     "polars": "append(frame) by itself, not inside a list",
 }
-
-
-def _vars(sample: Any) -> Row:
-    found = getattr(sample, "__dict__", None)
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def _slots(kind: type) -> list[str]:

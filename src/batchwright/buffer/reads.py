@@ -1,21 +1,22 @@
-"""What can be read of a buffer, now or at a version: rows, batches, conversions, draws, where rows came from."""
+"""Reads of a buffer, as it is or at a version: rows, batches, draws, conversions, provenance."""
 
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.base.errors import BatchwrightError, SpecError
+from batchwright.base.words import counted
+from batchwright.buffer.arrow import as_table, pylist
 from batchwright.buffer.batch import RowBatch, converted
-from batchwright.buffer.compare import equal_mask
-from batchwright.buffer.convert import pylist, to_arrow
+from batchwright.buffer.compare import equal_rows
 from batchwright.buffer.normalize import normalize
 from batchwright.buffer.retain import check_by
 from batchwright.buffer.sample import Priorities, draw, weights
@@ -34,45 +35,31 @@ __all__ = ["BufferVersion", "Reads"]
 _ROWS_AT_ONCE = 1024
 _CHANGES = ("append", "extend", "update", "set", "drop", "commit", "rollback", "forget")
 
-P = ParamSpec("P")
-S = TypeVar("S", bound="Reads")
-T = TypeVar("T")
 
-
-def _steady(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A read that copies rows. No other thread changes them meanwhile: a row is from before a `set`, or from after."""
-
-    @wraps(read)
-    def steady_read(self: S, /, *arguments: P.args, **named: P.kwargs) -> T:
-        with self._lock:
-            return read(self, *arguments, **named)
-
-    return steady_read
-
-
-class Reads:
-    """Rows of a buffer, to read. `_look` gives them as they are now."""
+class Reads(ABC):
+    """Rows of a buffer, to read."""
 
     _lock: AbstractContextManager[Any] = nullcontext()
-    """Held while rows are changed in place."""
+    """Held while rows are changed in place, and by reads that copy rows: a row is from before a `set`, or after it."""
 
     @property
+    @abstractmethod
     def kind(self) -> str | None:
         """What samples are: "dict", "tensor" or "image"; None before the first."""
-        raise TypeError(f"{type(self).__name__} has no samples")
 
     @property
+    @abstractmethod
     def seed(self) -> int:
         """What draws follow."""
-        raise TypeError(f"{type(self).__name__} has no seed")
 
+    @abstractmethod
     def _look(self) -> View:
-        """The rows, for a read that copies them."""
-        raise TypeError(f"{type(self).__name__} has no rows to look at")
+        """The rows as they are now, for a read that copies them."""
 
     def _hold(self) -> View:
-        """The rows, for somebody who keeps them: they will not change."""
-        return self._look().share()
+        """The rows, to keep: later changes to the buffer do not affect them."""
+        with self._lock:
+            return self._look().share()
 
     # What there is
 
@@ -110,77 +97,78 @@ class Reads:
             return view.provenance(view.index_of(ids))
         return view.provenance(np.arange(len(view)) if indices is None else view.checked(indices))
 
-    @_steady
     def content_fingerprint(self) -> str:
         """Names the rows: equal rows give the same, however they came."""
-        return self._look().content_fingerprint()
+        with self._lock:
+            return self._look().content_fingerprint()
 
     # Rows
 
-    @_steady
     def __getitem__(self, index: Any) -> Any:
         """A row as a dict; a slice is a table."""
-        view = self._look()
-        if isinstance(index, slice):
-            return _table(view, np.arange(*index.indices(len(view))))
-        try:
-            wanted = operator.index(index)
-        except TypeError:
-            raise TypeError(f"a row is found by its number, got {index!r}: buffer[0], buffer[-1]") from None
-        return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
+        with self._lock:
+            view = self._look()
+            if isinstance(index, slice):
+                return _table(view, np.arange(*index.indices(len(view))))
+            try:
+                wanted = operator.index(index)
+            except TypeError:
+                raise TypeError(f"a row is found by its number, got {index!r}: buffer[0], buffer[-1]") from None
+            return rows_of(view.schema, view.columns_at(view.checked(wanted)))[0]
 
-    @_steady
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """Some rows as dicts, with one gather: what torch's DataLoader asks for."""
-        view = self._look()
-        return rows_of(view.schema, view.columns_at(view.checked(indices)))
+        with self._lock:
+            view = self._look()
+            return rows_of(view.schema, view.columns_at(view.checked(indices)))
 
     def __iter__(self) -> Iterator[pa.Table]:
         """One-row tables, of the version at which this began."""
         view = self._hold()
 
         def rows() -> Iterator[pa.Table]:
-            for begin in range(0, len(view), _ROWS_AT_ONCE):
-                piece = _table(view, np.arange(begin, min(begin + _ROWS_AT_ONCE, len(view))))
-                for row in range(piece.num_rows):
-                    yield piece.slice(row, 1)
+            for index in view.pieces(_ROWS_AT_ONCE):
+                table = _table(view, index)
+                yield from (table.slice(row, 1) for row in range(table.num_rows))
 
         return rows()
 
-    @_steady
     def __contains__(self, sample: Any) -> bool:
         """Whether some row equals this one. A column that it lacks is null."""
-        view = self._look()
-        try:
-            found = normalize(sample)
-            if found.kind != self.kind or len(found.rows) != 1 or not len(view):
+        with self._lock:
+            view = self._look()
+            try:
+                found = normalize(sample)
+                if found.kind != self.kind or len(found.rows) != 1 or not len(view):
+                    return False
+                one, schema = rows_to_columns(found.rows, view.schema)
+            except BatchwrightError:
                 return False
-            one, schema = rows_to_columns(found.rows, view.schema)
-        except BatchwrightError:
-            return False
-        if schema != view.schema:
-            return False
-        equal = np.ones(len(view), bool)
-        for field in schema:
-            equal &= equal_mask(view.column(field.name), one[field.name])
-        return bool(equal.any())
+            if schema != view.schema:
+                return False
+            equal = np.ones(len(view), bool)
+            for field in schema:
+                equal &= equal_rows(view.column(field.name), one[field.name])
+            return bool(equal.any())
 
-    @_steady
     def get_batch(self, indices: Array) -> pa.Table:
         """The rows at `indices` as a table, in this order, with one gather. Negative numbers count from the end."""
-        view = self._look()
-        return _table(view, view.checked(indices))
+        with self._lock:
+            view = self._look()
+            return _table(view, view.checked(indices))
 
     def select(self, indices: Array) -> DatasetBuffer:
         """A buffer in memory with the rows at `indices`, in this order. Both share them while neither changes them."""
         from batchwright.buffer.buffer import buffer_of
         from batchwright.buffer.contents import Contents
-        from batchwright.buffer.retain import Settings
+        from batchwright.buffer.retain import BufferSettings
 
         view = self._hold()
         index = view.checked(indices)
         refuse_twice(index, "indices")
-        return buffer_of(Contents.of(view, self.kind, Settings(seed=self.seed), index))
+        contents = Contents.of(view, self.kind, BufferSettings(seed=self.seed))
+        contents.select(view, index)
+        return buffer_of(contents)
 
     def filter(self, where: Callable[[Row], object] | Array | pa.compute.Expression) -> DatasetBuffer:
         """A buffer with the rows for which `where(row)` is true; or a mask of booleans, or an Arrow expression."""
@@ -201,7 +189,6 @@ class Reads:
 
     # Draws
 
-    @_steady
     def sample(
         self,
         n: int,
@@ -214,30 +201,33 @@ class Reads:
         replace: bool = True,
         seed: int | None = None,
     ) -> RowBatch:
-        """n rows: a function of (journal number, seed, step), whoever asks and whenever.
+        """n rows: a function of (journal number, seed, step) alone.
 
         by="uniform", "recent" (a row half as often every `half_life` rows of age), or a column of priorities: then a
         row comes in proportion to its value ** `power`, and not at all where that is 0 or null. A row may come twice,
         unless `replace=False`. `batch.weights` are (rows * probability) ** -beta, the
         largest of them 1: what a loss is weighted with to undo the choice.
         """
-        view = self._look()
-        if by != "uniform":
-            check_by(by, view.schema.numeric, view.schema.not_numeric, parameter="by")
-        priorities = None if by in ("uniform", "recent") else self._priorities(view, by, power)
-        drawn = draw(
-            len(view),
-            n,
-            seed=self.seed if seed is None else seed,
-            number=view.number,
-            step=step,
-            by=by,
-            priorities=priorities,
-            half_life=half_life,
-            replace=replace,
-        )
-        weighed = np.ones(n) if by == "uniform" else weights(drawn.probability, beta)
-        return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
+        with self._lock:
+            view = self._look()
+            if by != "uniform":
+                check_by(by, view.schema.numeric, view.schema.not_numeric, parameter="by")
+            priorities = None
+            if by not in ("uniform", "recent"):
+                priorities = self._priorities(view, by, power)
+            drawn = draw(
+                len(view),
+                n,
+                seed=self.seed if seed is None else seed,
+                number=view.number,
+                step=step,
+                by=by,
+                priorities=priorities,
+                half_life=half_life,
+                replace=replace,
+            )
+            weighed = np.ones(n) if by == "uniform" else weights(drawn.probability, beta)
+            return RowBatch(view.schema, *view.rows_at(drawn.index), drawn.index, weighed)
 
     _sums: tuple[Any, Priorities] | None = None
 
@@ -271,7 +261,9 @@ class Reads:
         """
         from batchwright.loaders.buffer_rows import RowDataLoader
 
-        view = self._hold() if columns is None else self._hold().only(columns)
+        view = self._hold()
+        if columns is not None:
+            view = view.only(columns)
         return RowDataLoader(
             view,
             batch_size=batch_size,
@@ -286,17 +278,16 @@ class Reads:
     # Conversions
 
     def to_table(self) -> pa.Table:
-        """All rows as an Arrow table: over the same memory where they lie in one run."""
+        """All rows as an Arrow table: over the same memory if they are in one block."""
         view = self._hold()
-        arrays = [to_arrow(field, view.column(field.name)) for field in view.schema]
-        return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
+        return as_table(view.schema, view.columns())
 
-    @_steady
     def to_pydict(self) -> dict[str, list[Any]]:
         """All rows as lists, by column. An array is an array in its list."""
-        view = self._look()
-        columns = view.columns_at(np.arange(len(view)))
-        return {field.name: pylist(columns[field.name]) for field in view.schema}
+        with self._lock:
+            view = self._look()
+            columns = view.columns_at(np.arange(len(view)))
+            return {field.name: pylist(columns[field.name]) for field in view.schema}
 
     def to_numpy(self) -> dict[str, Any]:
         """An array for each column of numbers (a view, to read, where rows lie in one run), a list for the others."""
@@ -333,8 +324,7 @@ class Reads:
     def __repr__(self) -> str:
         view = self._look()
         columns = ", ".join(f"{field.name} {field}" for field in view.schema)
-        rows = f"{len(view):,} row{'s' * (len(view) != 1)}"
-        return f"{type(self).__name__}({rows}: {columns or 'no columns yet'})"
+        return f"{type(self).__name__}({counted(len(view), 'row')}: {columns or 'no columns yet'})"
 
 
 class BufferVersion(Reads):
@@ -356,30 +346,29 @@ class BufferVersion(Reads):
         return self._view
 
     def __getattr__(self, name: str) -> Any:
-        hint = ": a version can only be read; buffer.rollback(version) goes back to it" if name in _CHANGES else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _CHANGES:
+            text += ": a version can only be read; buffer.rollback(version) goes back to it"
+        raise AttributeError(text, name=name, obj=self)
 
 
 def _table(view: View, index: NDArray[np.int64]) -> pa.Table:
-    columns = view.columns_at(index)
-    arrays = [to_arrow(field, columns[field.name]) for field in view.schema]
-    return pa.Table.from_arrays(arrays, schema=view.schema.arrow)
+    return as_table(view.schema, view.columns_at(index))
 
 
 def _matching(view: View, where: Any) -> NDArray[np.int64]:
+    """The rows for which an Arrow expression is true."""
     found = [np.empty(0, np.int64)]
-    for begin in range(0, len(view), 16 * _ROWS_AT_ONCE):
-        index = np.arange(begin, min(begin + 16 * _ROWS_AT_ONCE, len(view)))
+    for index in view.pieces(16 * _ROWS_AT_ONCE):
         table = _table(view, index).append_column("", pa.array(index))
         found.append(table.filter(where).column("").to_numpy())
     return np.concatenate(found)
 
 
 def _passing(view: View, where: Callable[[Row], Any]) -> NDArray[np.int64]:
+    """The rows for which a function is true."""
     passing: list[int] = []
-    for begin in range(0, len(view), _ROWS_AT_ONCE):
-        index = np.arange(begin, min(begin + _ROWS_AT_ONCE, len(view)))
-        for number, row in enumerate(rows_of(view.schema, view.columns_at(index)), begin):
-            if where(row):
-                passing.append(number)
+    for index in view.pieces(_ROWS_AT_ONCE):
+        rows = rows_of(view.schema, view.columns_at(index))
+        passing += [number for number, row in zip(index.tolist(), rows, strict=True) if where(row)]
     return np.array(passing, np.int64)

@@ -1,7 +1,7 @@
-"""Which rows stay and which go: functions of the row count, the column's values, the seed and the journal number.
+"""Retention: the rows that stay or go, as functions of their number, a column, the seed and the journal number.
 
-Nothing is remembered: the same arguments give the same rows in every process, so a journal that is replayed decides
-again what was decided when it was written. The choices are pinned by tests, since saved buffers depend on them.
+Nothing is remembered: the same arguments give the same rows in every process, so replaying a journal makes the same
+choices again. Tests pin the choices, since saved buffers depend on them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,29 @@ from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
 from batchwright.base.words import suggest
 
-__all__ = ["Settings", "below", "check_by", "choose", "column_of", "counted", "drop", "is_number", "keep", "kept_count"]
+__all__ = [
+    "BufferSettings",
+    "below",
+    "check_by",
+    "choose",
+    "column_of",
+    "drop",
+    "is_number",
+    "keep",
+    "kept_count",
+    "sequence",
+]
 
 _STRATEGIES = {
     "retain_prior_by": ("latest", "oldest", "random"),
     "drop_strategy": ("oldest", "random"),
     "by": ("uniform", "recent"),
 }
-"""The named ones of each parameter. All others are columns."""
+"""The named strategies of each parameter. Other names are columns."""
 _NAMED = _STRATEGIES["retain_prior_by"]
 
 _SPARSE = 8
-"""Up to a row in so many is chosen by drawing again what was drawn already; more of them by a number for every row."""
+"""At most 1/8 of the rows are chosen by drawing until enough are distinct; more of them by a number for each row."""
 
 _ALL = 2**64 - 1
 _LOW, _S32 = np.uint64(2**32 - 1), np.uint64(32)
@@ -37,7 +48,7 @@ _COUNTED = np.arange(4096, dtype=np.uint64)
 _COUNTED.flags.writeable = False
 
 
-class Settings(NamedTuple):
+class BufferSettings(NamedTuple):
     """How a buffer chooses what goes and what is drawn."""
 
     max_size: int | None = None
@@ -53,26 +64,22 @@ def kept_count(n: int, fraction: Any) -> int:
     >>> kept_count(100, 0.29), kept_count(3, 0.5), kept_count(3, -1)
     (29, 1, 0)
     """
-    if not is_number(fraction):
+    if not is_number(fraction) or fraction != fraction:
         raise SpecError(
-            f"retain_prior must be a number from 0 to 1, got {fraction!r}",
+            f"retain_prior must be a number from 0 to 1 (not NaN), got {fraction!r}",
             parameter="retain_prior",
             remedy="retain_prior=1.0 keeps all rows, 0.5 half of them, 0 none",
         )
-    if fraction != fraction:
-        raise SpecError(
-            "retain_prior is NaN, which is no share of the rows",
-            parameter="retain_prior",
-            remedy="look at how it was computed (0/0?); retain_prior=1.0 keeps all rows",
-        )
     if fraction > 1:
-        percent = f"{float(fraction) / 100:g} if percent are meant, " if fraction <= 100 else ""
+        remedy = "retain_prior=1.0 for all rows"
+        if fraction <= 100:
+            remedy = f"retain_prior={float(fraction) / 100:g} if percent are meant, 1.0 for all rows"
         raise SpecError(
             f"retain_prior={fraction} is over 1: rows can be kept once at most",
             parameter="retain_prior",
-            remedy=f"retain_prior={percent}1.0 for all rows",
+            remedy=remedy,
         )
-    return 0 if fraction <= 0 else min(n, math.floor(n * float(fraction) + 1e-9))
+    return min(n, math.floor(n * max(float(fraction), 0.0) + 1e-9))
 
 
 def is_number(value: Any) -> bool:
@@ -87,35 +94,44 @@ def check_by(by: Any, numeric: Collection[str], others: Collection[str], *, para
     single number in each row. `parameter` is "retain_prior_by", "drop_strategy" or "by" (of `sample`, which knows
     no "-": a row's value is its share of the draws).
     """
-    named, signed = _STRATEGIES[parameter], parameter != "by"
-    use_named = f"{parameter}={named[0]!r}"
-    column = by.removeprefix("-") if signed and isinstance(by, str) else by
-    if not isinstance(by, str):
-        headline, remedy = f"{parameter} must be the name of a strategy or a column, got {by!r}", use_named
-    elif by in named:
+    named = _STRATEGIES[parameter]
+    is_elsewhere = parameter == "drop_strategy" and by in _NAMED
+    if by in named or (isinstance(by, str) and _unsigned(by, parameter) in numeric and not is_elsewhere):
         return
-    elif signed and by in _NAMED:
-        headline, remedy = f"{parameter}={by!r} is a strategy of retain_prior_by only", use_named
-    elif column in numeric:
-        return
-    elif column in others:
-        headline = f"{parameter}={by!r}: column {column!r} does not hold one number in each row"
-        unknown = " (NaN where one is not known yet)" if signed else ""
-        remedy = f"a column of numbers{unknown}, or {use_named}"
-    else:
-        near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
-        if near in numeric and by != column:
-            near = f"-{near}"
-        headline = f"{parameter}={by!r} is neither a strategy nor a column that rows have"
-        adding = f"; or add it: buffer.set(buffer.ids, {column}=values)" if column.isidentifier() else ""
-        remedy = f"{parameter}={near!r}" if near else use_named + adding
+    headline, remedy = _why_not(by, numeric, others, parameter)
     raise SpecError(
-        headline,
+        f"{parameter}{headline}",
         parameter=parameter,
         strategies=", ".join(map(repr, named)),
         columns=", ".join(map(repr, numeric)) or "none of numbers",
         remedy=remedy,
     )
+
+
+def _unsigned(by: str, parameter: str) -> str:
+    """The column's name. `sample` knows no sign."""
+    return by if parameter == "by" else by.removeprefix("-")
+
+
+def _why_not(by: Any, numeric: Collection[str], others: Collection[str], parameter: str) -> tuple[str, str]:
+    """(what is wrong with a strategy, what to do about it)."""
+    named = _STRATEGIES[parameter]
+    use_named = f"{parameter}={named[0]!r}"
+    if not isinstance(by, str):
+        return f" must be the name of a strategy or a column, got {by!r}", use_named
+    column = _unsigned(by, parameter)
+    if by in _NAMED:
+        return f"={by!r} is a strategy of retain_prior_by only", use_named
+    if column in others:
+        headline = f"={by!r}: column {column!r} does not hold one number in each row"
+        return headline, f"a column of numbers (NaN where one is not known yet), or {use_named}"
+    headline = f"={by!r} is neither a strategy nor a column that rows have"
+    near = suggest(by, [*named, *numeric]) or suggest(column, numeric)
+    if near in numeric and by != column:
+        near = f"-{near}"
+    if near is not None:
+        return headline, f"{parameter}={near!r}"
+    return headline, f"{use_named}; or add the column: buffer.set(buffer.ids, {column}=values)"
 
 
 def column_of(by: str) -> tuple[str, bool] | None:
@@ -137,7 +153,7 @@ def keep(
     seed: int,
     number: int,
 ) -> slice | NDArray[np.int64]:
-    """The `count` of n rows that stay, ascending: a slice where they lie side by side by rule.
+    """The `count` of n rows that stay, ascending: a slice for "latest" and "oldest".
 
     | by         | kept                                     |
     |------------|------------------------------------------|
@@ -172,7 +188,7 @@ def drop(
     seed: int,
     number: int,
 ) -> slice | NDArray[np.int64]:
-    """The `count` of n rows that go, ascending: a slice where they lie side by side by rule.
+    """The `count` of n rows that go, ascending: a slice for "oldest".
 
     | by         | dropped                                  |
     |------------|------------------------------------------|
@@ -243,14 +259,14 @@ def choose(n: int, count: int, key: int) -> NDArray[np.int64]:
     if 2 * count > n:
         return _all_but(choose(n, n - count, key), n)
     if _SPARSE * count > n:
-        noise = mix64(counted(0, n), np.uint64(key))  # all different: mix64 is a bijection
+        noise = mix64(sequence(0, n), np.uint64(key))  # all different: mix64 is a bijection
         limit = np.partition(noise, count - 1)[count - 1]
         return np.flatnonzero(noise <= limit).astype(np.int64, copy=False)
     chosen, num_drawn = np.empty(0, np.int64), 0
     while len(chosen) < count:
         # Never more than are missing, so that the set does not depend on how many are drawn at once.
         more = count - len(chosen)
-        noise = mix64(counted(num_drawn, more), np.uint64(key))
+        noise = mix64(sequence(num_drawn, more), np.uint64(key))
         chosen = _distinct(np.concatenate([chosen, below(noise, n)]))
         num_drawn += more
     return chosen
@@ -277,7 +293,7 @@ def _all_but(gone: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return np.flatnonzero(stays).astype(np.int64, copy=False)
 
 
-def counted(start: int, count: int) -> U64:
+def sequence(start: int, count: int) -> U64:
     """`count` numbers from `start` on, to be mixed; not to be written to."""
     stop = start + count
     return _COUNTED[start:stop] if stop <= len(_COUNTED) else np.arange(start, stop, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Which rows a step draws: uniformly, the newer ones more often, or by a column. A function, without any state.
+"""The rows that a step draws: uniformly, the newer ones more often, or by a column. A function, without any state.
 
     draw(num_rows, 256, seed=0, number=17, step=3)                          uniform
     draw(num_rows, 256, seed=0, number=17, step=3, by="recent")             half as often every half_life rows of age
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import at_least, whole_number
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import U64, key_of, mix64
-from batchwright.buffer.retain import below, choose, counted, is_number
+from batchwright.buffer.retain import below, choose, is_number, sequence
 
 __all__ = ["Draw", "Priorities", "draw", "weights"]
 
@@ -35,21 +35,16 @@ _S12 = np.uint64(12)
 _SQRT_HALF = math.sqrt(0.5)
 _LN2 = 0.6931471805599453
 _TINY = float(np.finfo(np.float64).tiny)
-"""What a probability that underflows is given as: weights divide by it."""
+"""The smallest probability that is reported: weights divide by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The rows that were drawn, in the order in which they were, and how probable each was in a single draw."""
+    """The rows that were drawn, in the order in which they were drawn."""
 
     index: NDArray[np.int64]
-    chance: F64 | float
-    """One number where all rows are equally probable."""
-
-    @property
-    def probability(self) -> F64:
-        """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
-        return np.full(len(self.index), self.chance) if isinstance(self.chance, float) else self.chance
+    probability: F64
+    """In one draw from all rows. Under replace=False that is the first one: later ones have fewer rows left."""
 
 
 class Priorities:
@@ -74,28 +69,22 @@ class Priorities:
         *,
         column: str = "priority",
     ) -> None:
-        power = _number(0.0, power=power)
+        power = _not_negative(power=power)
         plain = values.astype(np.float64)
         if valid is not None:
             plain[~valid] = 0.0
         smallest, largest = float(plain.min(initial=0.0)), float(plain.max(initial=0.0))
+        row, wrong, remedy = next(iter(range(len(plain))), None), "", ""
         if not (smallest >= 0 and largest < math.inf):  # so written that NaN is caught: it is the extreme of all
             row = int((~((plain >= 0) & (plain < math.inf))).argmax())
-            raise SpecError(
-                f"column {column!r} cannot be drawn by: its value in row {row} is {values[row]}",
-                parameter="by",
-                column=column,
-                row=row,
-                remedy="priorities are finite and at least 0; null or 0 where a row is not to be drawn",
-            )
-        if largest == 0.0:
-            raise SpecError(
-                f"column {column!r} cannot be drawn by: no row has a priority above 0",
-                parameter="by",
-                column=column,
-                row=0 if len(plain) else None,
-                remedy="by='uniform', or set priorities first",
-            )
+            wrong = f"its value in row {row} is {values[row]}"
+            remedy = "priorities are finite and at least 0; null or 0 where a row is not to be drawn"
+        elif largest == 0.0:
+            wrong = "no row has a priority above 0"
+            remedy = "by='uniform', or set priorities first"
+        if wrong:
+            headline = f"column {column!r} cannot be drawn by: {wrong}"
+            raise SpecError(headline, parameter="by", column=column, row=row, remedy=remedy)
         if power != 1.0:
             shares = np.where(plain > 0, _raised(plain / largest, power), 0.0)
         elif 2.0**-500 < largest < 2.0**500:
@@ -161,23 +150,38 @@ def draw(
         )
     key = key_of(seed, "sample", number, step, by, "again" if replace else "once")
     if by == "uniform":
-        if replace:
-            index = below(mix64(counted(0, count), np.uint64(key)), num_rows)
-        else:
-            index = _in_keyed_order(choose(num_rows, count, key), key)
-        return Draw(index, 1 / max(num_rows, 1))
-    if by == "recent":
-        lives = _lives_of(num_rows, half_life)
-        if replace:
-            index = _recent(num_rows, lives, _unit(mix64(counted(0, count), np.uint64(key))))
-        else:
-            age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
-            index = _first_drawn(age * (-_LN2 / lives), count, key)
-        return Draw(index, _recent_probability(num_rows, lives, index))
-    assert priorities is not None
+        return _draw_uniformly(num_rows, count, key, replace)
+    if priorities is None:
+        return _draw_recent(num_rows, count, key, replace, _lives_of(num_rows, half_life))
     assert len(priorities) == num_rows
+    return _draw_by_priority(priorities, count, key, replace)
+
+
+def _noise(count: int, key: int) -> U64:
+    return mix64(sequence(0, count), np.uint64(key))
+
+
+def _draw_uniformly(num_rows: int, count: int, key: int, replace: bool) -> Draw:
     if replace:
-        index = priorities.find(_unit(mix64(counted(0, count), np.uint64(key))))
+        index = below(_noise(count, key), num_rows)
+    else:
+        chosen = choose(num_rows, count, key)
+        index = chosen[np.argsort(_noise(count, key_of(key, "order")))]
+    return Draw(index, np.full(count, 1 / max(num_rows, 1)))
+
+
+def _draw_recent(num_rows: int, count: int, key: int, replace: bool, lives: float) -> Draw:
+    if replace:
+        index = _recent(num_rows, lives, _unit(_noise(count, key)))
+    else:
+        age = np.arange(num_rows - 1, -1, -1, dtype=np.float64)
+        index = _first_drawn(age * (-_LN2 / lives), count, key)
+    return Draw(index, _recent_probability(num_rows, lives, index))
+
+
+def _draw_by_priority(priorities: Priorities, count: int, key: int, replace: bool) -> Draw:
+    if replace:
+        index = priorities.find(_unit(_noise(count, key)))
     else:
         there = np.flatnonzero(priorities.shares)
         index = there[_first_drawn(_log(priorities.shares[there]), count, key)]
@@ -192,13 +196,9 @@ def weights(probability: F64, beta: float = 1.0) -> F64:
     >>> weights(np.array([0.25, 0.5, 0.25]))
     array([1. , 0.5, 1. ])
     """
-    beta = _number(0.0, beta=beta)
+    beta = _not_negative(beta=beta)
     smallest = np.float64(probability.min(initial=np.inf))
     return (smallest / probability) ** beta
-
-
-def _in_keyed_order(chosen: NDArray[np.int64], key: int) -> NDArray[np.int64]:
-    return chosen[np.argsort(mix64(counted(0, len(chosen)), np.uint64(key_of(key, "order"))))]
 
 
 def _first_drawn(log_shares: F64, count: int, key: int) -> NDArray[np.int64]:
@@ -209,7 +209,7 @@ def _first_drawn(log_shares: F64, count: int, key: int) -> NDArray[np.int64]:
     """
     if count == 0:
         return np.empty(0, np.int64)
-    time = _log(-_log(_unit(mix64(counted(0, len(log_shares)), np.uint64(key)))))
+    time = _log(-_log(_unit(_noise(len(log_shares), key))))
     time -= log_shares
     # By the value of the last one in, not by argpartition, which orders equal times differently on other machines.
     early = np.flatnonzero(time <= np.partition(time, count - 1)[count - 1])
@@ -221,7 +221,7 @@ def _lives_of(num_rows: int, half_life: Any) -> float:
     """The half life in rows, held to where float64 can tell it from none and from no end."""
     if half_life is None:
         return max(num_rows, 1) / 4
-    lives = _number(0.0, half_life=half_life)
+    lives = _not_negative(half_life=half_life)
     if lives == 0.0:
         raise SpecError("half_life must be above 0", parameter="half_life", remedy=f"half_life={max(num_rows // 4, 1)}")
     return min(max(lives, 2.0**-9), max(num_rows, 1) * 2.0**50)
@@ -295,13 +295,11 @@ def _raised(x: F64, power: float) -> F64:
     return x * x if power == 2.0 else x**power
 
 
-def _number(smallest: float, **parameter: Any) -> float:
-    """The one named parameter as a finite float that is `smallest` or more."""
+def _not_negative(**parameter: Any) -> float:
+    """The one named parameter as a finite float from 0 up."""
     ((name, value),) = parameter.items()
-    if not is_number(value) or not smallest <= value <= sys.float_info.max:
+    if not is_number(value) or not 0 <= value <= sys.float_info.max:
         raise SpecError(
-            f"{name} must be a finite number of at least {smallest:g}, got {value!r}",
-            parameter=name,
-            remedy=f"{name}=1.0",
+            f"{name} must be a finite number of at least 0, got {value!r}", parameter=name, remedy=f"{name}=1.0"
         )
     return float(value)

@@ -1,11 +1,11 @@
-"""What the columns of a buffer are: a type and a shape each, whether a row must have it, and how columns travel.
+"""Columns of a buffer: their types and shapes, and whether a row must have them.
 
 Columns of numbers of one shape are NumPy arrays with a row for each; all other columns are Arrow arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of"]
+from batchwright.buffer.arrow_types import has_null, is_bytes, is_text, numbers_of
+
+__all__ = ["Columns", "Field", "Numbers", "Row", "Schema", "Values", "num_rows_of", "part_of"]
 
 Row = dict[str, Any]
 
@@ -25,18 +27,31 @@ class Numbers(NamedTuple):
 
     values: NDArray[Any]
     valid: NDArray[np.bool_] | None = None
-    """None: all of them. Where False, the value is of no meaning."""
+    """None: all of them. Where False, the value means nothing."""
+
+    @property
+    def has_value(self) -> NDArray[np.bool_]:
+        return np.ones(len(self.values), bool) if self.valid is None else self.valid
 
 
 Values: TypeAlias = Numbers | pa.Array
 Columns: TypeAlias = dict[str, Values]
-"""Rows on their way in or out, by column: all of one length. Which of the two a column is follows from its field."""
+"""Rows on their way in or out, by column: all of one length. The field decides whether a column is Numbers or Arrow."""
 
 
 def num_rows_of(columns: Columns) -> int:
-    for column in columns.values():
-        return len(column.values) if isinstance(column, Numbers) else len(column)
-    return 0
+    column = next(iter(columns.values()), ())
+    return len(column.values if isinstance(column, Numbers) else column)
+
+
+def part_of(values: Values, rows: slice | NDArray[Any]) -> Values:
+    """Some rows of a column: a slice, or rows by number or by mask."""
+    if isinstance(values, Numbers):
+        numbers, valid = values
+        return Numbers(numbers[rows]) if valid is None else Numbers(numbers[rows], valid[rows])
+    if isinstance(rows, slice):
+        return values[rows]
+    return values.filter(rows) if rows.dtype == bool else values.take(pa.array(rows))
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,11 @@ class Field:
         return bool(self.type == pa.null())
 
     @cached_property
+    def is_open(self) -> bool:
+        """Whether the type, or a part of it, is not known yet."""
+        return has_null(self.type)
+
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a number or array of this column; 0 of one that is kept as Arrow."""
         return 0 if self.numbers is None else self.numbers[0].itemsize * prod(self.numbers[1])
@@ -63,28 +83,24 @@ class Field:
     @cached_property
     def numbers(self) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """(dtype, shape) of a column that is kept as NumPy; None of one that is kept as Arrow."""
-        kind, shape = self.type, ()
-        if isinstance(kind, pa.FixedShapeTensorType):
-            kind, shape = kind.value_type, tuple(kind.shape)
-        dtype = _DTYPES.get(str(kind))
-        return None if dtype is None else (dtype, shape)
+        return numbers_of(self.type)
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether values are text or bytes."""
+        return is_text(self.type) or is_bytes(self.type)
+
+    @cached_property
+    def message(self) -> pa.Schema:
+        """The schema of this column alone, for Arrow's messages."""
+        return pa.schema([pa.field("", self.type)])
 
     def __str__(self) -> str:
         """`float32[84]`, `int64`, `string`: as errors name it."""
         if self.numbers is None:
             return str(self.type)
         dtype, shape = self.numbers
-        return f"{dtype}{list(shape)}" if shape else str(dtype)
-
-
-_DTYPES = {
-    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
-    "bool": np.dtype(bool),
-    "halffloat": np.dtype("f2"),
-    "float": np.dtype("f4"),
-    "double": np.dtype("f8"),
-}
-"""By Arrow's names of types."""
+        return f"{dtype}{list(shape) or ''}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,11 @@ class Schema:
     @cached_property
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(field.name, field.type, nullable=field.nullable) for field in self.fields])
+
+    def merged(self, fields: Iterable[Field]) -> Schema:
+        """This schema with some fields replaced, and new ones at its end; itself, where nothing changes."""
+        merged = Schema(tuple({**self.by_name, **{field.name: field for field in fields}}.values()))
+        return self if merged == self else merged
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

@@ -1,4 +1,4 @@
-"""Rows that are added, thinned out and changed: which blocks there are, and which of their rows are live.
+"""The table of a buffer: its blocks, and the rows of each that are live.
 
 Nothing is checked here and nothing is written to disk: a change that arrives is known to fit.
 """
@@ -10,56 +10,44 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchwright.buffer.blocks import (
     ArrowColumn,
     Block,
     Column,
-    Counters,
     NumberColumn,
     Segment,
+    SlowWrite,
     capacity_for,
+    costs,
     missing_column,
+    refuse_write,
 )
-from batchwright.buffer.schema import Columns, Numbers, Row, Schema, Values, num_rows_of
+from batchwright.buffer.schema import Columns, Row, Schema, num_rows_of, part_of
 from batchwright.buffer.view import View
 
-__all__ = ["Table"]
+__all__ = ["BufferTable"]
 
 _SPARSE = 0.75
 """A block with a smaller share of live rows is written anew."""
 _FAN, _SMALL = 8, 32
-"""So many neighbours are joined, if each has at most one in so many of all rows."""
-
-
-class _Slow(Exception):
-    """This value needs the long way: it may fit, and may not."""
-
-
-class _Saved(NamedTuple):
-    """A table as it was: its parts, none of which changes rows that are there."""
-
-    schema: Schema
-    sealed: list[Segment]
-    tail: Block | None
-    tail_start: int
-    of_tail: tuple[int, dict[str, Column], int] | None
-    numbers: tuple[int, int, int, int, int]
+"""Neighbours that are joined at once, if each has at most this part (1/32) of all rows."""
 
 
 class _Writers(NamedTuple):
     """How rows get into the last block without a closer look."""
 
     rows: list[tuple[str, Callable[[int, Any], None]]]
-    """For each column what writes one value to a row, or raises `_Slow`."""
+    """For each column what writes one value to a row, or raises `SlowWrite`."""
     columns: list[tuple[str, NDArray[Any], np.dtype[Any], tuple[int, ...]]]
-    """For each column its name, memory, type and shape; none where some are not numbers."""
+    """For each column its name, memory, type and shape."""
+    names: set[str] | None
+    """Of these columns, if all columns are numbers."""
     row_bytes: int
 
 
-class Table:
+class BufferTable:
     """The rows of a buffer. A view of them is made in no time and never changes; rows that stay are not moved."""
 
     def __init__(self) -> None:
@@ -69,7 +57,6 @@ class Table:
         self.number: int = 0
         """Of the last change."""
         self.origins: list[str | None] = [None]
-        self.counters: Counters = Counters()
         self.next_serial: int = 0
         self._sealed: list[Segment] = []
         self._tail: Block | None = None
@@ -81,32 +68,28 @@ class Table:
 
     # Undoing
 
-    def save(self) -> _Saved:
-        """What `restore` needs, should the change that is about to be made fail. Costs nothing that rows cost."""
+    def save(self) -> tuple[Any, ...]:
+        """What `restore` needs, should the change that is about to be made fail. Its cost does not grow with rows."""
         tail = self._tail
-        of_tail = None if tail is None else (tail.num_rows, tail.columns, len(tail.ledger))
-        numbers = self.num_rows, self.next_id, self.number, self.next_serial, len(self.origins)
-        return _Saved(self.schema, list(self._sealed), tail, self._tail_start, of_tail, numbers)
+        of_tail = tail and (tail.num_rows, tail.columns, len(tail.ledger))
+        return {**vars(self), "_sealed": list(self._sealed)}, len(self.origins), of_tail
 
-    def restore(self, saved: _Saved) -> None:
-        self.schema, self._sealed, self._tail, self._tail_start = saved[:4]
-        self.num_rows, self.next_id, self.number, self.next_serial, num_origins = saved.numbers
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        mine, num_origins, of_tail = saved
+        vars(self).update(mine, _view=None, _writers=None)
         del self.origins[num_origins:]
-        self._view = self._writers = None
-        if saved.tail is not None and saved.of_tail is not None:
-            saved.tail.num_rows, saved.tail.columns, ledger_items = saved.of_tail
-            del saved.tail.ledger[ledger_items:]
-            for column in saved.tail.columns.values():
-                if isinstance(column, ArrowColumn):
-                    column.take_back(saved.tail.num_rows)
-                elif column.valid is not None:  # rows that are written there next have values, unless they say no
-                    column.valid[saved.tail.num_rows :] = True
+        tail = self._tail
+        if tail is not None:
+            tail.num_rows, tail.columns, ledger_items = of_tail
+            del tail.ledger[ledger_items:]
+            for column in tail.columns.values():
+                column.take_back(tail.num_rows)
 
     # Reading
 
     def view(self) -> View:
         if self._view is None:
-            self._view = View(self.segments(), self.schema, self.number, self.origins, self.counters)
+            self._view = View(self.segments(), self.schema, self.number, self.origins)
         return self._view
 
     def segments(self) -> list[Segment]:
@@ -135,10 +118,8 @@ class Table:
         try:
             for name, write in writers:
                 write(at, row[name])
-        except (_Slow, KeyError, OverflowError, UnicodeEncodeError):
-            for column in tail.columns.values():
-                if isinstance(column, ArrowColumn):
-                    column.take_back(at)
+        except (SlowWrite, KeyError, OverflowError, UnicodeEncodeError):
+            self.take_back()
             return False
         return True
 
@@ -148,42 +129,32 @@ class Table:
         if tail is None or not self.num_rows:
             return 0
         writers = self._writers or self._make_writers(tail)
-        targets = writers.columns
-        if len(columns) != len(targets):
+        if columns.keys() != writers.names:
             return 0
-        at, count = tail.num_rows, -1
-        for name, _, dtype, shape in targets:
-            array = columns.get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
+        for name, _, dtype, shape in writers.columns:
+            array = columns[name]
+            if type(array) is not np.ndarray or (array.dtype, array.shape[1:]) != (dtype, shape) or not array.ndim:
                 return 0
-            if count < 0:
-                count = len(array)
-            elif len(array) != count:
-                return 0
-        end = at + count
-        if count < 0 or end > tail.capacity:
+        count, at = num_rows_of(columns), tail.num_rows
+        if at + count > tail.capacity or any(len(array) != count for array in columns.values()):
             return 0
-        for name, values, _, _ in targets:
-            values[at:end] = columns[name]
-        self.counters.written += count * writers.row_bytes
+        for name, values, _, _ in writers.columns:
+            values[at : at + count] = columns[name]
+        costs.written += count * writers.row_bytes
         return count
 
     def last_put(self, count: int) -> Columns:
         """The rows that `put` or `put_columns` wrote and `accept` has not counted yet."""
         tail = self._tail
         assert tail is not None
-        at = tail.num_rows
-        return {
-            name: column.read(at, at + count) if isinstance(column, NumberColumn) else column.last_put()
-            for name, column in tail.columns.items()
-        }
+        return {name: column.last_put(tail.num_rows, tail.num_rows + count) for name, column in tail.columns.items()}
 
     def take_back(self) -> None:
         """Forget the row that `put` wrote, or some of it, unless it was counted."""
-        tail = self._tail
-        for column in () if tail is None else tail.columns.values():
-            if isinstance(column, ArrowColumn) and tail is not None:
-                column.take_back(tail.num_rows)
+        if self._tail is not None:
+            for column in self._tail.columns.values():
+                if isinstance(column, ArrowColumn):
+                    column.take_back(self._tail.num_rows)
 
     def accept(self, count: int, time_us: int) -> range:
         """Count the rows that were put, and give their ids."""
@@ -200,14 +171,13 @@ class Table:
         return range(first, first + count)
 
     def _make_writers(self, tail: Block) -> _Writers:
-        columns = [(field.name, tail.columns.get(field.name)) for field in self.schema]
-        numbers = [(name, column) for name, column in columns if isinstance(column, NumberColumn)]
+        columns = {field.name: tail.columns.get(field.name) for field in self.schema}
+        numbers = {name: column for name, column in columns.items() if isinstance(column, NumberColumn)}
         self._writers = _Writers(
-            rows=[(name, _slow if column is None else _writer(column, self.counters)) for name, column in columns],
-            columns=[(name, c.values, c.values.dtype, c.values.shape[1:]) for name, c in numbers]
-            if len(numbers) == len(columns)
-            else [],
-            row_bytes=sum(column.row_bytes for _, column in numbers),
+            rows=[(name, refuse_write if column is None else column.writer()) for name, column in columns.items()],
+            columns=[(name, c.values, c.values.dtype, c.values.shape[1:]) for name, c in numbers.items()],
+            names=set(numbers) if numbers.keys() == columns.keys() else None,
+            row_bytes=sum(column.row_bytes for column in numbers.values()),
         )
         return self._writers
 
@@ -224,7 +194,7 @@ class Table:
             part = min(count - done, tail.capacity - tail.num_rows)
             tail.ledger.extend((tail.num_rows, self.number, time_us, which))
             names = tail.columns.keys()
-            tail.write(schema, columns, done, done + part, self.counters)
+            tail.write(schema, columns, done, done + part)
             if tail.columns.keys() != names:
                 self._writers = None
             done += part
@@ -233,7 +203,7 @@ class Table:
         return range(self.next_id - count, self.next_id)
 
     def _take_schema(self, schema: Schema) -> None:
-        if schema is self.schema:
+        if schema == self.schema:  # of a journal, it is another object
             return
         old, self.schema, self._writers = self.schema.by_name, schema, None
         grown = [f for f in schema if f.name in old and old[f.name].type != f.type and not old[f.name].is_null]
@@ -244,7 +214,7 @@ class Table:
             new = dict(columns)
             for field in grown:
                 if isinstance(column := columns.get(field.name), ArrowColumn):
-                    new[field.name] = column.retyped(field.type, self.counters)
+                    new[field.name] = column.retyped(field.type)
             return new
 
         self._sealed = [segment._replace(columns=retyped(segment.columns)) for segment in self._sealed]
@@ -265,18 +235,21 @@ class Table:
     def _open(self, capacity: int) -> Block:
         """A new block at the end."""
         self.seal()
-        self._tail = Block(self.next_serial, capacity, self.next_id)
-        self.next_serial += 1
+        self._tail = Block(self._new_serial(), capacity, self.next_id)
         for field in self.schema:
             if not field.is_null:
                 self._tail.column_for(field)
         return self._tail
 
+    def _new_serial(self) -> int:
+        self.next_serial += 1
+        return self.next_serial - 1
+
     def seal(self) -> None:
         """Let no more rows into the last block."""
         if self._tail is not None:
             self._part_tail()
-            self._tail.seal(self.counters)
+            self._tail.seal()
         self._tail, self._tail_start, self._writers = None, 0, None
 
     def _part_tail(self) -> None:
@@ -299,13 +272,7 @@ class Table:
                 self._compact()
             return
         self._part_tail()
-        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
-        cuts = np.searchsorted(which, first)
-        self._sealed = [
-            segment.at(which[cuts[n] : cuts[n + 1]] - first[n])
-            for n, segment in enumerate(self._sealed)
-            if cuts[n] < cuts[n + 1]
-        ]
+        self._sealed = [segment.at(local) for segment, local in self._by_segment(which) if len(local)]
         self.num_rows = len(which)
         self._compact()
 
@@ -317,19 +284,24 @@ class Table:
             return
         if len(which) and int(which[-1]) >= sum(segment.num_rows for segment in self._sealed):
             self._part_tail()
-        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
-        cuts = np.searchsorted(which, first)
         left = []
-        for n, segment in enumerate(self._sealed):
-            if cuts[n] == cuts[n + 1]:
+        for segment, local in self._by_segment(which):
+            if len(local):
+                segment = segment.only(np.delete(segment.offsets(), local))
+            if segment.num_rows:
                 left.append(segment)
-                continue
-            rest = segment.only(np.delete(segment.offsets(), which[cuts[n] : cuts[n + 1]] - first[n]))
-            if rest.num_rows:
-                left.append(rest)
         self._sealed = left
         self.num_rows -= len(which)
         self._compact()
+
+    def _by_segment(self, which: NDArray[np.int64]) -> list[tuple[Segment, NDArray[np.int64]]]:
+        """Each sealed segment, and those of its rows that are among some rows of the table."""
+        first = np.cumsum([0, *(segment.num_rows for segment in self._sealed)])
+        cuts = np.searchsorted(which, first)
+        return [
+            (segment, which[cuts[number] : cuts[number + 1]] - first[number])
+            for number, segment in enumerate(self._sealed)
+        ]
 
     def drop_first(self, count: int) -> None:
         """The oldest rows go: nothing that stays is touched."""
@@ -341,7 +313,7 @@ class Table:
             else:
                 left, gone = left - rows, gone + 1
         # No function is called from here on: an interrupt (Ctrl-C) finds all of it or nothing.
-        self._view, self._sealed = None, sealed[gone:] if gone else sealed
+        self._view, self._sealed = None, sealed[gone:]
         self._tail_start += left
         self.num_rows -= count
 
@@ -359,41 +331,24 @@ class Table:
             count -= rows
 
     def _compact(self) -> None:
-        """Write neighbours that have few live rows anew, as one block: its cost was paid by the rows that went."""
-        segments = self.segments()
+        """Write neighbours that have few live rows anew, as one block: the rows that went have paid for it."""
         live = Counter[int]()
-        for segment in segments:
+        for segment in self.segments():
             live[id(segment.block)] += segment.num_rows
-
-        def is_sparse(block: Block) -> bool:
-            return live[id(block)] < _SPARSE * block.num_rows
-
-        if self._tail is not None and self._tail.num_rows and is_sparse(self._tail):
+        sparse = {id(block) for block in self._blocks() if live[id(block)] < _SPARSE * block.num_rows}
+        if id(self._tail) in sparse:
             self.seal()
         done: list[Segment] = []
-        sparse: list[Segment] = []
-
-        def flush() -> None:
-            if sparse:
-                done.append(self._rewritten(sparse))
-                sparse.clear()
-
-        for segment in self._sealed:
-            if is_sparse(segment.block):
-                limit = capacity_for(1 << 62, self.schema, 0)
-                if sum(s.num_rows for s in sparse) + segment.num_rows > limit:
-                    flush()
-                sparse.append(segment)
-            else:
-                flush()
-                done.append(segment)
-        flush()
+        for group in _neighbours(self._sealed, sparse, capacity_for(1 << 62, self.schema, 0)):
+            if id(group[0].block) in sparse:
+                group = [self._rewritten(group)]
+            done += group
         self._sealed = self._with_small_ones_joined(done)
 
     def _with_small_ones_joined(self, segments: list[Segment]) -> list[Segment]:
         """Eight neighbours as one block, if each is small, and none as large as the others together.
 
-        So there are few blocks, and the block that a row lies in has doubled each time that the row is copied.
+        So there are few blocks, and the block that holds a row has doubled each time that the row is copied.
         """
         at = 0
         while at + _FAN <= len(segments):
@@ -408,24 +363,25 @@ class Table:
         return segments
 
     def _blocks(self) -> list[Block]:
-        blocks = [segment.block for segment in self._sealed] + ([self._tail] if self._tail is not None else [])
-        return list({id(block): block for block in blocks}.values())
+        blocks = {id(segment.block): segment.block for segment in self._sealed}
+        if self._tail is not None:
+            blocks[id(self._tail)] = self._tail
+        return list(blocks.values())
 
     def _rewritten(self, segments: Sequence[Segment]) -> Segment:
-        view = View(segments, self.schema, self.number, self.origins, self.counters)
-        block = self.gathered(view, np.arange(len(view)))
-        return Segment(block, block.columns, 0, block.num_rows)
+        view = View(segments, self.schema, self.number, self.origins)
+        return self.gathered(view, np.arange(len(view)))
 
-    def gathered(self, view: View, index: NDArray[np.int64]) -> Block:
+    def gathered(self, view: View, index: NDArray[np.int64]) -> Segment:
         """A block of its own with some rows of a view, which keep their ids and where they came from."""
-        block = Block(self.next_serial, len(index), 0)
-        self.next_serial += 1
-        counters = Counters()
-        block.write(self.schema, view.columns_at(index), 0, len(index), counters)
-        self.counters.copied += counters.written
+        block = Block(self._new_serial(), len(index), 0)
+        written = costs.written
+        block.write(self.schema, view.columns_at(index), 0, len(index))
+        costs.copied += costs.written - written
+        costs.written = written
         block.ids = view.ids_at(index)
         block.ledger.extend(view.ledger_at(index).ravel().tolist())
-        return block
+        return Segment.of(block)
 
     # Changing
 
@@ -433,7 +389,7 @@ class Table:
         """New values in some columns of some rows, each named once."""
         self._view = self._writers = None
         self._take_schema(schema)
-        view = View(self.segments(), schema, self.number, self.origins, self.counters)
+        view = View(self.segments(), schema, self.number, self.origins)
         segment, offset = view.locate(index)
         sealed = [number for number, place in enumerate(self._sealed) if place.num_rows]
         for number in np.unique(segment):
@@ -443,8 +399,7 @@ class Table:
                 field = schema.by_name[name]
                 if not field.is_null:
                     column: Any = changed.get(name) or missing_column(field, place.block)
-                    rows, some = offset[mine], _some(values, mine)
-                    changed[name] = column.changed(rows, some, place.block.num_rows, self.counters)
+                    changed[name] = column.changed(offset[mine], part_of(values, mine), place.block.num_rows)
             if number < len(sealed):
                 self._sealed[sealed[number]] = place._replace(columns=changed)
             else:
@@ -471,45 +426,13 @@ def _with_last_joined(segments: list[Segment]) -> list[Segment]:
     return [*rest, two.only(np.concatenate([one.offsets(), two.offsets()]))]
 
 
-def _some(values: Values, mine: NDArray[np.bool_]) -> Values:
-    if isinstance(values, Numbers):
-        return Numbers(values.values[mine], None if values.valid is None else values.valid[mine])
-    return values.filter(pa.array(mine))
-
-
-def _slow(at: int, value: Any) -> None:
-    raise _Slow
-
-
-def _writer(column: NumberColumn | ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
-    """Writes one value of a column's own type to a row; others are `_Slow`."""
-    if isinstance(column, ArrowColumn):
-        return _text_writer(column, counters) if column.type == pa.string() else _slow
-    values, dtype, shape = column.values, column.values.dtype, column.values.shape[1:]
-    row_bytes = column.row_bytes
-    exact: Any = {"i8": int, "f8": float, "b1": bool}.get(dtype.str[1:], dtype.type) if not shape else np.ndarray
-
-    def write_array(at: int, value: Any) -> None:
-        if type(value) is not exact or value.dtype != dtype or value.shape != shape:
-            raise _Slow
-        values[at] = value
-        counters.written += row_bytes
-
-    def write_scalar(at: int, value: Any) -> None:
-        if type(value) is not exact:
-            raise _Slow
-        values[at] = value
-        counters.written += row_bytes
-
-    return write_array if shape else write_scalar
-
-
-def _text_writer(column: ArrowColumn, counters: Counters) -> Callable[[int, Any], None]:
-    def write(at: int, value: Any) -> None:
-        if type(value) is not str:
-            raise _Slow
-        if not value.isascii():
-            value.encode()  # half a surrogate pair is no text
-        column.put(value, counters)
-
-    return write
+def _neighbours(segments: list[Segment], sparse: set[int], limit: int) -> list[list[Segment]]:
+    """Groups of neighbours in sparse blocks, of at most `limit` rows; each of the others alone."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        group = [*(groups[-1] if groups else []), segment]
+        if len(group) > 1 and {id(s.block) for s in group} <= sparse and sum(s.num_rows for s in group) <= limit:
+            groups[-1] = group
+        else:
+            groups.append([segment])
+    return groups

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from batchwright.base.errors import SampleError
-from batchwright.buffer.adapt import adapt, owned
+from batchwright.buffer.arrow import as_tensors, from_arrow, joined, pylist
+from batchwright.buffer.arrow_types import is_list, is_tensor, numbers_of, plain_type, types_inside
 from batchwright.buffer.column import (
     check_names,
     fit_column,
@@ -24,22 +25,12 @@ from batchwright.buffer.column import (
     refuse_column,
     refuse_missing,
     sample_error,
-    whole,
+    with_type,
 )
-from batchwright.buffer.convert import joined, plain_type, pylist, with_tensors
-from batchwright.buffer.fit import fit, scalars, tensors
-from batchwright.buffer.foreign import DTYPES, SIMPLE, Misfit, array_of_tensor, is_array, kind_of, plain
-from batchwright.buffer.infer import has_null, types_inside
-from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of
+from batchwright.buffer.plain_values import DTYPES, Misfit, array_of_tensor, is_array, kind_of, plain
+from batchwright.buffer.schema import Columns, Field, Numbers, Row, Schema, Values, num_rows_of, part_of
 
-__all__ = [
-    "arrays_to_columns",
-    "column_for_set",
-    "infer_schema",
-    "rows_of",
-    "rows_to_columns",
-    "schema_of_arrow",
-]
+__all__ = ["arrays_to_columns", "column_for_set", "infer_schema", "rows_of", "rows_to_columns", "schema_of_arrow"]
 
 
 # Schemas
@@ -68,114 +59,62 @@ def infer_schema(rows: Sequence[Row]) -> Schema:
 def schema_of_arrow(schema: pa.Schema) -> Schema:
     """What `schema=pa.schema(...)` says: a field that is not nullable is required."""
     check_names(schema.names)
+    fields = []
     for field in schema:
-        for inner in types_inside(field.type):
-            if isinstance(inner, pa.FixedShapeTensorType) and Field("", inner).numbers is None:
-                raise SampleError(
-                    f"tensors of {inner.value_type} cannot be kept",
-                    column=field.name,
-                    remedy="tensors of numbers or bool, or pa.list_(...)",
-                )
-    return Schema(
-        tuple(
-            Field(field.name, plain_type(field.type), required=not field.nullable, nullable=field.nullable)
-            for field in schema
-        )
-    )
+        try:
+            _check_tensors(field.type)
+        except Misfit as misfit:
+            raise sample_error(misfit, None, field.name) from None
+        kind = plain_type(field.type)
+        fields.append(Field(field.name, kind, required=not field.nullable, nullable=field.nullable))
+    return Schema(tuple(fields))
+
+
+def _check_tensors(kind: pa.DataType) -> None:
+    for inner in filter(is_tensor, types_inside(kind)):
+        if numbers_of(inner) is None:
+            raise Misfit(
+                f"tensors of {inner.value_type} cannot be kept",
+                got=str(inner.value_type),
+                remedy="tensors of numbers or bool, or pa.list_(...)",
+            )
 
 
 # Rows
 
 
-class _Plan(NamedTuple):
-    """What is asked again for each append, of one column."""
-
-    field: Field
-    numbers: tuple[np.dtype[Any], tuple[int, ...]] | None
-    is_open: bool
-
-
-_PLANS: dict[int, tuple[Schema, dict[str, _Plan]]] = {}
-"""By the identity of schemas, which are held so that it stays theirs: types are slow to hash and to ask."""
-
-
-def _plan_of(schema: Schema) -> dict[str, _Plan]:
-    known = _PLANS.get(id(schema))
-    if known is not None:
-        return known[1]
-    plan = {field.name: _Plan(field, field.numbers, has_null(field.type)) for field in schema}
-    if len(_PLANS) >= 64:
-        _PLANS.clear()
-    _PLANS[id(schema)] = schema, plan
-    return plan
-
-
 def rows_to_columns(rows: Sequence[Row], schema: Schema) -> tuple[Columns, Schema]:
     """The rows by column, each checked, and the schema: with a type where there was none (null) before."""
-    plan = _plan_of(schema)
-    if len(rows) == 1:
-        columns = _one_row(rows[0], plan)
-        if columns is not None:
-            return columns, schema
-    unknown = set().union(*rows) - plan.keys()
+    unknown = set().union(*rows) - schema.by_name.keys()
     if unknown:
-        _refuse_unknown(rows, unknown, schema)
-    columns, learnt = {}, {}
-    for name, (field, _, is_open) in plan.items():
-        try:
-            values = [row[name] for row in rows]
-        except KeyError:
-            if field.required:
-                refuse_missing(next(number for number, row in enumerate(rows) if name not in row), field)
-            values = [row.get(name) for row in rows]
-        values = plain_column(name, values)
-        if is_open:
-            field = learnt[name] = learn(field, values)
-        columns[name] = fit_column(values, field)
-    return columns, _relearn(schema, learnt)
-
-
-def _one_row(row: Row, plan: dict[str, _Plan]) -> Columns | None:
-    """The columns of the most frequent append: one row of numbers and texts. None where it is not so simple."""
-    if row.keys() != plan.keys():
-        return None
+        row, name = next((number, name) for number, row in enumerate(rows) for name in row if name in unknown)
+        check_names([name], rows)
+        refuse_column(name, schema, row)
     columns: Columns = {}
-    for name, (field, numbers, is_open) in plan.items():
-        value = row[name]
-        kind = type(value)
-        if is_open or value is None:
-            return None
-        try:
-            if numbers is None:
-                if kind not in SIMPLE:
-                    return None
-                columns[name] = fit([value], field)
-            elif numbers[1]:
-                columns[name] = tensors([value], *numbers)
-            else:
-                columns[name] = scalars([value], numbers[0])
-        except Misfit:
-            return None
-    return columns
+    learnt = []
+    for field in schema:
+        values = plain_column(field.name, _values_of(rows, field))
+        if field.is_open:
+            field = learn(field, values)
+            learnt.append(field)
+        columns[field.name] = fit_column(values, field)
+    return columns, schema.merged(learnt) if learnt else schema
+
+
+def _values_of(rows: Sequence[Row], field: Field) -> list[Any]:
+    try:
+        return [row[field.name] for row in rows]
+    except KeyError:
+        if field.required:
+            refuse_missing(next(number for number, row in enumerate(rows) if field.name not in row), field)
+        return [row.get(field.name) for row in rows]
 
 
 def rows_of(schema: Schema, columns: Columns) -> list[Row]:
     """Columns as rows of Python values."""
     names = schema.names
-    lists = [pylist(columns[field.name]) for field in schema]
+    lists = [pylist(columns[name]) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
-
-
-def _refuse_unknown(rows: Sequence[Row], unknown: set[Any], schema: Schema) -> None:
-    row, name = next((number, name) for number, row in enumerate(rows) for name in row if name in unknown)
-    check_names([name], rows)
-    refuse_column(name, schema, row)
-
-
-def _relearn(schema: Schema, learnt: dict[str, Field]) -> Schema:
-    if all(schema.by_name[name] is field for name, field in learnt.items()):
-        return schema
-    return Schema(tuple(learnt.get(field.name, field) for field in schema))
 
 
 # Arrays
@@ -192,41 +131,37 @@ def arrays_to_columns(arrays: Mapping[str, Any], schema: Schema | None) -> tuple
             check_names([name])
             refuse_column(name, schema)
     columns: Columns = {}
-    learnt = {}
-    for field in schema:
-        if field.name in arrays:
-            columns[field.name], learnt[field.name] = _column(field.name, arrays[field.name], field)
-        elif field.required:
-            refuse_missing(None, field)
+    learnt = []
+    for name, values in arrays.items():
+        columns[name], field = _column(name, values, schema.by_name[name])
+        learnt.append(field)
     num_rows = num_rows_of(columns)
-    missing = {field.name: fit_column([None] * num_rows, field) for field in schema if field.name not in columns}
-    return {field.name: columns.get(field.name, missing.get(field.name)) for field in schema}, _relearn(schema, learnt)
+    for field in schema:
+        if field.name not in columns:
+            if field.required:
+                refuse_missing(None, field)
+            columns[field.name] = fit_column([None] * num_rows, field)
+    return {name: columns[name] for name in schema.by_name}, schema.merged(learnt)
 
 
 def column_for_set(name: str, values: Any, count: int, field: Field | None) -> tuple[Values, Field]:
     """`count` values of one column, or one scalar for all of them. A new column (no field) is not required."""
     check_names([name])
     if _is_one(values):
-        (one,) = plain_column(name, [values])
-        if field is None or has_null(field.type):
-            kind = infer_column(name, [one])
-            field = Field(name, kind, required=False) if field is None else whole(field, kind)
-        made = fit_column([one], field)
-        if isinstance(made, Numbers):
-            valid = None if made.valid is None else np.repeat(made.valid, count)
-            return Numbers(np.repeat(made.values, count, axis=0), valid), field
-        return made.take(pa.array(np.zeros(count, np.int64))), field
-    got = len(values)
-    if got != count:
+        one, field = _from_list(name, [values], field, required=False)
+        return part_of(one, np.zeros(count, np.int64)), field
+    if len(values) != count:
         raise SampleError(
-            f"{got} values for {count} rows",
+            f"{len(values)} values for {count} rows",
             column=name,
             has=f"{count} rows",
-            got=f"{got} values",
+            got=f"{len(values)} values",
             remedy="one value for each id, or one scalar for all",
         )
-    found, field_found = _column(name, values, field)
-    return found, field_found if field is not None else dataclasses.replace(field_found, required=False)
+    found, found_field = _column(name, values, field)
+    if field is None:
+        found_field = dataclasses.replace(found_field, required=False)
+    return found, found_field
 
 
 def _is_one(values: Any) -> bool:
@@ -236,75 +171,80 @@ def _is_one(values: Any) -> bool:
 
 
 def _column(name: str, values: Any, field: Field | None) -> tuple[Values, Field]:
+    """Some values (a list, an array, a tensor, a series or Arrow data) as a column, and what the column is now."""
     try:
         if kind_of(type(values)) == "series":
             values = pa.array(values)
         if isinstance(values, pa.Array | pa.ChunkedArray):
-            array = joined(values)
-            is_open = field is None or pa.types.is_null(field.type)
-            return _arrow_column(name, with_tensors(array) if is_open else array, field)
+            return _from_arrow(name, joined(values), field)
         if is_array(values):
             array = array_of_tensor(values)
             if array.ndim and array.dtype in DTYPES:
-                return _number_column(name, array, field)
+                return _from_numbers(name, Numbers(array), field)
             if array.ndim == 1 and array.dtype.kind in "Mm":
-                return _arrow_column(name, pa.array(array), field)
+                return _from_arrow(name, pa.array(array), field)
             plain(array[:1])  # so that dtypes that have no Arrow type are refused by name
             values = list(array)
     except Misfit as misfit:
         raise sample_error(misfit, None, name) from None
-    listed = plain_column(name, list(values))
+    return _from_list(name, list(values), field)
+
+
+def _from_list(name: str, values: list[Any], field: Field | None, *, required: bool = True) -> tuple[Values, Field]:
+    values = plain_column(name, values)
     if field is None:
-        known = all(value is not None for value in listed)
-        field = Field(name, infer_column(name, listed), required=known)
-    elif has_null(field.type):
-        field = learn(field, listed)
-    return fit_column(listed, field), field
+        is_required = required and not any(value is None for value in values)
+        field = Field(name, infer_column(name, values), required=is_required)
+    elif field.is_open:
+        field = learn(field, values)
+    return fit_column(values, field), field
 
 
-def _number_column(name: str, array: np.ndarray, field: Field | None) -> tuple[Values, Field]:
-    """An array [rows, *shape] of numbers."""
-    shape = array.shape[1:]
-    if field is None or pa.types.is_null(field.type):
+def _from_numbers(name: str, numbers: Numbers, field: Field | None) -> tuple[Values, Field]:
+    """Numbers [rows, *shape] as a column: of their own type, or of a field's."""
+    dtype, shape = numbers.values.dtype, numbers.values.shape[1:]
+    if field is None or field.is_null:
         if 0 in shape:
-            plain(np.empty(shape, array.dtype))  # says why not
-        kind = pa.from_numpy_dtype(array.dtype)
-        kind = pa.fixed_shape_tensor(kind, shape) if shape else kind
-        field = Field(name, kind) if field is None else dataclasses.replace(field, type=kind)
-        return Numbers(array), field
-    if field.numbers == (array.dtype, shape):
-        return Numbers(array), field
-    got = f"{array.dtype}{list(shape)}" if shape else str(array.dtype)
-    if shape:
-        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-            return fit_column(list(array), field), field
-        raise Misfit(
-            "an array of another shape or type", has=str(field), got=got, remedy=f"one of {field} for each row"
-        )
-    return adapt(pa.array(array), field), field
+            plain(np.empty(shape, dtype))  # says why not
+        kind = pa.from_numpy_dtype(dtype)
+        if shape:
+            kind = pa.fixed_shape_tensor(kind, shape)
+        field = with_type(field or Field(name, kind, required=numbers.valid is None), kind)
+    if field.numbers == (dtype, shape):
+        _check_nulls(numbers.valid, field)
+        return numbers, field
+    if not shape:
+        return from_arrow(field, pa.array(numbers.values)), field
+    if is_list(field.type):
+        return fit_column(pylist(numbers), field), field
+    got = f"{dtype}{list(shape)}"
+    raise Misfit("an array of another shape or type", has=str(field), got=got, remedy=f"one of {field} for each row")
 
 
-def _arrow_column(name: str, array: pa.Array, field: Field | None) -> tuple[Values, Field]:
-    _check_tensors(array.type)
+def _from_arrow(name: str, array: pa.Array, field: Field | None) -> tuple[Values, Field]:
+    if field is None or field.is_open:
+        _check_tensors(array.type)
+    if field is None or field.is_null or is_tensor(field.type):
+        numbers = as_tensors(array)
+        if numbers is not None:
+            return _from_numbers(name, numbers, field)
     if field is None:
         field = Field(name, plain_type(array.type), required=not array.null_count)
-    elif has_null(field.type):
-        field = whole(field, plain_type(array.type))
-    if not field.nullable and array.null_count:
-        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise SampleError(
-            "no value in a column that must have one",
-            row=row,
-            column=name,
-            has=str(field),
-            got="null",
-            remedy="a value, e.g. array.fill_null(...)",
-        )
-    made = adapt(array, field)
-    return made if isinstance(made, Numbers) else owned(made), field
+    elif field.is_open:
+        field = with_type(field, plain_type(array.type))
+    if array.null_count:
+        _check_nulls(array.is_valid().to_numpy(zero_copy_only=False), field)
+    return from_arrow(field, array), field
 
 
-def _check_tensors(kind: pa.DataType) -> None:
-    for inner in types_inside(kind):
-        if isinstance(inner, pa.FixedShapeTensorType) and Field("", inner).numbers is None:
-            raise Misfit(f"tensors of {inner.value_type} cannot be kept", got=str(inner.value_type), remedy="a list")
+def _check_nulls(valid: np.ndarray | None, field: Field) -> None:
+    if field.nullable or valid is None or valid.all():
+        return
+    raise SampleError(
+        "no value in a column that must have one",
+        row=int(valid.argmin()),
+        column=field.name,
+        has=str(field),
+        got="null",
+        remedy="a value, e.g. array.fill_null(...)",
+    )

@@ -1,4 +1,4 @@
-"""Versions of a buffer: what a commit is called, and how two of them differ."""
+"""Versions of a buffer: commits, and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import suggest
-from batchwright.buffer.compare import is_equal
-from batchwright.buffer.convert import pylist
-from batchwright.buffer.schema import Numbers, Values
+from batchwright.base.words import counted, suggest
+from batchwright.buffer.compare import equal_rows, has_value
 from batchwright.buffer.view import View
 
-__all__ = ["BufferDiff", "Kept", "VersionInfo", "find_version", "take_diff"]
+__all__ = ["BufferDiff", "CommittedVersion", "VersionInfo", "find_version", "take_diff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +29,12 @@ class VersionInfo:
     rows: int
 
     def __str__(self) -> str:
-        rows = f"{self.rows:,} row{'s' * (self.rows != 1)}"
-        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {rows}"
+        return f"{self.number}  {self.name}  {self.time:%Y-%m-%d %H:%M:%S}  {counted(self.rows, 'row')}"
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A version that is kept. Its rows are read from disk when they are first asked for."""
+class CommittedVersion:
+    """A version. Its rows are read from disk when they are first needed."""
 
     ordinal: int
     """Which one of a buffer's: it is never used again."""
@@ -69,26 +66,29 @@ class BufferDiff:
         return bool(len(self.added) or len(self.removed) or len(self.changed))
 
     def __str__(self) -> str:
-        added, removed, changed = len(self.added), len(self.removed), len(self.changed)
+        text = f"{counted(len(self.added), 'row')} added, {len(self.removed):,} removed, {len(self.changed):,} changed"
         where = ", ".join(f"{name} in {count:,}" for name, count in self.columns.items() if count)
-        rows = "row" if added == 1 else "rows"
-        return f"{added:,} {rows} added, {removed:,} removed, {changed:,} changed{f' ({where})' if where else ''}"
+        return f"{text} ({where})" if where else text
 
 
 def find_version(wanted: str | int | VersionInfo, known: Sequence[VersionInfo]) -> int:
     """Which of the known versions is meant: by name, by number (the last commit there), or as `commit` gave it."""
-    for at in range(len(known) - 1, -1, -1):
+    for at in reversed(range(len(known))):
         info = known[at]
-        is_number = isinstance(wanted, int) and not isinstance(wanted, bool) and info.number == wanted
-        if wanted == info or is_number or (isinstance(wanted, str) and info.name == wanted):
+        if wanted == info or (type(wanted), wanted) in ((int, info.number), (str, info.name)):
             return at
     names = [info.name for info in known]
-    near = suggest(wanted, names) if isinstance(wanted, str) else None
+    near = suggest(str(wanted), names)
+    remedy = "one of them"
+    if near is not None:
+        remedy = f"version {near!r}"
+    elif not names:
+        remedy = "buffer.commit('name') keeps one"
     raise SpecError(
         f"there is no version {wanted!r}",
         parameter="version",
         versions=", ".join(map(repr, names[-10:])) or "none was committed",
-        remedy=f"version {near!r}" if near else "one of them" if names else "buffer.commit('name') keeps one",
+        remedy=remedy,
     )
 
 
@@ -115,36 +115,15 @@ def _differs(
     was_there = name in older.schema.by_name
     if not was_there or name not in newer.schema.by_name:
         view, index = (older, at_old) if was_there else (newer, at_new)
-        return _has_value(view.columns_at(index, [name])[name])
+        return has_value(view.columns_at(index, [name])[name])
     differs = np.zeros(len(at_old), bool)
     suspects = np.flatnonzero(_memory_of(older, name, at_old) != _memory_of(newer, name, at_new))
     mine, other = older.columns_at(at_old[suspects], [name]), newer.columns_at(at_new[suspects], [name])
-    differs[suspects] = ~_equal(mine[name], other[name])
+    differs[suspects] = ~equal_rows(mine[name], other[name])
     return differs
 
 
 def _memory_of(view: View, name: str, index: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which column of which block each row lies in, as a number. The rows of one are the same in all versions."""
     columns = np.array([id(segment.columns.get(name)) for segment in view.segments], np.int64)
-    return columns[view.locate(index)[0]] if len(index) else index
-
-
-def _has_value(values: Values) -> NDArray[np.bool_]:
-    if isinstance(values, Numbers):
-        return np.ones(len(values.values), bool) if values.valid is None else values.valid
-    return np.asarray(values.is_valid())
-
-
-def _equal(one: Values, other: Values) -> NDArray[np.bool_]:
-    if isinstance(one, Numbers) and isinstance(other, Numbers):
-        count = len(one.values)
-        same = one.values == other.values
-        if one.values.dtype.kind == "f":
-            same |= np.isnan(one.values) & np.isnan(other.values)
-        equal = same.reshape(count, -1).all(axis=1) if count else np.empty(0, bool)
-        has_one, has_other = _has_value(one), _has_value(other)
-        return (equal & has_one & has_other) | ~(has_one | has_other)
-    if isinstance(one, Numbers) or isinstance(other, Numbers):  # of one version, nobody knows what the column is
-        return ~(_has_value(one) | _has_value(other))
-    pairs = zip(pylist(one), pylist(other), strict=True)
-    return np.fromiter((is_equal(*pair) for pair in pairs), bool, len(one))
+    return columns[view.locate(index)[0]]

@@ -1,4 +1,4 @@
-"""A version of a buffer: rows that do not change, whatever is done to the buffer afterwards. All reads happen here."""
+"""Views: the rows of one version, which later changes to the buffer do not affect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from batchwright.base.errors import RowIndexError, SpecError
 from batchwright.base.fingerprint import fingerprint
-from batchwright.base.words import suggest
-from batchwright.buffer.blocks import ArrowColumn, Block, Counters, NumberColumn, Segment, missing
+from batchwright.base.words import listed, suggest
+from batchwright.buffer.blocks import ArrowColumn, Block, NumberColumn, Segment, missing
 from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
-from batchwright.columns.addresses import Table, gather
+from batchwright.columns.addresses import ScatteredRows, gather
 
-__all__ = ["View", "refuse_twice"]
+__all__ = ["View", "joined_values", "refuse_twice"]
 
 _HASHED_ROWS = 4096
 """Rows that are hashed at once. Part of a version's fingerprint."""
@@ -28,22 +28,14 @@ _HASHED_ROWS = 4096
 class View:
     """The rows of one version, by number. Costs nothing to make, and holds no row of its own.
 
-    A batch is one gather for each column of numbers: rows are found by their address, in however many blocks they lie.
+    A batch is one gather for each column of numbers: rows are found by address, in any number of blocks.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        schema: Schema,
-        number: int,
-        origins: Sequence[str | None],
-        counters: Counters,
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], schema: Schema, number: int, origins: Sequence[str | None]) -> None:
         self.segments: list[Segment] = [segment for segment in segments if segment.num_rows]
         self.schema: Schema = schema
         self.number: int = number
         self.origins: Sequence[str | None] = origins
-        self._counters = counters
         self._first: NDArray[np.int64] = np.cumsum([0, *(segment.num_rows for segment in self.segments)])
         """Number of the first row of each segment, and of all rows."""
         self._num_rows = int(self._first[-1])
@@ -56,53 +48,54 @@ class View:
 
     def checked(self, indices: Any, *, what: str = "indices") -> NDArray[np.int64]:
         """Row numbers from 0 of numbers that may count from the end; RowIndexError where there is no such row."""
-        index = whole_numbers(indices, what)
-        count = len(self)
-        if len(index) and (int(index.min()) < -count or int(index.max()) >= count):
-            wrong = index[(index < -count) | (index >= count)][0]
+        index, count = whole_numbers(indices, what), len(self)
+        wrong = index[(index < -count) | (index >= count)]
+        if len(wrong):
+            remedy = "the buffer is empty: append rows first"
+            if count:
+                remedy = f"a number from {-count} to {count - 1}"
             raise RowIndexError(
-                f"row {wrong} is not in a buffer of {count:,} rows",
-                index=int(wrong),
-                remedy=f"a number from {-count} to {count - 1}" if count else "the buffer is empty: append rows first",
+                f"row {wrong[0]} is not in a buffer of {count:,} rows", index=int(wrong[0]), remedy=remedy
             )
-        return np.where(index < 0, index + count, index) if len(index) and int(index.min()) < 0 else index
+        return np.where(index < 0, index + count, index)
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         """The id of every row: a number that it keeps for ever."""
-        found = [segment.ids() for segment in self.segments]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate([np.empty(0, np.int64), *(segment.ids() for segment in self.segments)])
 
     def ids_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids of some rows."""
-        return self._ids(*self.locate(index)) if len(index) else index
+        return self._ids(*self.locate(index))
 
     def _ids(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
-        first, is_listed = self._first_ids
+        first, lists_ids = self._first_ids
         ids: NDArray[np.int64] = offset + first[segment]
-        if is_listed is not None:
-            for number in np.unique(segment[is_listed[segment]]):
+        if lists_ids is not None:
+            for number in np.unique(segment[lists_ids[segment]]):
                 mine = segment == number
                 ids[mine] = self.segments[number].block.ids_of(offset[mine])
         return ids
 
     @cached_property
     def _first_ids(self) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """(first id of each segment's block, whether it lists its ids instead; None: no one does)."""
+        """(first id of each segment's block, whether it lists its ids instead; None: none of them does)."""
         blocks = [segment.block for segment in self.segments]
+        lists_ids = [block.ids is not None for block in blocks]
         first = np.array([block.first_id for block in blocks], np.int64)
-        return first, np.array([b.ids is not None for b in blocks]) if any(b.ids is not None for b in blocks) else None
+        return first, np.array(lists_ids) if any(lists_ids) else None
 
     def index_of(self, ids: Any) -> NDArray[np.int64]:
         """The row numbers of some ids; RowIndexError where one is not here."""
         wanted = whole_numbers(ids, "ids")
         if not len(wanted):
             return wanted
-        found, known = self._by_segment(wanted) if self._id_ranges is not None else self._by_id(wanted)
+        find = self._by_order if self._id_ranges is None else self._by_segment
+        found, known = find(wanted)
         if not known.all():
             gone = wanted[~known]
             raise RowIndexError(
-                f"id {gone[0]} is not in the buffer" + (f", and {len(gone) - 1:,} others" if len(gone) > 1 else ""),
+                f"not in the buffer: id {listed(gone.tolist(), 3)}",
                 id=int(gone[0]),
                 remedy="ids that buffer.ids holds: rows that were dropped are gone, and no id is used twice",
             )
@@ -118,7 +111,7 @@ class View:
         return (first, last) if (first[1:] > last[:-1]).all() else None
 
     def _by_segment(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(row number of each id, whether it is here): without a look at ids that nobody asked for."""
+        """(row number of each id, whether it is here), without a look at other ids."""
         assert self._id_ranges is not None
         first, last = self._id_ranges
         segment = np.searchsorted(last, ids)
@@ -131,11 +124,11 @@ class View:
                 found[mine], known[mine] = local + self._first[number], is_here
         return found, known
 
-    def _by_id(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _by_order(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The same, of ids in any order."""
         order = self._id_order
-        sorted_ids = self.ids[order]
-        at = np.minimum(np.searchsorted(sorted_ids, ids), len(order) - 1)
-        return order[at], sorted_ids[at] == ids
+        at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), len(order) - 1)
+        return order[at], self.ids[order[at]] == ids
 
     @cached_property
     def _id_order(self) -> NDArray[np.int64]:
@@ -144,43 +137,34 @@ class View:
     def locate(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(segment, offset in its block) of rows by number."""
         if len(self.segments) == 1:
-            segment = np.zeros(len(index), np.int64)
             one = self.segments[0]
-            return segment, index + one.start if one.keep is None else one.keep[index]
+            return np.zeros(len(index), np.int64), index + one.start if one.keep is None else one.keep[index]
         segment = self._first[1:].searchsorted(index, side="right")
-        shift, listed = self._shifts
+        shift, lists = self._shifts
         offset: NDArray[np.int64] = index + shift[segment]
-        if listed is not None:
-            kept = np.flatnonzero(listed[segment])
-            if len(kept):
-                which = segment[kept]
-                offset[kept] = gather(listed[which] + (index[kept] - self._first[which]) * 8, np.dtype(np.int64))
+        if lists is not None and len(listed := np.flatnonzero(lists[segment])):
+            which = segment[listed]
+            offset[listed] = gather(lists[which] + (index[listed] - self._first[which]) * 8, np.dtype(np.int64))
         return segment, offset
 
     @cached_property
     def _shifts(self) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """(from row numbers to offsets, for each segment; addresses of the lists of those that have one, else 0)."""
+        """For each segment (from row numbers to offsets, the address of its list of live rows, or 0; None: all 0)."""
         shift = np.array([segment.start for segment in self.segments], np.int64) - self._first[:-1]
-        if all(segment.keep is None for segment in self.segments):
-            return shift, None
-        return shift, np.array([0 if s.keep is None else s.keep.ctypes.data for s in self.segments], np.int64)
+        lists = [0 if segment.keep is None else segment.keep.ctypes.data for segment in self.segments]
+        return shift, np.array(lists) if any(lists) else None
 
     # Values
 
     def rows_at(self, index: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
         """(columns, ids) of some rows by number, each of which is there."""
-        if not len(index):
-            return {field.name: missing(field, 0) for field in self.schema}, index
-        segment, offset = self.locate(index)
-        return {f.name: self._gather(f, segment, offset) for f in self.schema}, self._ids(segment, offset)
+        place = self.locate(index)
+        return {field.name: self._gather(field, *place) for field in self.schema}, self._ids(*place)
 
     def columns_at(self, index: NDArray[np.int64], names: Sequence[str] | None = None) -> Columns:
         """Some rows by number, each of which is there: one gather for each column, in memory of its own."""
-        fields = self.schema.fields if names is None else [self.schema.by_name[name] for name in names]
-        if not len(index):
-            return {field.name: missing(field, 0) for field in fields}
-        segment, offset = self.locate(index)
-        return {field.name: self._gather(field, segment, offset) for field in fields}
+        place, known = self.locate(index), self.schema.by_name
+        return {name: self._gather(known[name], *place) for name in names or known}
 
     def _gather(self, field: Field, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Values:
         if field.numbers is None:
@@ -201,7 +185,7 @@ class View:
             if not isinstance(column, ArrowColumn):
                 taken.append(pa.nulls(end - begin, field.type))
                 continue
-            pieces = column.pieces(self._counters, self.segments[segment[begin]].stop)
+            pieces = column.pieces(self.segments[segment[begin]].stop)
             first = np.cumsum([0, *map(len, pieces)])
             cuts = np.searchsorted(rows, first)
             taken += [
@@ -209,7 +193,7 @@ class View:
                 for n, piece in enumerate(pieces)
                 if cuts[n] < cuts[n + 1]
             ]
-        joined = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+        joined: Any = joined_values(taken or [pa.nulls(0, field.type)])
         if (np.diff(order) > 0).all():
             return joined
         back = np.empty(len(order), np.int64)
@@ -217,40 +201,29 @@ class View:
         return joined.take(pa.array(back))
 
     def column(self, name: str) -> Values:
-        """One column of all rows, to read: a view where they lie in one run, else a copy.
+        """One column of all rows, to read: a view if they are in one block, else a copy.
 
-        Whoever keeps it must have asked to `share` first: rows may get new values in the same memory otherwise.
+        To keep it, `share` first: rows may get new values in the same memory otherwise.
         """
         field = self.schema.by_name[name]
-        found = [segment.values(field, self._counters) for segment in self.segments]
-        if len(found) == 1:
-            if isinstance(found[0], Numbers):
-                found[0].values.flags.writeable = False
-            return found[0]
-        if not found:
-            return missing(field, 0)
-        if field.numbers is None:
-            return pa.concat_arrays(found)
-        values = np.concatenate([piece.values for piece in found])
-        if all(piece.valid is None for piece in found):
-            return Numbers(values)
-        return Numbers(
-            values, np.concatenate([np.ones(len(p.values), bool) if p.valid is None else p.valid for p in found])
-        )
+        found: list[Any] = [segment.values(field) for segment in self.segments] or [missing(field, 0)]
+        if len(found) == 1 and isinstance(found[0], Numbers):
+            found[0].values.flags.writeable = False
+        return joined_values(found)
 
     def columns(self) -> Columns:
         return {name: self.column(name) for name in self.schema.names}
 
-    def pieces(self, rows: int) -> Iterator[Columns]:
-        """All rows, so many at a time."""
+    def pieces(self, rows: int) -> Iterator[NDArray[np.int64]]:
+        """The numbers of all rows, a few at a time."""
         for begin in range(0, len(self), rows):
-            yield self.columns_at(np.arange(begin, min(begin + rows, len(self))))
+            yield np.arange(begin, min(begin + rows, len(self)))
 
     # Where rows came from
 
     def appends_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """(journal number, time in microseconds, number of the origin) of the append that each row came with."""
-        segment, offset = self.locate(index) if len(index) else (index, index)
+        segment, offset = self.locate(index)
         entries = np.zeros((len(index), 3), np.int64)
         for number in np.unique(segment):
             mine, ledger = segment == number, self.segments[number].block.origins()
@@ -268,7 +241,7 @@ class View:
         entries = self.appends_at(index)
         return pa.table(
             {
-                "id": pa.array(self.ids_at(index) if len(index) else index),
+                "id": pa.array(self.ids_at(index)),
                 "number": pa.array(entries[:, 0]),
                 "time": pa.array(entries[:, 1]).cast(pa.timestamp("us", "UTC")),
                 "origin": pa.array([self.origins[number] for number in entries[:, 2]], pa.string()),
@@ -277,66 +250,75 @@ class View:
 
     def only(self, names: Sequence[str]) -> View:
         """The same rows, with some of their columns."""
-        unknown = [name for name in names if name not in self.schema.by_name]
-        if isinstance(names, str) or unknown or not names:
-            near = suggest(unknown[0], self.schema.names) if unknown and not isinstance(names, str) else None
+        known = self.schema.by_name
+        if isinstance(names, str) or not names or not known.keys() >= set(names):
+            listed = [names] if isinstance(names, str) else names
+            unknown = next((name for name in listed if name not in known), None)
+            near, wrong = next(iter(known), "..."), "a list of names, not empty"
+            if unknown is not None:
+                near, wrong = suggest(str(unknown), known) or near, f"there is no column {unknown!r}"
             raise SpecError(
-                f"columns={names!r}: " + (f"there is no column {unknown[0]!r}" if unknown else "a list of names"),
+                f"columns={names!r}: {wrong}",
                 parameter="columns",
-                columns=", ".join(map(repr, self.schema.names)),
-                remedy=f"columns=[{near or next(iter(self.schema.names), '...')!r}]",
+                columns=", ".join(map(repr, known)),
+                remedy=f"columns=[{near!r}]",
             )
-        schema = Schema(tuple(self.schema.by_name[name] for name in dict.fromkeys(names)))
-        return View(self.segments, schema, self.number, self.origins, self._counters)
+        schema = Schema(tuple(known[name] for name in dict.fromkeys(names)))
+        return View(self.segments, schema, self.number, self.origins)
 
     def share(self) -> View:
-        """Mark everything as seen by somebody else: whoever changes rows does so in a copy from now on."""
+        """Mark all columns as shared: later changes are made in a copy."""
         for segment in self.segments:
             for column in segment.columns.values():
                 column.shared = True
         return self
 
     def content_fingerprint(self) -> str:
-        """Names the rows: equal rows give the same, however they came and wherever they lie."""
-        if self._fingerprint is None:
-            fields = [[field.name, str(field)] for field in self.schema]
-            digests: list[str] = []
-            for columns in self.pieces(_HASHED_ROWS):
-                digest = xxhash.xxh3_128()
-                for field in self.schema:
-                    _hash(columns[field.name], digest)
-                digests.append(digest.hexdigest())
-            self._fingerprint = fingerprint([fields, len(self), digests])
+        """Names the rows: equal rows have equal fingerprints, in any blocks."""
         return self._fingerprint
 
-    _fingerprint: str | None = None
+    @cached_property
+    def _fingerprint(self) -> str:
+        fields = [[field.name, str(field)] for field in self.schema]
+        digests: list[str] = []
+        for index in self.pieces(_HASHED_ROWS):
+            digest = xxhash.xxh3_128()
+            for values in self.columns_at(index).values():
+                _hash(values, digest)
+            digests.append(digest.hexdigest())
+        return fingerprint([fields, len(self), digests])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By content: rows, ids and where they came from, as one block."""
-        every = np.arange(len(self))
-        columns = {name: _plain(values) for name, values in self.columns().items()}
-        ledger = self.ledger_at(every).ravel()
-        return _from_content, (self.schema, columns, self.ids, ledger, self.number, list(self.origins))
+        ledger = self.ledger_at(np.arange(len(self))).ravel()
+        return _from_content, (self.schema, self.columns(), self.ids, ledger, self.number, list(self.origins))
 
 
-def _plain(values: Values) -> Any:
-    return tuple(values) if isinstance(values, Numbers) else values
+def joined_values(pieces: Sequence[Any]) -> Values:
+    """Parts of one column, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not isinstance(pieces[0], Numbers):
+        return pa.concat_arrays(pieces)
+    values = np.concatenate([piece.values for piece in pieces])
+    if all(piece.valid is None for piece in pieces):
+        return Numbers(values)
+    return Numbers(values, np.concatenate([piece.has_value for piece in pieces]))
 
 
 def _from_content(
-    schema: Schema, columns: dict[str, Any], ids: NDArray[np.int64], ledger: Any, number: int, origins: list[str | None]
+    schema: Schema, columns: Columns, ids: NDArray[np.int64], ledger: Any, number: int, origins: list[str | None]
 ) -> View:
     block = Block(0, len(ids), 0)
     block.num_rows, block.ids = len(ids), ids
     block.ledger.extend(ledger.tolist())
     for name, values in columns.items():
-        if not schema.by_name[name].is_null:
-            block.columns[name] = (
-                NumberColumn(*values, shared=True)
-                if isinstance(values, tuple)
-                else ArrowColumn(schema.by_name[name].type, values)
-            )
-    return View([Segment(block, block.columns, 0, len(ids))], schema, number, origins, Counters())
+        field = schema.by_name[name]
+        if isinstance(values, Numbers):
+            block.columns[name] = NumberColumn(*values, shared=True)
+        elif not field.is_null:
+            block.columns[name] = ArrowColumn(field.type, values)
+    return View([Segment.of(block)], schema, number, origins)
 
 
 class _Memory:
@@ -346,33 +328,37 @@ class _Memory:
         assert field.numbers is not None
         self.dtype, self.shape = field.numbers
         self.columns = columns
-        self.is_whole = all(column is not None for column in columns)
-        self.valid = [None if column is None else column.valid for column in columns]
-        self.is_valid = self.is_whole and all(valid is None for valid in self.valid)
-        addresses = np.array([0 if column is None else column.address for column in columns], np.int64)
-        num_rows = [0 if column is None else len(column.values) for column in columns]
-        self.table = Table(addresses, num_rows, self.dtype, self.shape)
+        self.is_everywhere = all(column is not None for column in columns)
+        self.is_valid = self.is_everywhere and all(column.valid is None for column in columns)
+        addresses = np.array([getattr(column, "address", 0) for column in columns], np.int64)
+        num_rows = [getattr(column, "num_rows", 0) for column in columns]
+        self.table = ScatteredRows(addresses, num_rows, self.dtype, self.shape)
 
     def gather(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> Numbers:
         table = self.table
-        if len(self.columns) == 1 and self.is_whole:
-            values = self.columns[0].values.take(offset, axis=0)
-        elif self.is_whole:
-            step = offset if table.step == 1 else offset * table.step
-            values = table.take(table.start[segment] + step)
-        else:
+        if not self.is_everywhere:
             there = np.flatnonzero(table.start[segment] >= 0)
             values = np.zeros((len(offset), *self.shape), self.dtype)
             values[there] = table.take(table.start[segment[there]] + offset[there] * table.step)
-        return Numbers(values, None if self.is_valid else self._valid_at(segment, offset))
+        elif len(self.columns) == 1:
+            values = self.columns[0].values.take(offset, axis=0)
+        elif table.step == 1:
+            values = table.take(table.start[segment] + offset)
+        else:
+            values = table.take(table.start[segment] + offset * table.step)
+        if self.is_valid:
+            return Numbers(values)
+        return Numbers(values, self._valid_at(segment, offset))
 
     def _valid_at(self, segment: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         valid = np.ones(len(offset), bool)
         for number in np.unique(segment):
-            column, known = self.columns[number], self.valid[number]
-            if column is None or known is not None:
-                mine = segment == number
-                valid[mine] = False if column is None else known[offset[mine]]
+            column = self.columns[number]
+            mine = segment == number
+            if column is None:
+                valid[mine] = False
+            elif column.valid is not None:
+                valid[mine] = column.valid[offset[mine]]
         return None if valid.all() else valid
 
 
@@ -409,11 +395,10 @@ def whole_numbers(numbers: Any, what: str) -> NDArray[np.int64]:
 
 
 def refuse_twice(numbers: NDArray[np.int64], what: str, remedy: str | None = None) -> None:
-    """Which of two values a row would get, or where it would stand, is not for us to choose."""
-    if len(numbers) > 1:
-        ordered = np.sort(numbers)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            raise SpecError(
-                f"{what} name row {twice[0]} twice", parameter=what, remedy=remedy or f"each once: np.unique({what})"
-            )
+    """Refuse a row that is named twice: it would get two values, or stand in two places."""
+    ordered = np.sort(numbers)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        raise SpecError(
+            f"{what} name row {twice[0]} twice", parameter=what, remedy=remedy or f"each once: np.unique({what})"
+        )

@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _state(path: str) -> State:
-    from batchwright.order.plan import state_in
+    from batchwright.order.plan_file import state_in
 
     state = state_in(path)
     if state is None:
@@ -179,7 +179,7 @@ def _to_add(given: list[str] | None) -> dict[str, str]:
 
 
 def _kept(plan: Plan, stores: list[Store]) -> list[str]:
-    from batchwright.order.plan import plan_home
+    from batchwright.order.plan_file import plan_home
 
     folders = [*(store.path / "plans" for store in stores), plan_home()]
     files = [Path(folder) / f"{plan.fingerprint}.json" for folder in folders]

@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from batchwright.cli.plan import describe, streams_of
-    from batchwright.order.plan import Plan, state_in
+    from batchwright.order.plan import Plan
+    from batchwright.order.plan_file import state_in
     from batchwright.store import Store
     from batchwright.store.plans import find_plan
 

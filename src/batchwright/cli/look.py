@@ -329,7 +329,7 @@ def _ids(where: str, plan: Plan, positions: list[int]) -> dict[int, Any]:
     """The tokens of the windows at some positions."""
     import numpy as np
 
-    from batchwright.loaders.planning import open_flow
+    from batchwright.loaders.stored import open_flow
     from batchwright.store.plans import streams_for_plan
 
     flow = open_flow(streams_for_plan(where, plan), plan)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.batches.settings import Fields
 from batchwright.batches.types import TraceRecord, TrainingBatch
-from batchwright.loaders.planning import open_flow
+from batchwright.loaders.stored import open_flow
 from batchwright.order.plan import Plan
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.store.plans import streams_for_plan

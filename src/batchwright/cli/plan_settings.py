@@ -144,8 +144,8 @@ def plan_of_settings(sources: Store | Mapping[str, str], arguments: argparse.Nam
 
 def _plan_of_store(store: Store, asked: Asked) -> Plan:
     from batchwright.loaders.conversation import members_of
+    from batchwright.loaders.planning import plan_sources
     from batchwright.loaders.pretrain import make_plan
-    from batchwright.loaders.sources import plan_sources
 
     if holds_conversations(store):
         return plan_sources(members_of(store, asked), asked, dict.fromkeys(store.names))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from batchwright.order.plan import MANY_EPOCHS
+from batchwright.order.plan_text import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from batchwright.order.plan import Plan, PlanSource

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.base.words import counted
 from batchwright.cli.output import number, printable, table
-from batchwright.order.plan import MANY_EPOCHS
+from batchwright.order.plan_text import MANY_EPOCHS
 
 if TYPE_CHECKING:
     from batchwright.cli.plan_summary import CapSummary, PlanSummary, SourceSummary

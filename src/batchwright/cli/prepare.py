@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
-    from batchwright.queue.find import open_provider
+    from batchwright.queue.provider_file import open_provider
 
-    find_modules_here()
     config = load_config(arguments.config, arguments.settings)
     provider = open_provider(config)
     queue = Path(config.data_dir) / "queue"

@@ -1,4 +1,4 @@
-"""A queue of batches: what is in it and who works on it, whether it is whole; or remove it.
+"""A queue of batches: show its files and processes, verify it, or remove it.
 
 `status` looks at a queue from outside, while providers and consumers work on it: nothing is locked or changed.
 `verify` reads every file, all bytes of it, and compares it with its checksums, its name and the queue's meta; exit code
@@ -13,11 +13,14 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchwright.base.errors import SpecError
-from batchwright.base.words import bytes_in_words, counted
+from batchwright.base.words import bytes_in_words, counted, listed
 from batchwright.cli.output import add_json, indented, print_json, printable
+
+if TYPE_CHECKING:
+    from batchwright.queue.verify import Verified
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
@@ -55,100 +58,129 @@ def run(arguments: argparse.Namespace) -> int:
                 parameter=name,
                 remedy=f"batchwright queue {of} {shlex.quote(arguments.path)}",
             )
-    shown = None if arguments.all else _SHOWN
+    shown = sys.maxsize if arguments.all else _SHOWN
     if arguments.what == "status":
         return _status(arguments, shown)
-    return _verify(arguments) if arguments.what == "verify" else _purge(arguments, shown)
+    if arguments.what == "verify":
+        return _verify(arguments)
+    return _purge(arguments, shown)
 
 
 # status
 
 
-def _status(arguments: argparse.Namespace, shown: int | None) -> int:
+def _status(arguments: argparse.Namespace, shown: int) -> int:
     from batchwright.queue.status import queue_status
 
-    told = queue_status(arguments.path)
+    status = queue_status(arguments.path)
     if arguments.json:
-        print_json(told)
+        print_json(status)
     else:
-        print("\n".join(_render(told, shown)))
+        print("\n".join(_render(status, shown)))
     return 0
 
 
-def _render(told: dict[str, Any], shown: int | None) -> Iterator[str]:
-    stamp = "has no meta.json" if told["stamp"] is None else f"made from {told['stamp'][:16]}"
-    yield f"queue {told['queue']}, {stamp}" + ("" if told["reproducible"] is not False else ", not reproducible")
-    for name, split in told["splits"].items():
+def _render(status: dict[str, Any], shown: int) -> Iterator[str]:
+    first = [f"queue {status['queue']}", "has no meta.json"]
+    if status["stamp"] is not None:
+        first[1] = f"made from {status['stamp'][:16]}"
+    if status["reproducible"] is False:
+        first.append("not reproducible")
+    yield ", ".join(first)
+    for name, split in status["splits"].items():
         yield from _render_split(name, split, shown)
     for role in ("providers", "consumers"):
-        yield f"{role}" + ("" if told[role] else "  none")
-        yield from _limited([f"  {_member(member)}" for member in told[role]], shown)
-    for death in told["died"]:
-        yield f"died  {_ago(death['age_seconds'])}: {printable(death['headline'])}"
-        yield indented(death["traceback"], "  | ")
-    if told["quarantine"]:
-        yield f"quarantine  {counted(len(told['quarantine']), 'file')}"
-        yield from _limited([f"  {_aside(one)}" for one in told["quarantine"]], shown)
+        if not status[role]:
+            yield f"{role}  none"
+            continue
+        yield role
+        yield from _limited([f"  {_member(member)}" for member in status[role]], shown)
+    for failure in status["died"]:
+        yield f"died  {_seconds(failure['age_seconds'])} ago: {printable(failure['headline'])}"
+        yield indented(failure["traceback"], "  | ")
+    if status["quarantine"]:
+        yield f"quarantine  {counted(len(status['quarantine']), 'file')}"
+        yield from _limited([f"  {_quarantined(one)}" for one in status["quarantine"]], shown)
 
 
-def _aside(one: dict[str, Any]) -> str:
-    why = printable(one["reason"] or "nobody wrote down why")
+def _quarantined(one: dict[str, Any]) -> str:
+    why = printable(one["reason"] or "the reason is lost")
     return f"{printable(one['file'])}, {bytes_in_words(one['num_bytes'])}: {why}"
 
 
-def _render_split(name: str, split: dict[str, Any], shown: int | None) -> Iterator[str]:
+def _render_split(name: str, split: dict[str, Any], shown: int) -> Iterator[str]:
     is_streamed = not split["is_kept"] or bool(split["next"])  # or it was, before val_batches was set
-    yield printable(name) + (f"  next {split['next']}, taken up to {split['taken']}" if is_streamed else ", kept")
+    if is_streamed:
+        yield f"{printable(name)}  next {split['next']}, taken up to {split['taken']}"
+    else:
+        yield f"{printable(name)}, kept"
     if split["is_kept"] or split["kept"] is not None:
         yield f"  kept      {_kept(split)}"
-    ready = split["ready"]
-    oldest = "" if split["oldest_seconds"] is None else f", the oldest for {_seconds(split['oldest_seconds'])}"
     if is_streamed:
-        yield f"  ready     {_sizes(ready)}" + (f"{oldest}: {_numbers(ready, shown)}" if ready else "")
-    for one in ready:
+        yield f"  ready     {_ready(split, shown)}"
+    for one in split["ready"]:
         if one["damage"]:
             yield f"            file {one['number']} is damaged: {printable(one['damage'])}"
     if is_streamed:
-        making, reading = split["files_per_second"], split["reading_rows_per_second"]
-        yield (
-            "  rate      "
-            + ("unknown" if making is None else f"{making:,.2f} files/s made")
-            + ("" if reading is None else f", {reading:,.0f} rows/s read")
-        )
+        yield f"  rate      {_rate(split)}"
+    yield from _work(split)
+    if split["wanted"]:
+        yield f"  wanted    {listed(split['wanted'], shown)}"
+    for one in split["ranks"]:
+        yield f"  rank      {one['rank']} of {one['world_size']}: recorded up to file {one['file']}, row {one['row']:,}"
+
+
+def _work(split: dict[str, Any]) -> Iterator[str]:
+    """Files that are read, made, or were given back."""
     for one in split["claimed"]:
-        of = "unknown" if one["num_rows"] is None else f"{one['num_rows']:,}"
+        rows = "unknown"
+        if one["num_rows"] is not None:
+            rows = f"{one['num_rows']:,}"
         yield (
-            f"  claimed   file {one['number']} by {_by(one['by'])}: {one['recorded']:,} of {of} rows recorded, "
+            f"  claimed   file {one['number']} by {_by(one['by'])}: {one['recorded']:,} of {rows} rows recorded, "
             f"{one['handed']:,} handed over"
         )
     for one in split["making"]:
-        since = "" if one["age_seconds"] is None else f", for {_seconds(one['age_seconds'])}"
-        file = "kept batches" if one["number"] is None else f"file {one['number']}"
-        yield f"  making    {file} by {_by(one['by'])}{since}"
+        file = "kept batches"
+        if one["number"] is not None:
+            file = f"file {one['number']}"
+        yield f"  making    {file} by {_by(one['by'])}{_for(one['age_seconds'])}"
     for one in split["returned"]:
         yield (
             f"  returned  file {one['number']}: {counted(one['recorded'], 'row')} recorded, "
             f"{one['handed']:,} handed over, the rest comes again"
         )
-    if split["wanted"]:
-        yield f"  wanted    {_listed([str(number) for number in split['wanted']], shown)}"
-    for one in split["ranks"]:
-        yield f"  rank      {one['rank']} of {one['world_size']}: recorded up to file {one['file']}, row {one['row']:,}"
 
 
 def _kept(split: dict[str, Any]) -> str:
-    """The validation batches that are kept; of a queue that streams them now, those of before."""
+    """The kept validation batches; of a queue that streams them now, those of before."""
     kept = split["kept"]
     if kept is None:
         return "not made yet"
     if kept["damage"]:
         return f"damaged: {printable(kept['damage'])}"
-    unused = "" if split["is_kept"] else "; not used now, without val_batches"
-    return f"{_size([kept])}, for {_seconds(kept['age_seconds'])}{unused}"
+    said = f"{_size([kept])}{_for(kept['age_seconds'])}"
+    if split["is_kept"]:
+        return said
+    return f"{said}; not used now, without val_batches"
 
 
-def _sizes(files: list[dict[str, Any]]) -> str:
-    return f"{counted(len(files), 'file')}, {_size(files)}" if files else "0 files"
+def _ready(split: dict[str, Any], shown: int) -> str:
+    files = split["ready"]
+    if not files:
+        return "0 files"
+    numbers = listed((one["number"] for one in files), shown)
+    oldest = _seconds(split["oldest_seconds"])
+    return f"{counted(len(files), 'file')}, {_size(files)}, the oldest for {oldest}: {numbers}"
+
+
+def _rate(split: dict[str, Any]) -> str:
+    rates = ["unknown"]
+    if split["files_per_second"] is not None:
+        rates = [f"{split['files_per_second']:,.2f} files/s made"]
+    if split["reading_rows_per_second"] is not None:
+        rates.append(f"{split['reading_rows_per_second']:,.0f} rows/s read")
+    return ", ".join(rates)
 
 
 def _size(files: list[dict[str, Any]]) -> str:
@@ -157,34 +189,40 @@ def _size(files: list[dict[str, Any]]) -> str:
     return f"{counted(num_batches, 'batch', 'batches')}, {counted(num_rows, 'row')}, {size}"
 
 
-def _numbers(files: list[dict[str, Any]], shown: int | None) -> str:
-    return _listed([str(one["number"]) for one in files], shown)
-
-
-def _listed(words: Sequence[str], shown: int | None) -> str:
-    more = "" if shown is None or len(words) <= shown else f" and {len(words) - shown:,} more"
-    return ", ".join(words[:shown]) + more
-
-
-def _limited(lines: Sequence[str], shown: int | None) -> Iterator[str]:
+def _limited(lines: Sequence[str], shown: int) -> Iterator[str]:
     yield from lines[:shown]
-    if shown is not None and len(lines) > shown:
+    if len(lines) > shown:
         yield f"  and {len(lines) - shown:,} more: --all lists them"
 
 
-def _by(who: dict[str, Any]) -> str:
-    host = "" if who["host"] is None else f" on {printable(who['host'])}"
-    return f"{printable(who['role'])}, pid {who['pid']}{host}, {who['state']}"
+def _by(member: dict[str, Any]) -> str:
+    pid = f"{printable(member['role'])}, pid {member['pid']}"
+    if member["host"] is not None:
+        pid += f" on {printable(member['host'])}"
+    return f"{pid}, {member['state']}"
 
 
 def _member(member: dict[str, Any]) -> str:
-    rank = "" if member["rank"] is None else f", rank {member['rank']} of {member['world_size']}"
-    file = "" if member["number"] is None else f" {printable(member['split'] or '')} file {member['number']}"
-    doing = f": {printable(member['doing'])}{file}" if member["doing"] else ""
-    if doing and member["doing_seconds"] is not None and member["state"] == "alive":
-        doing += f", for {_seconds(member['doing_seconds'])}"
-    silent = "" if member["state"] in ("alive", "dead") else f" (silent for {_seconds(member['silent_seconds'])})"
-    return f"pid {member['pid']} on {printable(member['host'])}{rank}, {member['state']}{silent}{doing}"
+    said = f"pid {member['pid']} on {printable(member['host'])}"
+    if member["rank"] is not None:
+        said += f", rank {member['rank']} of {member['world_size']}"
+    said += f", {member['state']}"
+    if member["state"] not in ("alive", "dead"):
+        said += f" (silent for {_seconds(member['silent_seconds'])})"
+    if not member["doing"]:
+        return said
+    said += f": {printable(member['doing'])}"
+    if member["number"] is not None:
+        said += f" {printable(member['split'] or '')} file {member['number']}"
+    if member["state"] == "alive":
+        said += _for(member["doing_seconds"])
+    return said
+
+
+def _for(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f", for {_seconds(seconds)}"
 
 
 def _seconds(seconds: float) -> str:
@@ -192,13 +230,13 @@ def _seconds(seconds: float) -> str:
     >>> _seconds(3.21), _seconds(75), _seconds(7300), _seconds(200_000)
     ('3.2 s', '75 s', '122 min', '56 h')
     """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 600:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.0f} h"
-
-
-def _ago(seconds: float) -> str:
-    return f"{_seconds(seconds)} ago"
+        return f"{seconds:.0f} s"
+    if seconds < 36_000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
 
 
 # verify
@@ -223,29 +261,35 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
         return int(bool(found.damaged))
     for one in found.damaged:
-        print(f"{one.file}: {printable(one.what)}" + ("" if one.moved_to is None else f"; moved to {one.moved_to}"))
-    gone = f"; {found.num_gone:,} more were used up meanwhile" if found.num_gone else ""
-    size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}{gone}"
-    if not found.damaged:
-        print(f"{found.queue}: whole ({size})")
-        return 0
-    print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
+        moved = f"; moved to {one.moved_to}" if one.moved_to else ""
+        print(f"{one.file}: {printable(one.what)}{moved}")
+    if found.damaged:
+        print(f"batchwright: {found.queue} is damaged: {counted(len(found.damaged), 'file')}", file=sys.stderr)
+        for label, remedy in zip(["  try", *[""] * 9], _remedies(found, arguments), strict=False):
+            print(label.ljust(13) + remedy, file=sys.stderr)
+        return 1
+    size = f"{counted(found.num_files, 'file')}, {bytes_in_words(found.num_bytes)}"
+    if found.num_gone:
+        size += f"; {found.num_gone:,} more were used up meanwhile"
+    print(f"{found.queue}: whole ({size})")
+    return 0
+
+
+def _remedies(found: Verified, arguments: argparse.Namespace) -> Iterator[str]:
     path = shlex.quote(arguments.path)
     names = {one.file.name for one in found.damaged if one.moved_to is None}
-    remedies = [f"batchwright queue purge {path}, and prepare again"] if "meta.json" in names else []
+    if "meta.json" in names:
+        yield f"batchwright queue purge {path}, and prepare again"
     if {"next", "taken"} & names:
-        remedies += ["batchwright prepare CONFIG: the next file writes that number anew"]
+        yield "batchwright prepare CONFIG: the next file writes that number anew"
     if any(name.endswith(".batches") for name in names) and not arguments.quarantine:
-        remedies += [f"batchwright queue verify {path} --quarantine: a provider makes them again"]
-    for number, remedy in enumerate(remedies):
-        print(("" if number else "  try").ljust(13) + remedy, file=sys.stderr)
-    return 1
+        yield f"batchwright queue verify {path} --quarantine: a provider makes them again"
 
 
 # purge
 
 
-def _purge(arguments: argparse.Namespace, shown: int | None) -> int:
+def _purge(arguments: argparse.Namespace, shown: int) -> int:
     from batchwright.queue.purge import purge
 
     done = purge(arguments.path, arguments.split, force=arguments.force)
@@ -260,5 +304,5 @@ def _purge(arguments: argparse.Namespace, shown: int | None) -> int:
     return 0
 
 
-def _names(names: Sequence[str], shown: int | None) -> Iterator[str]:
+def _names(names: Sequence[str], shown: int) -> Iterator[str]:
     return _limited([f"  {printable(name)}" for name in names], shown)

@@ -1,4 +1,4 @@
-"""What `batchwright info` and `batchwright look` say of a buffer. They only read, and never disturb its writer."""
+"""`batchwright info` and `batchwright look` for a buffer. They only read, and never disturb its writer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def describe_buffer(path: str, *, version: str | None, as_json: bool) -> int:
     from batchwright.buffer.buffer import DatasetBuffer
 
     with DatasetBuffer(path=path, read_only=True) as buffer:
-        facts = {"buffer": path, **_facts(path, buffer, buffer if version is None else _version(buffer, version))}
+        rows = buffer if version is None else _version(buffer, version)
+        facts = {"buffer": path, **_facts(path, buffer, rows)}
     if as_json:
         print_json(facts)
     else:
@@ -41,8 +42,9 @@ def describe_buffer(path: str, *, version: str | None, as_json: bool) -> int:
 
 def _version(buffer: DatasetBuffer, name: str) -> Reads:
     """A version by its name, or by its number where none has such a name."""
-    names = [version.name for version in buffer.versions()]
-    return buffer.at(int(name) if name not in names and name.isdecimal() else name)
+    if name.isdecimal() and name not in [version.name for version in buffer.versions()]:
+        return buffer.at(int(name))
+    return buffer.at(name)
 
 
 def _facts(path: str, buffer: DatasetBuffer, rows: Reads) -> dict[str, Any]:
@@ -79,75 +81,93 @@ def _size_of(file: Path) -> int:
 
 
 def _render(facts: dict[str, Any], version: str | None) -> str:
-    settings = facts["settings"]
-    most = "as many as come" if settings["max_size"] is None else f"at most {settings['max_size']:,}"
-    dropped = "" if settings["max_size"] is None else f", dropping by {printable(settings['drop_strategy'])}"
-    at = "" if version is None else f" at version {printable(version)!r}"
+    heading = f"buffer {facts['buffer']}"
+    if version is not None:
+        heading += f" at version {printable(version)!r}"
     lines = [
-        f"buffer {facts['buffer']}{at} ({facts['fingerprint'][:16]})",
+        f"{heading} ({facts['fingerprint'][:16]})",
         f"  rows       {facts['num_rows']:,}, after {counted(facts['number'], 'change')}",
-        *(
-            f"  column     {printable(column['name'])}  {column['type']}{'' if column['required'] else ', optional'}"
-            for column in facts["columns"]
-        ),
-        *(
-            f"  origin     {counted(origin['num_rows'], 'row')} from {printable(origin['name'])!r}"
-            for origin in facts["origins"][:_ORIGINS_SHOWN]
-            if origin["name"] is not None
-        ),
-        f"  settings   {most}{dropped}, seed {settings['seed']}",
-        *(
-            f"  version    {version['name']}: {counted(version['num_rows'], 'row')}, "
-            f"after change {version['number']:,}, {version['time'][:19]}"
-            for version in facts["versions"]
-        ),
-        f"  journal    {bytes_in_words(facts['journal_bytes'])}",
-        f"  blocks     {counted(facts['num_block_files'], 'file')}, {bytes_in_words(facts['block_bytes'])}",
     ]
+    for column in facts["columns"]:
+        optional = "" if column["required"] else ", optional"
+        lines.append(f"  column     {printable(column['name'])}  {column['type']}{optional}")
+    named = [origin for origin in facts["origins"][:_ORIGINS_SHOWN] if origin["name"] is not None]
+    lines += [f"  origin     {counted(o['num_rows'], 'row')} from {printable(o['name'])!r}" for o in named]
+    lines.append(f"  settings   {_settings_in_words(**facts['settings'])}")
+    for kept in facts["versions"]:
+        after = f"after change {kept['number']:,}, {kept['time'][:19]}"
+        lines.append(f"  version    {kept['name']}: {counted(kept['num_rows'], 'row')}, {after}")
+    blocks = f"{counted(facts['num_block_files'], 'file')}, {bytes_in_words(facts['block_bytes'])}"
+    lines += [f"  journal    {bytes_in_words(facts['journal_bytes'])}", f"  blocks     {blocks}"]
     if len(facts["origins"]) > _ORIGINS_SHOWN:
         lines.append(f"  and {len(facts['origins']) - _ORIGINS_SHOWN:,} more origins: --json has all")
     return "\n".join(lines)
 
 
+def _settings_in_words(max_size: int | None, drop_strategy: str, seed: int) -> str:
+    if max_size is None:
+        return f"as many as come, seed {seed}"
+    return f"at most {max_size:,}, dropping by {printable(drop_strategy)}, seed {seed}"
+
+
 def look_at_rows(arguments: argparse.Namespace) -> int:
     """Some rows, with what they hold. Of `batchwright look`, --document, --count, --chars and --json apply."""
-    import numpy as np
-
-    from batchwright.buffer.buffer import DatasetBuffer
-
-    others = [f"--{name}" for name in ("step", "source", "html") if getattr(arguments, name) is not None]
-    others += ["--ids"] if arguments.ids else []
-    if arguments.plan is not None or others or (others := settings_given(arguments)):
-        raise SpecError(
-            f"{others[0] if others else arguments.plan} means nothing here: {arguments.store} is a buffer",
-            remedy="--document for the first row, --count for how many",
-        )
-    with DatasetBuffer(path=arguments.store, read_only=True) as buffer:
-        begin, count = arguments.document or 0, 3 if arguments.count is None else arguments.count
-        index = np.arange(begin, max(begin, min(begin + count, len(buffer))))
-        if begin and not len(index):
-            buffer.get_batch([begin])  # says which rows there are
-        rows, origins = buffer.__getitems__(index.tolist()), buffer.provenance(index).to_pylist()
+    _refuse_others(arguments)
+    rows, places = _rows_to_show(arguments)
     if arguments.json:
-        found = [
-            {"row": int(number), "id": came["id"], "origin": came["origin"], "values": row}
-            for number, came, row in zip(index, origins, rows, strict=True)
-        ]
+        found = [{**place, "values": row} for place, row in zip(places, rows, strict=True)]
         print_json({"buffer": arguments.store, "rows": found})
         return 0
-    for number, came, row in zip(index, origins, rows, strict=True):
-        origin = "" if came["origin"] is None else f", from {printable(came['origin'])!r}"
-        print(f"row {number:,} (id {came['id']:,}{origin})")
+    for place, row in zip(places, rows, strict=True):
+        came = f"id {place['id']:,}"
+        if place["origin"] is not None:
+            came += f", from {printable(place['origin'])!r}"
+        print(f"row {place['row']:,} ({came})")
         for name, value in row.items():
             print(f"  {printable(name)}  {_value(value, arguments.chars)}")
     return 0
 
 
+def _rows_to_show(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(rows, for each its number, its id and where it came from)."""
+    import numpy as np
+
+    from batchwright.buffer.buffer import DatasetBuffer
+
+    with DatasetBuffer(path=arguments.store, read_only=True) as buffer:
+        begin, count = arguments.document or 0, 3 if arguments.count is None else arguments.count
+        index = np.arange(begin, max(begin, min(begin + count, len(buffer))))
+        if begin and not len(index):
+            buffer.get_batch([begin])  # says which rows there are
+        origins = buffer.provenance(index).to_pylist()
+        places = [
+            {"row": int(number), "id": came["id"], "origin": came["origin"]}
+            for number, came in zip(index, origins, strict=True)
+        ]
+        return buffer.__getitems__(index.tolist()), places
+
+
+def _refuse_others(arguments: argparse.Namespace) -> None:
+    """Refuse options that are about a store."""
+    others = [f"--{name}" for name in ("step", "source", "html") if getattr(arguments, name) is not None]
+    if arguments.ids:
+        others.append("--ids")
+    others = others or settings_given(arguments)
+    if arguments.plan is not None:
+        others.append(arguments.plan)
+    if others:
+        raise SpecError(
+            f"{others[0]} means nothing here: {arguments.store} is a buffer",
+            remedy="--document for the first row, --count for how many",
+        )
+
+
 def _value(value: Any, most_characters: int) -> str:
     """A value in one line; an array as its type and its first numbers."""
+    text = repr(value)
     if hasattr(value, "dtype") and value.shape:
-        text = f"{value.dtype}{list(value.shape)}  {' '.join(f'{number:.4g}' for number in value.ravel()[:8])}"
-        text += " ..." if value.size > 8 else ""
-    else:
-        text = repr(value)
-    return printable(text if not most_characters or len(text) <= most_characters else text[:most_characters] + "...")
+        numbers = [f"{number:.4g}" for number in value.ravel()[:8]]
+        text = " ".join([f"{value.dtype}{list(value.shape)} ", *numbers, *(["..."] * (value.size > 8))])
+    if most_characters and len(text) > most_characters:
+        text = text[:most_characters] + "..."
+    return printable(text)

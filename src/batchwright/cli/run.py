@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
 
-    find_modules_here()
     if arguments.providers < 1:
         raise SpecError("at least one has to prepare", parameter="--providers", remedy="--providers 1")
     config = load_config(arguments.config, arguments.settings)
@@ -158,13 +158,13 @@ class _Together:
 
     def _has_begun(self) -> bool:
         from batchwright.base.machine import boot_id
-        from batchwright.queue.members import Census
+        from batchwright.queue.members import Liveness
 
         pids = {provider.process.pid for provider in self.providers if not provider.is_over}
         # Before it makes or waits, it reads its data, and may yet find that another provider made the queue.
         return any(
-            facts.pid in pids and facts.boot == boot_id() and doing.what.startswith(("makes", "waits"))
-            for facts, doing in Census(self.folder / "who").look("provider")
+            facts.pid in pids and facts.boot == boot_id() and activity.what.startswith(("makes", "waits"))
+            for facts, activity in Liveness(self.folder / "who").members("provider")
         )
 
     def train(self, trainer: Path, given: Sequence[str]) -> int:

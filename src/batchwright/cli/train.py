@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    find_modules_here()  # first: it imports NumPy, where Ctrl-C must just end
     from batchwright.queue.config import load_config
 
-    find_modules_here()
     config = load_config(arguments.config, arguments.settings)
     trainer = trainer_of(config)
     queue = Path(config.data_dir) / "queue"

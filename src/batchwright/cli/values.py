@@ -158,7 +158,7 @@ def schedule_of(
         return None
     if not ramps and len(given) == 1 and given[0].first is None:
         return given[0].weights
-    from batchwright.loaders.planning import ramp
+    from batchwright.loaders.weights import ramp
 
     segments: list[tuple[int, dict[str, float]]] = []
     end_of_ramp = 0

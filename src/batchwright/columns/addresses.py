@@ -13,34 +13,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Memory", "Table", "gather", "rows_apart"]
+__all__ = ["Memory", "ScatteredRows", "gather", "rows_apart"]
+
+
+def _record(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+    """One element for each row, so that NumPy moves rows and not their items."""
+    return np.dtype((np.void, prod(shape) * dtype.itemsize)) if shape else dtype
 
 
 class Memory:
-    """What NumPy's array interface needs to see memory at an address. Whoever reads it holds what lies there."""
+    """What NumPy's array interface needs to see memory at an address. The reader keeps that memory alive."""
 
     __slots__ = ("__array_interface__",)
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], step: int | None = None) -> None:
         """`step`: bytes from one element to the next, in every dimension; an element's size by default."""
+        strides = (step or dtype.itemsize,) * len(shape)
         self.__array_interface__: dict[str, tuple[int, bool] | tuple[int, ...] | str | int] = {
             "data": (address, True),
             "shape": shape,
-            "strides": (dtype.itemsize if step is None else step,) * len(shape),
+            "strides": strides,
             "typestr": dtype.str,
             "version": 3,
         }
 
 
-class Table:
+class ScatteredRows:
     """Rows that lie in several arrays of one type and shape, as one: row r of array i is number start[i] + r * step.
 
-    Arrays begin at `addresses`, aligned for `dtype`, and have so many rows each; one at address 0 is not there, and its
-    start is negative. Where all of them begin at a multiple of a row's bytes from each other, as `rows_apart` makes
-    them, NumPy can take rows as of one contiguous array, which is faster.
+    Array i begins at addresses[i], aligned for `dtype`, and has num_rows[i] rows. Address 0 means that there is no such
+    array; its start is negative. If all begin at a multiple of a row's bytes from each other, as arrays of `rows_apart`
+    do, NumPy can take rows as of one contiguous array, which is faster.
 
     >>> one, other = np.arange(3.0), np.arange(8.0, 12.0)
-    >>> table = Table(np.array([one.ctypes.data, other.ctypes.data]), [3, 4], one.dtype)
+    >>> table = ScatteredRows(np.array([one.ctypes.data, other.ctypes.data]), [3, 4], one.dtype)
     >>> table.take(table.start + np.array([2, 1]) * table.step).tolist()
     [2.0, 9.0]
     """
@@ -52,7 +58,7 @@ class Table:
         self.shape: tuple[int, ...] = shape
         items = prod(shape)
         there = addresses != 0
-        record = dtype if not shape else np.dtype((np.void, items * dtype.itemsize))
+        record = _record(dtype, shape)
         if not there.any() or not items:
             self._rows = np.empty(0, record)
             self.start: NDArray[np.int64] = np.where(there, 0, -1)
@@ -61,8 +67,9 @@ class Table:
         lowest = int(addresses[there].min())
         apart = np.where(there, addresses - lowest, 0)
         self.is_contiguous: bool = not (apart % record.itemsize).any()
-        self.step = 1 if self.is_contiguous else items
-        unit = record.itemsize if self.is_contiguous else dtype.itemsize
+        self.step, unit = 1, record.itemsize
+        if not self.is_contiguous:
+            self.step, unit = items, dtype.itemsize
         self.start = np.where(there, apart // unit, -1)
         ends = [at + max(rows - 1, 0) * self.step for at, rows in zip(self.start.tolist(), num_rows, strict=True)]
         self._rows = np.asarray(Memory(lowest, (max(ends) + 1,), record, unit))
@@ -73,7 +80,7 @@ class Table:
             return np.empty((len(numbers), *self.shape), self.dtype)
         # Of an array that is not contiguous, `take` would make a copy first: of all memory between the arrays.
         taken: NDArray[Any] = self._rows.take(numbers, mode="clip") if self.is_contiguous else self._rows[numbers]
-        return taken.view(self.dtype).reshape(len(numbers), *self.shape) if self.shape else taken
+        return taken.view(self.dtype).reshape(len(numbers), *self.shape)
 
 
 def rows_apart(num_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -107,7 +114,6 @@ def gather(addresses: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int,
     steps = addresses - lowest
     if dtype.itemsize > 1:
         steps //= dtype.itemsize
-    record = dtype if not shape else np.dtype((np.void, items * dtype.itemsize))
-    table = np.asarray(Memory(lowest, (int(steps.max()) + 1,), record, dtype.itemsize))
+    table = np.asarray(Memory(lowest, (int(steps.max()) + 1,), _record(dtype, shape), dtype.itemsize))
     gathered: NDArray[Any] = table[steps]
-    return gathered if not shape else gathered.view(dtype).reshape(len(addresses), *shape)
+    return gathered.view(dtype).reshape(len(addresses), *shape)

@@ -1,4 +1,4 @@
-"""Shards: files of positions, in six formats, read as columns a chunk of rows at a time.
+"""Shards: files of rows in six formats, read as columns a chunk of rows at a time.
 
     with open_shard("games/shard_0001.npz") as shard:
         for columns in shard.chunks(slice(0, None, 4), rows_per_chunk=8192):    # every fourth row
@@ -9,12 +9,13 @@ A fault is a SourceError that names the file, and the row and the column where t
 
 from __future__ import annotations
 
+import abc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 import xxhash
 from numpy.typing import NDArray
@@ -26,9 +27,9 @@ from batchwright.columns.schema import Column, Schema, Wanted, row_bytes
 __all__ = [
     "EXTENSIONS",
     "Column",
-    "Facts",
     "Schema",
-    "Shard",
+    "ShardHeader",
+    "ShardReader",
     "content_mark",
     "format_of",
     "open_shard",
@@ -36,28 +37,19 @@ __all__ = [
     "row_bytes",
 ]
 
-EXTENSIONS: dict[str, str] = {
-    ".npz": "npz",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".parquet": "parquet",
-    ".safetensors": "safetensors",
-    ".jsonl": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".jsonl.zst": "jsonl",
-    ".ndjson": "jsonl",
-    ".ndjson.gz": "jsonl",
-    ".ndjson.zst": "jsonl",
-    ".pkl": "pickle",
-    ".pkl.gz": "pickle",
-    ".pickle": "pickle",
-    ".pickle.gz": "pickle",
+_ENDINGS = {
+    "npz": (".npz",),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "parquet": (".parquet",),
+    "safetensors": (".safetensors",),
+    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst"),
+    "pickle": (".pkl", ".pkl.gz", ".pickle", ".pickle.gz"),
 }
+EXTENSIONS: dict[str, str] = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings}
 """How the names of shards end, and the format that each ending means."""
 
 
-class Shard(Protocol):
+class ShardReader(abc.ABC):
     """An open shard. Close it: it holds a file, and some formats a child process."""
 
     path: str
@@ -68,25 +60,28 @@ class Shard(Protocol):
     """Memory that reading takes at most beyond what it hands out, a child's included: by what the file says of itself,
     so that it is the same on every machine."""
 
+    @abc.abstractmethod
     def chunks(self, wanted: Wanted, rows_per_chunk: int) -> Iterator[dict[str, NDArray[Any]]]:
         """The columns of the wanted rows: a slice with a step of 1 or more, or sorted row numbers.
 
         At most `rows_per_chunk` rows at a time, in order. The arrays are only to be read, and only until the next chunk
         is asked for: their memory is used again. Formats that can seek read only what is wanted.
         """
-        ...
 
+    @abc.abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Shard: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ShardHeader:
     """What a shard says of itself before it is decoded."""
 
     format: str
@@ -112,61 +107,55 @@ def open_shard(
     allow_pickle: bool = False,
     columns: Sequence[str] | None = None,
     budget: int | None = None,
-) -> Shard:
-    """A shard, ready to be read. `columns`: those to read; the others are neither read nor checked.
+) -> ShardReader:
+    """A shard, ready to be read. Columns that are not in `columns` are neither read nor checked.
 
-    `budget`: bytes that decoding may take in a child process, where the format needs one; None: no limit.
+    `budget` is the memory in bytes that decoding may take in a child process, where the format needs one.
     """
     file, kind = _checked(path, allow_pickle)
-    return _opener(kind)(file, columns, budget)
+    return _open(file, kind, columns, budget)
 
 
-def peek(path: str | Path, *, allow_pickle: bool = False, columns: Sequence[str] | None = None) -> Facts:
-    """What the headers of a shard say. Nothing is decoded: of JSONL and pickle only the memory is known, about."""
+def peek(path: str | Path, *, allow_pickle: bool = False, columns: Sequence[str] | None = None) -> ShardHeader:
+    """What the header of a shard says. Nothing is decoded: of JSONL and pickle only the memory is known, about."""
     file, kind = _checked(path, allow_pickle)
     if kind in ("jsonl", "pickle"):
-        from batchwright.columns.decoded import expected_bytes
+        from batchwright.columns.row_shard import expected_bytes
 
-        return Facts(kind, None, None, expected_bytes(file, kind))
-    with _opener(kind)(file, columns, None) as shard:
-        return Facts(kind, shard.rows, shard.schema, shard.decode_bytes)
+        return ShardHeader(kind, None, None, expected_bytes(file, kind))
+    with _open(file, kind, columns, None) as shard:
+        return ShardHeader(kind, shard.rows, shard.schema, shard.decode_bytes)
 
 
 def content_mark(path: str | Path) -> str:
     """A cheap name for a file's content: its size, and a hash of its ends and of 16 blocks spread over it."""
     file = os.fspath(path)
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        with open(file, "rb", buffering=0) as raw:
+            size, ends, block = os.fstat(raw.fileno()).st_size, 64 << 10, 4 << 10
+            mark = xxhash.xxh3_128(str(size).encode())
+            for offset in (0, max(0, size - ends)):
+                mark.update(os.pread(raw.fileno(), ends, offset))
+            for number in range(16):
+                mark.update(os.pread(raw.fileno(), block, size * (number + 1) // 17))
     except OSError as error:
         raise _unreadable(file, error) from None
-    try:
-        size, ends, block = os.fstat(descriptor).st_size, 64 << 10, 4 << 10
-        mark = xxhash.xxh3_128(str(size).encode())
-        for offset in (0, max(0, size - ends)):
-            mark.update(os.pread(descriptor, ends, offset))
-        for number in range(16):
-            mark.update(os.pread(descriptor, block, size * (number + 1) // 17))
-    except OSError as error:
-        raise _unreadable(file, error) from None
-    finally:
-        os.close(descriptor)
     return f"{size}-{mark.hexdigest()}"
 
 
 def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
-    """The path and the format of what is surely a file."""
+    """The path and the format of a file that is there and has content."""
     file = str(local_path(path=path))
-    kind = format_of(file)
+    kind, name = format_of(file), os.path.basename(file.rstrip("/"))
+    endings = "files named " + ", ".join(f"*{ending}" for ending in EXTENSIONS)
     if os.path.isdir(file):
-        raise SourceError(f"{_name(file)} is a directory, not a shard", file=file, remedy=f"files named {_endings()}")
+        raise SourceError(f"{name} is a directory, not a shard", file=file, remedy=endings)
     if kind is None:
-        raise SourceError(
-            f"{_name(file)} is in no format that shards have", file=file, remedy=f"files named {_endings()}"
-        )
+        raise SourceError(f"{name} is in no format that shards have", file=file, remedy=endings)
     if kind == "pickle" and not allow_pickle:
         folder = os.path.dirname(file) or "."
         raise SourceError(
-            f"{_name(file)} is a pickle, which can run code when read. If you made it: allow_pickle=True, or once: "
+            f"{name} is a pickle, which can run code when read. If you made it: allow_pickle=True, or once: "
             "batchwright shards convert DIR OUT --allow-pickle",
             file=file,
             remedy=f"allow_pickle=True, or once: batchwright shards convert {folder} {folder}-npz --allow-pickle",
@@ -176,47 +165,39 @@ def _checked(path: str | Path, allow_pickle: bool) -> tuple[str, str]:
     except OSError as error:
         raise _unreadable(file, error) from None
     if not os.path.isfile(file):
-        raise SourceError(f"{_name(file)} is no regular file", file=file, remedy="copy it into a file")
+        raise SourceError(f"{name} is no regular file", file=file, remedy="copy it into a file")
     if not size:
-        raise SourceError(f"{_name(file)} is empty", file=file, remedy="write it again, or ranges without its number")
+        raise SourceError(f"{name} is empty", file=file, remedy="write it again, or ranges without its number")
     return file, kind
 
 
-def _opener(kind: str) -> Callable[[str, Sequence[str] | None, int | None], Shard]:
+def _open(file: str, kind: str, columns: Sequence[str] | None, budget: int | None) -> ShardReader:
     # Each format is imported when a shard of it is met: pyarrow alone takes longer than everything else.
-    if kind == "npz":
-        from batchwright.columns.npz import NpzShard
+    match kind:
+        case "npz":
+            from batchwright.columns.npz import open_npz
 
-        return lambda file, columns, budget: NpzShard(file, columns)
-    if kind == "safetensors":
-        from batchwright.columns.safetensors import SafetensorsShard
+            return open_npz(file, columns)
+        case "safetensors":
+            from batchwright.columns.safetensors import open_safetensors
 
-        return lambda file, columns, budget: SafetensorsShard(file, columns)
-    if kind == "arrow":
-        from batchwright.columns.arrow import ArrowShard
+            return open_safetensors(file, columns)
+        case "arrow":
+            from batchwright.columns.arrow import ArrowShard
 
-        return lambda file, columns, budget: ArrowShard(file, columns)
-    if kind == "parquet":
-        from batchwright.columns.parquet import ParquetShard
+            return ArrowShard(file, columns)
+        case "parquet":
+            from batchwright.columns.parquet import ParquetShard
 
-        return lambda file, columns, budget: ParquetShard(file, columns)
-    from batchwright.columns.decoded import DecodedShard
+            return ParquetShard(file, columns)
+        case _:
+            from batchwright.columns.row_shard import RowShard
 
-    return lambda file, columns, budget: DecodedShard(file, kind, columns, budget)
-
-
-def _name(file: str) -> str:
-    return os.path.basename(file.rstrip("/"))
-
-
-def _endings() -> str:
-    return ", ".join(f"*{ending}" for ending in EXTENSIONS)
+            return RowShard(file, kind, columns, budget)
 
 
 def _unreadable(file: str, error: OSError) -> SourceError:
-    gone = isinstance(error, FileNotFoundError)
-    return SourceError(
-        f"{_name(file)} {'is not there' if gone else f'cannot be read: {error.strerror}'}",
-        file=file,
-        remedy="put it back, or start again without it" if gone else "make it readable",
-    )
+    name = os.path.basename(file)
+    if isinstance(error, FileNotFoundError):
+        return SourceError(f"{name} is not there", file=file, remedy="put it back, or start again without it")
+    return SourceError(f"{name} cannot be read: {error.strerror}", file=file, remedy="make it readable")

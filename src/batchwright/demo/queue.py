@@ -24,7 +24,7 @@ import batchwright as bw
 from batchwright.base.errors import NotReadyError, WorkerError
 from batchwright.demo.harness import Demo, check_exit, expect, head, near, python_process, reports, say, show_verb
 from batchwright.demo.queued import BATCHES_PER_FILE, CONFIG, NUM_STEPS, PROVIDER, train, write_project
-from batchwright.queue.find import open_provider
+from batchwright.queue.provider_file import open_provider
 
 __all__ = ["main"]
 

@@ -20,7 +20,7 @@ import batchwright as bw
 from batchwright.base.machine import die_with_parent
 from batchwright.demo.model import Adam, loss_and_gradients, new_weights
 from batchwright.demo.train import CHECKPOINT, Checkpoint, digest_of, read_checkpoint, report, write_checkpoint
-from batchwright.queue.find import open_provider
+from batchwright.queue.provider_file import open_provider
 
 __all__ = ["BATCHES_PER_FILE", "CONFIG", "NUM_STEPS", "PROVIDER", "main", "train", "write_project"]
 

@@ -1,7 +1,7 @@
-"""What a loader says about batches by tokens and about balance: its settings, and the record of its steps.
+"""Settings and states of batches by tokens, and the setting of balanced batches.
 
 A record entry is [from_step, from_position, batch_tokens, row_multiple], where one of batches by count has the number
-of their rows. Everything else about a budget is arithmetic on positions: order/budget.py.
+of their rows. All else about a budget is arithmetic on positions: order/budget.py.
 """
 
 from __future__ import annotations
@@ -18,27 +18,15 @@ from batchwright.order.sharding import Sharding
 if TYPE_CHECKING:
     from batchwright.loaders.interface import Record
 
-__all__ = [
-    "Budget",
-    "budget_of",
-    "budget_state",
-    "check_budget_state",
-    "cost_of",
-    "position_of_budget_step",
-    "refuse_other_kind",
-    "step_of_budget_position",
-]
+__all__ = ["Budget", "budget_of", "budget_state", "check_budget_state", "cost_of", "refuse_other_kind"]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many tokens a batch may have, padding included, and what its number of rows is a multiple of."""
+    """The most tokens of a batch, padding included, and what its number of rows is a multiple of."""
 
     batch_tokens: int
     row_multiple: int = 1
-
-    def entry(self, step: int, position: int) -> list[int]:
-        return [step, position, self.batch_tokens, self.row_multiple]
 
 
 def budget_of(
@@ -50,7 +38,7 @@ def budget_of(
     world: int,
     uneven: bool,
 ) -> Budget | None:
-    """What `batch_tokens` and `row_multiple` ask for; None: batches by count."""
+    """The budget that is asked for; None: batches by count."""
     if batch_tokens is None:
         if row_multiple is not None:
             raise SpecError(
@@ -83,7 +71,7 @@ def budget_of(
 
 
 def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Balancing | None:
-    """What `balance` asks for; None: rows go to ranks as they come."""
+    """The balancing that is asked for; None: rows go to ranks as they come."""
     if balance is None or balance is False:
         if not equal_counts:
             raise SpecError(
@@ -101,35 +89,15 @@ def cost_of(balance: Any, *, equal_counts: bool, sharding: Sharding) -> Balancin
     return balancing_of(balance)
 
 
-# The record of steps
-
-
-def position_of_budget_step(record: Record, step: int, blocks: Blocks, end: int | None = None) -> int:
-    """The position of a step, looked up in how the run cut batches. A run that ends has no step after its end."""
-    if step < 0:
-        raise PlanError(f"step {step} does not exist", step=step, remedy="a step of 0 or more")
-    from_step, from_position = max((entry[0], entry[1]) for entry in record if entry[0] <= step)
-    cut = BudgetCut(record, blocks)
-    position = cut.after(from_position, step - from_step, end)
-    if end is not None and position >= end:
-        last = from_step + cut.steps_until(from_position, position)
-        if step > last:
-            raise PlanError(f"step {step} is outside this run", step=step, remedy=f"a step from 0 to {last}")
-    return position
-
-
-def step_of_budget_position(record: Record, position: int, blocks: Blocks) -> int:
-    """The step that uses (or would use next) a position."""
-    from_step, from_position = max((entry[0], entry[1]) for entry in record if entry[1] <= position)
-    return from_step + BudgetCut(record, blocks).steps_until(from_position, position)
-
-
 # States
 
 
 def budget_state(batch_in_block: int, pad_to: Any) -> dict[str, Any]:
-    """What a state says besides, where batches are cut by tokens."""
-    return {"batch_in_block": batch_in_block} | ({} if pad_to is None else {"pad_to": pad_to})
+    """The entries of a state that only batches by tokens have."""
+    state = {"batch_in_block": batch_in_block}
+    if pad_to is not None:
+        state["pad_to"] = pad_to
+    return state
 
 
 def refuse_other_kind(record: Record, budget: Budget | None) -> None:
@@ -137,7 +105,9 @@ def refuse_other_kind(record: Record, budget: Budget | None) -> None:
     by_tokens = len(record[-1]) == 4
     if by_tokens == (budget is not None):
         return
-    theirs, mine = ("batch_tokens", "batch_size") if by_tokens else ("batch_size", "batch_tokens")
+    theirs, mine = "batch_size", "batch_tokens"
+    if by_tokens:
+        theirs, mine = mine, theirs
     raise PlanError(
         f"this state belongs to a run with {theirs}={record[-1][2]}, and this loader has {mine}: they hand over the "
         "rows of an epoch in different orders",
@@ -148,25 +118,30 @@ def refuse_other_kind(record: Record, budget: Budget | None) -> None:
 
 def check_budget_state(state: Mapping[str, Any], position: int, record: Record, blocks: Blocks, pad_to: Any) -> None:
     """Refuse a state whose run cut its blocks otherwise: its rows would be lost or repeated."""
+    unchanged = "what state_dict() returned, unchanged"
     if record[-1][1] > position:
         raise PlanError(
             f"this state is at position {position:,}, before the last of its steps began",
             parameter="steps",
-            remedy="what state_dict() returned, unchanged",
+            remedy=unchanged,
         )
-    given = state.get("pad_to")
-    if (list(given) if isinstance(given, tuple) else given) != pad_to:
+    theirs = state.get("pad_to")
+    if isinstance(theirs, tuple):
+        theirs = list(theirs)
+    if theirs != pad_to:
         raise PlanError(
-            f"this state belongs to a run with pad_to={state.get('pad_to')!r}, and this loader has {pad_to!r}: batches "
-            "by tokens are cut by widths, and would be others",
+            f"this state belongs to a run with pad_to={theirs!r}, and this loader has {pad_to!r}: batches by tokens "
+            "are cut by widths, and would be others",
             parameter="pad_to",
-            remedy=f"pad_to={state.get('pad_to')!r}",
+            remedy=f"pad_to={theirs!r}",
         )
-    number = BudgetCut(record, blocks).in_block(position)
-    if number is None or number != state.get("batch_in_block"):
-        here = "inside a batch" if number is None else f"before batch {number} of its block"
+    number, given = BudgetCut(record, blocks).in_block(position), state.get("batch_in_block")
+    if number is None or number != given:
+        here = f"before batch {number} of its block"
+        if number is None:
+            here = "inside a batch"
         raise PlanError(
-            f"this state says batch_in_block={state.get('batch_in_block')!r}, and position {position:,} lies {here}",
+            f"this state says batch_in_block={given!r}, and position {position:,} lies {here}",
             parameter="batch_in_block",
-            remedy="what state_dict() returned, unchanged; seek(position=) goes anywhere",
+            remedy=f"{unchanged}; seek(position=) goes anywhere",
         )

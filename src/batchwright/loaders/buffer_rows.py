@@ -1,11 +1,11 @@
-"""Epochs over one version of a buffer: its rows by column, shuffled, with exact resume, for any number of ranks."""
+"""The loader over one version of a buffer: rows by column, shuffled, in epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,46 +14,26 @@ from batchwright.base.checks import one_of
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.batches.settings import Asked, Batching, Scope, Shuffle
 from batchwright.buffer.batch import RowBatch
-from batchwright.buffer.schema import Columns, Schema
+from batchwright.buffer.view import View
+from batchwright.loaders.blocks import borders_of, tasks_from
 from batchwright.loaders.interface import Made, Making, Record, UnkeptStream, state_at
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.planning import shuffle_of
 from batchwright.loaders.run import Run
-from batchwright.loaders.stream import tasks_from
 from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import ORDER_VERSION
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 from batchwright.typing import Framework
 
-__all__ = ["RowDataLoader", "Version"]
+__all__ = ["RowDataLoader"]
 
 _LOCATED_ROWS = 4096
 """Rows whose places are computed at once: the order then costs a batch next to nothing."""
 
 
-class Version(Protocol):
-    """What is read: rows that do not change, by number."""
-
-    schema: Schema
-    number: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def ids(self) -> NDArray[np.int64]: ...
-
-    def columns_at(self, index: NDArray[np.int64]) -> Columns:
-        """Some rows, in memory of their own."""
-        ...
-
-    def content_fingerprint(self) -> str:
-        """Names the rows: other rows, another name."""
-        ...
-
-
 class RowDataLoader(Loader[RowBatch]):
-    """What `buffer.loader(...)` makes: batches of rows, in an order that (rows, seed, epoch) fix.
+    """The loader that `buffer.loader(...)` opens: batches of rows, in an order that (rows, seed, epoch) fix.
 
     It reads the version at which it was opened, whatever is done to the buffer meanwhile. `batch_size` is global, and
     each rank gets its share. The cursor moves when a batch is handed over; `state_dict()` continues exactly there,
@@ -65,7 +45,7 @@ class RowDataLoader(Loader[RowBatch]):
 
     def __init__(
         self,
-        version: Version,
+        version: View,
         *,
         batch_size: int | Batching | None = None,
         seed: int | None = None,
@@ -75,42 +55,40 @@ class RowDataLoader(Loader[RowBatch]):
         world_size: int | None = None,
         framework: Framework = "numpy",
     ) -> None:
-        """`shuffle` is "global" or "none". `epochs=None` never ends. Every row comes in each epoch: its last batch is
-        short, unless `Batching(epoch_end=)` says otherwise."""
+        """`shuffle` is "global" or "none". `epochs=None` never ends. Each epoch has every row: its last batch is short,
+        unless `Batching(epoch_end=)` says otherwise."""
         if not len(version):
             raise SpecError("a buffer without rows has no batches", parameter="buffer", remedy="append rows first")
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
         asked.refuse(("pad_to", "padding_side", "pad"), "is for rows of tokens, and these are rows of a buffer")
         asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and a buffer has none")
-        plan = Plan(
-            row_tokens=1,
-            seed=asked["seed"] or 0,
-            shuffle=one_of(("global", "none"), shuffle=shuffle_of(asked["shuffle"], "train")),
-            epoch_end=asked["epoch_end"] or "short",
-            sources=(
-                PlanSource(
-                    name="buffer",
-                    split="train",
-                    fingerprint=version.content_fingerprint(),
-                    num_rows=len(version),
-                    num_tokens=len(version),
-                    row_tokens=1,
-                ),
-            ),
-            order_version=ORDER_VERSION,
-        )
-        stream = RowStream(version, plan)
+        stream = RowStream(version, _plan_of(version, asked))
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
 
     @property
     def version(self) -> int:
         """The journal number of the version that is read."""
-        return self._rows.version.number
-
-    @property
-    def _rows(self) -> RowStream:
         assert isinstance(self.stream, RowStream)
-        return self.stream
+        return self.stream.version.number
+
+
+def _plan_of(version: View, asked: Asked) -> Plan:
+    source = PlanSource(
+        name="buffer",
+        split="train",
+        fingerprint=version.content_fingerprint(),
+        num_rows=len(version),
+        num_tokens=len(version),
+        row_tokens=1,
+    )
+    return Plan(
+        row_tokens=1,
+        seed=asked["seed"] or 0,
+        shuffle=one_of(("global", "none"), shuffle=shuffle_of(asked["shuffle"], "train")),
+        epoch_end=asked["epoch_end"] or "short",
+        sources=(source,),
+        order_version=ORDER_VERSION,
+    )
 
 
 class RowStream(UnkeptStream[RowBatch]):
@@ -118,8 +96,8 @@ class RowStream(UnkeptStream[RowBatch]):
 
     mark = "buffer"
 
-    def __init__(self, version: Version, plan: Plan) -> None:
-        self.version: Version = version
+    def __init__(self, version: View, plan: Plan) -> None:
+        self.version: View = version
         self.plan: Plan = plan
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RowBatches:
@@ -158,9 +136,8 @@ class RowStream(UnkeptStream[RowBatch]):
         return {"ids": batch.ids}  # that the rows themselves are the same, the plan says
 
     def in_words(self, plan: Plan) -> str:
-        shuffled = f"shuffled by seed {plan.seed}" if plan.shuffle == "global" else "in order"
         return (
-            f"└─ version {self.version.number} of a buffer: {len(self.version):,} rows, {shuffled}, "
+            f"└─ version {self.version.number} of a buffer: {len(self.version):,} rows, {self.order_in_words}, "
             f"content {plan.sources[0].fingerprint[:7]}"
         )
 
@@ -169,7 +146,7 @@ class RowStream(UnkeptStream[RowBatch]):
 class _RowBatches:
     """One rank's batches of a run that is cut one way. Each is one gather, on the thread that asks."""
 
-    version: Version
+    version: View
     plan: Plan
     cut: Cut
     share: Callable[[int], Share]
@@ -181,48 +158,41 @@ class _RowBatches:
 
     def batches(self, position: int) -> Made[RowBatch]:
         """(batch, position after it) from a position to the end of the run."""
-        cut = self.cut
-        position = cut.settle(position)
-        last_simple = cut.last_simple(position)
-        for located in self._located(position):
-            if position <= last_simple:
-                position += cut.rows_per_step
-            else:
-                position = cut.settle(cut.after(position, 1))
-                last_simple = cut.last_simple(position)
-            yield self._batch(*located, position), position
+        return self._made(position)
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[RowBatch]:
-        position = self.cut.after(position, skipped)
-        for located in self._located(position, every=every, stop=stop):
-            after = self.cut.settle(self.cut.after(position, 1))
-            yield self._batch(*located, after)
-            position = self.cut.after(position, every)
+        return (batch for batch, _ in self._made(self.cut.after(position, skipped), every, stop))
 
-    def _located(self, position: int, **which: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Any, int]]:
-        """(row numbers, positions, weights or None, real rows on all ranks) of each step."""
+    def _made(self, position: int, every: int = 1, stop: int | None = None) -> Made[RowBatch]:
         at_once = max(1, _LOCATED_ROWS // len(self.share(self.cut.rows_per_step)))
-        for task in tasks_from(position, self.cut, self.share, self.end, at_once, **which):
+        for task in tasks_from(position, self.cut, self.share, self.end, at_once, every=every, stop=stop):
             width = len(task.rows)
             positions = self.cut.epochs.skips.positions(task.live_rows())
             index, weights = self.plan.order.at(positions).index, task.weights()
-            for step in range(task.num_steps):
-                rows = slice(step * width, (step + 1) * width)
-                yield index[rows], positions[rows], None if weights is None else weights[rows], task.real_rows
+            if weights is None:
+                weights = np.ones(len(index), np.float32)
+            last = 0
+            for _, after in borders_of(task, self.cut):
+                first, last = last, last + width
+                facts = positions[first:last], weights[first:last], task.real_rows, after
+                yield self._batch(index[first:last], facts), after
 
-    def _batch(
-        self, index: NDArray[np.int64], positions: NDArray[np.int64], weight: Any, real: int, after: int
-    ) -> RowBatch:
-        version, metadata = self.version, partial(self._metadata, positions, weight, real, after)
+    def _batch(self, index: NDArray[np.int64], facts: tuple[Any, ...]) -> RowBatch:
+        version, metadata = self.version, partial(self._metadata, *facts)
         columns = version.columns_at(index)
         batch = RowBatch(version.schema, columns, version.ids[index], index, metadata=metadata)
-        return batch if self.framework == "numpy" else getattr(batch, self.framework)()
+        if self.framework == "numpy":
+            return batch
+        converted: RowBatch = getattr(batch, self.framework)()
+        return converted
 
-    def _metadata(self, positions: NDArray[np.int64], weight: Any, real: int, after: int) -> dict[str, Any]:
+    def _metadata(
+        self, positions: NDArray[np.int64], weights: NDArray[np.float32], real: int, after: int
+    ) -> dict[str, Any]:
         state = state_at(after, self.plan.fingerprint, self.record)
         return {
             "position": positions,
-            "weight": np.ones(len(positions), np.float32) if weight is None else weight,
+            "weight": weights,
             "global_rows": real,
             "state": {**state, "buffer": dict(self.settings)},
         }

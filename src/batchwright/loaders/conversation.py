@@ -1,24 +1,21 @@
-"""Conversations: rendered by a chat template, one or several in a row, with loss where it belongs."""
+"""The loader of conversations: rendered by a chat template, one or several in a row, with their loss masks."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.batches.row_index import RowSpec
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import Member, used_names
-from batchwright.loaders.sources import plan_sources, refuse_other_settings
-from batchwright.loaders.stored import StoreStream, check_tokenizer, open_stores
-from batchwright.store.layout import is_store
-from batchwright.store.plans import find_plan, streams_for_plan
+from batchwright.loaders.loader import Loader, asked_of
+from batchwright.loaders.members import Member
+from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.stored import StoreStream, open_stores, store_at
+from batchwright.loaders.weights import used_names
 from batchwright.store.reader import Store
 from batchwright.typing import (
     CorpusLike,
@@ -90,66 +87,45 @@ class ConversationDataLoader(Loader[TrainingBatch]):
         `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
         docs/settings.md has all settings.
         """
-        asked = Asked(
-            max_length=max_length,
-            loss=loss,
-            truncation=truncation,
-            packing=packing,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            split=split,
-            weights=weights,
-            fields=fields,
-            delivery=delivery,
-        )
+        asked = asked_of(locals())
         asked.refuse(("lanes", "recut", "border_loss"), "is for rows of text, and these are conversations")
         if max_length is None and plan is None:
             raise SpecError("how long may a conversation be?", parameter="max_length", remedy="max_length=2048")
         self.store: Store = _store_of(path, tokenizer, chat_template, asked)
         stream = _open(self.store, plan, asked)
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
-        _say_what_is_left_out(stream)
+        _log_rows_left_out(stream)
         if asked["check"] is not False and plan is None:  # a plan was checked when it was made
-            from batchwright.loaders.chat_checks import refuse_bad
+            from batchwright.loaders.chat_refusal import refuse_bad
 
             refuse_bad(stream, drops_are_meant=truncation is not None)
 
 
 def _open(store: Store, plan: PlanLike | None, asked: Asked) -> StoreStream:
     _refuse_text(store)
-    _refuse_other_length(store, asked)
     if plan is None:
         members = members_of(store, asked)
-        streams = {member.name: member.stream for member in members}
         made = plan_sources(members, asked, dict.fromkeys(store.names))
-    else:
-        made = find_plan(store, plan)
-        streams = streams_for_plan(store, made)
-        meant: dict[str, Any] = {}
-        if asked["loss"] is not None:
-            meant["loss"] = _policy(asked["loss"])
-        if asked["pad"] is not None:
-            meant["pad"] = _pad_of(store, asked["pad"])
-        if asked["truncation"] is not None:
-            meant["truncation"] = _stored_truncation(asked["truncation"])
-        refuse_other_settings(made, asked, store.names, **meant)
-    is_packed = any(dict(source.rows).get("packing") for source in made.sources)
-    return open_stores(streams, made, asked, "max_length" if is_packed else "longest")
+        return open_stores({member.name: member.stream for member in members}, made, asked, "longest")
+    _refuse_other_length(store, asked)
+    meant: dict[str, Any] = {}  # the plan's own words
+    if asked["loss"] is not None:
+        meant["loss"] = _policy(asked["loss"])
+    if asked["pad"] is not None:
+        meant["pad"] = _pad_of(store, asked["pad"])
+    if asked["truncation"] is not None:
+        meant["truncation"] = _stored_truncation(asked["truncation"])
+    return open_plan(store, plan, asked, store.names, pad_to="longest", **meant)
 
 
-def _say_what_is_left_out(stream: StoreStream) -> None:
+def _log_rows_left_out(stream: StoreStream) -> None:
     for rows in stream.flow.stored:
         if not isinstance(rows, SampleRows):
             continue
         counts = dict(rows.index.counts)
         total = counts.pop("documents")
         over = f"over max_length={rows.row_tokens}"
-        words = {
-            "over length": f"{over}: dropped",
-            "cut": f"{over}: cut",
-            "empty mask": "nothing to learn: dropped",
-        }
+        words = {"over length": f"{over}: dropped", "cut": f"{over}: cut", "empty mask": "nothing to learn: dropped"}
         for what, number in counts.items():
             share = f"{number:,} of {total:,} rows, {100 * number / total:.1f} %"
             log.warning("%s: %s, %s", rows.name, share, words.get(what, f"{what}: dropped"))
@@ -161,13 +137,13 @@ def members_of(store: Store, asked: Asked) -> list[Member]:
     fills = _pad_of(store, asked["pad"])
     members = []
     for name in used_names(asked["weights"], store.names):
-        stream = store.stream(name, asked["split"] or "train")
+        stream = store.stream(name, asked.get("split", "train"))
         pairs = stream.has_spans and bool(stream.token_spans()[1]["side"].any())
         spec = RowSpec(
             row_tokens=asked["max_length"],
             packing=asked["packing"],
-            truncation=_stored_truncation(asked["truncation"] or "drop"),
-            loss=_policy(asked.get("loss", "last" if pairs else "assistant")),
+            truncation=_stored_truncation(asked.get("truncation", "drop")),
+            loss=_policy(asked.get("loss", {True: "last", False: "assistant"}[pairs])),
             pairs=pairs,
         )
         members.append(Member(name, stream, asked["max_length"], rows=spec, pad=fills))
@@ -178,16 +154,20 @@ def _policy(loss: str | Sequence[str]) -> str:
     """A loss policy as plans write it."""
     from batchwright.prepare.chat.policy import LossPolicy  # loaders of plain text do without
 
-    return str(LossPolicy.parse(loss) if isinstance(loss, str) else LossPolicy.of(loss))
+    if isinstance(loss, str):
+        return str(LossPolicy.parse(loss))
+    return str(LossPolicy.of(loss))
 
 
 def _pad_of(store: Store, pad: int | str | None) -> int:
-    vocab = {} if isinstance(pad, int) else getattr(store.tokenizer, "vocab", {})
+    vocab: Mapping[str, int] = {}
+    if not isinstance(pad, int):
+        vocab = getattr(store.tokenizer, "vocab", {})
     return pad_token_of(store.manifest.tokenizer, vocab, pad)
 
 
 def _stored_truncation(truncation: str) -> str:
-    return "drop" if truncation == "drop_oldest" else truncation  # what is still too long without its oldest turns
+    return truncation.replace("drop_oldest", "drop")  # conversations that are too long without their oldest turns
 
 
 def _refuse_text(store: Store) -> None:
@@ -214,45 +194,46 @@ def _refuse_other_length(store: Store, asked: Asked) -> None:
 
 def _store_of(path: Any, tokenizer: Any, chat_template: str | None, asked: Asked) -> Store:
     """The store to read. Raw files and rows in memory are baked into a cache, once."""
-    if isinstance(path, Store) or (isinstance(path, str | os.PathLike) and is_store(local_path(path=path))):
-        if chat_template is not None:
-            raise SpecError(
-                f"chat_template={chat_template!r} is for raw files, and {path} is a store",
-                parameter="chat_template",
-                remedy="leave out chat_template=, or say it when baking: bw.chat(...)",
-            )
-        store = path if isinstance(path, Store) else Store(path)
-        if tokenizer is not None:
-            check_tokenizer(store, tokenizer)
-        return store
-    from batchwright.loaders.raw_files import bake_to_cache, recipe_of_conversations
+    store = store_at(path, tokenizer)
+    if store is None:
+        from batchwright.loaders.raw_files import bake_to_cache, recipe_of_conversations
 
-    keep_newest = asked["max_length"] if asked["truncation"] == "drop_oldest" else None
-    return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))
+        keep_newest = None
+        if asked["truncation"] == "drop_oldest":
+            keep_newest = asked["max_length"]
+        return bake_to_cache(recipe_of_conversations(path, tokenizer, chat_template, keep_newest))
+    if chat_template is not None:
+        raise SpecError(
+            f"chat_template={chat_template!r} is for raw files, and {path} is a store",
+            parameter="chat_template",
+            remedy="leave out chat_template=, or say it when baking: bw.chat(...)",
+        )
+    return store
 
 
 def pad_token_of(tokenizer: Mapping[str, Any], vocab: Mapping[str, int], asked: int | str | None) -> int:
     """The id that fills up rows. Any will do, because masks come from lengths; but it must be one that was meant.
 
-    `tokenizer` is what a manifest says of it.
+    `tokenizer` is the manifest's entry.
     """
-    if isinstance(asked, int) and not isinstance(asked, bool):
-        if not 0 <= asked < tokenizer["vocab_size"]:
-            raise SpecError(
-                f"pad={asked} is outside the vocabulary of {tokenizer['vocab_size']:,} ids",
-                parameter="pad",
-                remedy="an id of the vocabulary",
-            )
-        return asked
+    if isinstance(asked, int):
+        if asked < tokenizer["vocab_size"]:
+            return asked
+        raise SpecError(
+            f"pad={asked} is outside the vocabulary of {tokenizer['vocab_size']:,} ids",
+            parameter="pad",
+            remedy="an id of the vocabulary",
+        )
     if tokenizer["kind"] == "bytes" and asked is None:
         return int(tokenizer["eos"])
-    own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
-    names = (asked,) if asked is not None else (own, *_PAD_NAMES)
-    found = next((int(vocab[name]) for name in names if isinstance(name, str) and name in vocab), None)
-    if found is not None:
-        return found
-    raise SpecError(
-        f"{asked!r} is no token of {tokenizer['name']}" if asked else f"{tokenizer['name']} has no token for padding",
-        parameter="pad",
-        remedy="pad= with a token or an id; any will do, because masks come from lengths",
-    )
+    names: tuple[Any, ...] = (asked,)
+    what = f"{asked!r} is no token of {tokenizer['name']}"
+    if asked is None:
+        own = tokenizer.get("chat", {}).get("special_tokens", {}).get("pad_token")
+        names, what = (own, *_PAD_NAMES), f"{tokenizer['name']} has no token for padding"
+    found = [vocab[name] for name in names if isinstance(name, str) and name in vocab]
+    if not found:
+        raise SpecError(
+            what, parameter="pad", remedy="pad= with a token or an id; any will do, because masks come from lengths"
+        )
+    return int(found[0])

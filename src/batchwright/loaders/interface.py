@@ -1,4 +1,4 @@
-"""The two interfaces of this folder: a loader, and the stream of rows that a loader is given."""
+"""The interfaces of this folder: a loader, the stream of rows that it reads, and the batches of a stream."""
 
 from __future__ import annotations
 
@@ -105,17 +105,17 @@ class Batches(Protocol[B_co]):
 class Stream(ABC, Generic[B]):
     """Rows in an order that a plan fixes: of a store, raw files, a buffer or a rollout log.
 
-    A run cuts them, batches are made of them, a loader has the cursor. A stream may cache, and over raw files or a log
-    it learns while it is read; the rows at a position never change. `copy.copy(stream)` has memory of its own.
+    A run cuts them into batches, and a loader has the cursor. The rows at a position never change. A stream may cache,
+    and over raw files or a log it learns facts while it is read. `copy.copy(stream)` has memory of its own.
     """
 
     plan: Plan
     prefetch: int = 0
-    """Batches that are made ahead, if nothing else is asked."""
+    """Batches that are made ahead, by default."""
     sequences: int = 1
     """Rows of a batch that one row of the order is: two for preference pairs."""
     budget: Budget | None = None
-    """A budget of tokens that the stream applies itself, because its rows are not known beforehand."""
+    """A token budget that the stream applies itself, because its rows are not known beforehand."""
     of_another_plan: str = "open the loader with the settings of that run, or with plan= (its fingerprint or file)"
     """The remedy for a state of another plan."""
 
@@ -127,7 +127,7 @@ class Stream(ABC, Generic[B]):
 
     has_lengths: bool = False
     pad_to: Any = None
-    """How widths follow from lengths, as JSON. A state loads only where it is the same."""
+    """How widths follow from lengths, as JSON. A state loads only if it is the same."""
 
     def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens of the rows at some positions."""
@@ -138,7 +138,7 @@ class Stream(ABC, Generic[B]):
         raise self.without_lengths()
 
     def longest_row(self) -> tuple[int, dict[str, Any]] | None:
-        """(tokens of the longest row, where it is), if that is known without a scan."""
+        """(tokens of the longest row, its place for an error), if that is known without a scan."""
         return None
 
     def without_lengths(self) -> SpecError:
@@ -151,7 +151,7 @@ class Stream(ABC, Generic[B]):
     # States
 
     def extra_state(self, position: int) -> dict[str, Any]:
-        """What a state holds besides position, plan and steps."""
+        """The entries of a state besides position, plan and steps."""
         return {}
 
     def for_state(self, state: Mapping[str, Any]) -> Self:
@@ -165,7 +165,7 @@ class Stream(ABC, Generic[B]):
         """A kept plan, by its fingerprint."""
         return None
 
-    # Facts that only reading can show
+    # Facts that only reading shows
 
     def why_uncounted(self) -> SpecError | None:
         """Why the number of batches is not known yet."""
@@ -176,17 +176,17 @@ class Stream(ABC, Generic[B]):
         return self
 
     def note_batch(self, batch: Any) -> int | None:
-        """Note a batch that was made in another process. The position after it, if only the batch can say it."""
+        """Note a batch that another process made. Returns the position after it, if only the batch holds it."""
         return None
 
     def end_of_run(self, position: int) -> EndOfRun | None:
-        """Why there is nothing more, where the plan does not say."""
+        """Why the run is over, if not because the plan ends."""
         return None
 
     # Records and reports
 
     def start_background_work(self, loader: Loader[B], asked: Asked) -> None:
-        """A loader was opened over the stream: background work starts here."""
+        """Start background work for a loader over the stream."""
 
     def keep(self, plan: Plan) -> Self:
         """Store the plan, as the loader cut it, beside the data. Returns the stream of the stored plan."""
@@ -212,12 +212,12 @@ class Stream(ABC, Generic[B]):
         return "rows"
 
     def in_words(self, plan: Plan) -> str:
-        """The lines of a loader's repr about its data. `plan` also says how it was cut into batches."""
+        """The lines of a loader's repr about its data. `plan` has the record of how it was cut into batches."""
         return repr(plan)
 
 
 class UnkeptStream(Stream[B]):
-    """A stream whose plan is kept nowhere. A state says itself, under `mark`, which settings it belongs to."""
+    """A stream whose plan is not stored. States hold the settings of their plan themselves, under `mark`."""
 
     mark: str
     of_another_plan = "open the loader with the settings of that run"
@@ -232,26 +232,31 @@ class UnkeptStream(Stream[B]):
 
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
         """The error for a state of another plan, with these settings."""
-        mine = self.settings()
-        name = next((name for name in mine if name != "version" and mine[name] != theirs.get(name)), None)
-        if name == "content":
-            return self.of_other_content(theirs)
-        if name is None:
-            return None
-        return PlanError(
-            f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine[name]!r}",
-            parameter=name,
-            remedy="open the loader with the settings of that run",
-        )
+        for name, mine in self.settings().items():
+            if name == "version" or mine == theirs.get(name):
+                continue
+            if name == "content":
+                return self.of_other_content(theirs)
+            return PlanError(
+                f"this state belongs to a loader with {name}={theirs.get(name)!r}, and this one has {mine!r}",
+                parameter=name,
+                remedy=self.of_another_plan,
+            )
+        return None
 
     def extra_state(self, position: int) -> dict[str, Any]:
         return {self.mark: self.settings()}
 
     def for_state(self, state: Mapping[str, Any]) -> Self:
         theirs = state.get(self.mark)
-        refusal = None
-        if isinstance(theirs, Mapping) and state["plan"] != self.plan.fingerprint:
-            refusal = self.refusal(theirs)
-        if refusal is not None:
+        if state["plan"] == self.plan.fingerprint or not isinstance(theirs, Mapping):
+            return self
+        if refusal := self.refusal(theirs):
             raise refusal
         return self
+
+    @property
+    def order_in_words(self) -> str:
+        if self.plan.shuffle == "global":
+            return f"shuffled by seed {self.plan.seed}"
+        return "in order"

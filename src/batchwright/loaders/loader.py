@@ -1,7 +1,12 @@
-"""The loader: one cursor over a stream of rows, and batches handed over from it.
+"""The loader: one cursor over a stream of rows, and the batches that it hands over.
 
-The cursor is a position. It moves when a batch is handed to the caller, never when one is made ahead of need. All
-else follows from the position: what comes next, how much of each source was seen, what a checkpoint must hold.
+The cursor is a position. It moves when a batch is handed to the caller, never when one is made ahead of need. All else
+follows from the position: the next batch, the rows seen of each source, the contents of a checkpoint.
+
+    stream    rows in a fixed order            interface.py: Stream, and one file for each kind of data
+    run       where batches begin and end      run.py: arithmetic on positions
+    batches   made from a position on          blocks.py, planned.py
+    loader    the cursor over them             this file
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from batchwright.order.schedule import NEVER
 from batchwright.order.split import step_of_position
 from batchwright.typing import Framework, ProcessGroup, Skip, SourceLike, WeightsLike
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "asked_of"]
 
 log: logging.Logger = logging.getLogger("batchwright")
 
@@ -41,20 +46,10 @@ T = TypeVar("T")
 
 
 class Loader(DataLoader[B]):
-    """A cursor over a stream of rows, and the batches from it. Its state is a few bytes of JSON.
+    """A cursor over a stream of rows, and the batches from there on. Its state is a few bytes of JSON.
 
     Batch sizes are global: each rank gets its share of every batch.
     """
-
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        if "alignment" in settings:
-            raise SpecError(
-                "alignment= is gone: every batch has labels and targets",
-                parameter="alignment",
-                remedy="leave it out, and use batch.labels for models that shift labels (Hugging Face), "
-                "batch.targets for a loop of your own",
-            )
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -66,18 +61,17 @@ class Loader(DataLoader[B]):
         epochs: int | None = 1,
         framework: Framework | None = None,
     ) -> None:
-        """`stream` is read as the settings in `asked` say, `epochs` times, as arrays of `framework`, by the process
-        that `rank` and `world_size` (or else the launcher) say this is."""
-        epochs = SETTINGS["epochs"].checked(epochs)
-        framework = framework or ("torch" if sys.modules.get("torch") else "numpy")
+        """`stream` is read with the settings in `asked`, `epochs` times, as arrays of `framework`. `rank` and
+        `world_size` are by default what the launcher says."""
+        if framework is None:
+            framework = _default_framework()
         self.making: Making = Making(
-            SETTINGS["framework"].checked(framework),
-            stream.prefetch if asked["prefetch"] is None else asked["prefetch"],
-            asked["workers"] or 0,
+            SETTINGS["framework"].checked(framework), asked.get("prefetch", stream.prefetch), asked.get("workers", 0)
         )
-        if self.framework != "numpy":
-            adapter(self.framework)  # says now if it is not installed
-        self.this_run: Run = Run.of(stream, asked, find_ranks(rank, world_size, asked["mesh"]), epochs)
+        if framework != "numpy":
+            adapter(framework)  # raises now if it is not installed
+        ranks = find_ranks(rank, world_size, asked["mesh"])
+        self.this_run: Run = Run.of(stream, asked, ranks, SETTINGS["epochs"].checked(epochs))
         self.record: Record = self.this_run.first_record()
         """How the run cut batches so far."""
         self._position = 0
@@ -96,16 +90,19 @@ class Loader(DataLoader[B]):
         ranks, run, name = self.this_run.ranks, self.this_run, type(self).__name__
         log.info("%s: rank %d of %d (%s)", name, ranks.rank, ranks.world_size, ranks.found_in)
         if ranks.world_size > 1 and run.batch_size and not self.stream.budget:
-            mine = "balanced" if run.cost else f"{len(run.share(run.batch_size))} on this rank"
+            mine = "balanced"
+            if not run.cost:
+                mine = f"{len(run.share(run.batch_size))} on this rank"
             log.info("%s: batch_size=%d over %d ranks, %s", name, run.batch_size, ranks.world_size, mine)
         self._warn_of_dropped_rows()
 
     def _warn_of_dropped_rows(self) -> None:
-        run, name = self.this_run, type(self).__name__
-        if not self.rank and (dropped := run.dropped_in_words(0)):
-            log.warning("%s: batch_size=%d %s; epoch_end='short' keeps them", name, run.batch_size, dropped)
+        dropped = self.this_run.dropped_in_words(0)
+        if dropped and not self.rank:
+            name = type(self).__name__
+            log.warning("%s: batch_size=%d %s; epoch_end='short' keeps them", name, self.batch_size, dropped)
 
-    # What it is
+    # Settings and place
 
     @property
     def stream(self) -> Stream[B]:
@@ -136,21 +133,17 @@ class Loader(DataLoader[B]):
 
     @property
     def batch_tokens(self) -> int | None:
-        """Tokens that a batch has at most over all ranks, padding included; None where batches are by count."""
+        """The most tokens of a batch over all ranks, padding included; None where batches are cut by count."""
         budget = self.this_run.budget or self.stream.budget
-        return None if budget is None else budget.batch_tokens
-
-    @property
-    def row_multiple(self) -> int | None:
-        budget = self.this_run.budget or self.stream.budget
-        return None if budget is None else budget.row_multiple
+        return getattr(budget, "batch_tokens", None)
 
     @property
     def plan(self) -> Plan:
-        """What fixes every row of the stream, with how this loader cut it into batches."""
-        # Of a balanced batch, rows alone do not say which rank had which.
-        run = self.this_run
-        return run.plan.cut_as(self.record, 1 if run.cost else run.ranks.world_size, run.sharding)
+        """The plan of the rows, with the record of how this loader cut them into batches."""
+        run, world_size = self.this_run, self.world_size
+        if run.cost:  # the ranks of balanced rows do not follow from their places in the batch
+            world_size = 1
+        return run.plan.cut_as(self.record, world_size, run.sharding)
 
     @property
     def position(self) -> int:
@@ -189,15 +182,16 @@ class Loader(DataLoader[B]):
         ready = next(self._ready(rows), None)
         if ready is None:
             self._close()  # of raw files it is known only now where the epoch ended
-            ready = None if self.is_over else next(self._ready(rows), None)
+            if not self.is_over:
+                ready = next(self._ready(rows), None)
         if ready is None:
             raise self.this_run.end_of_run(self._position)
         self._waited(began)
         return self._hand_over(ready)
 
     def get_iterator(self) -> Iterator[B]:
-        """Batches from the cursor to the end of the current epoch; the next call starts the next epoch. Of a validation
-        split, each call starts at its first row.
+        """Batches from the cursor to the end of the current epoch; the next call starts the next epoch. Over a
+        validation split, each call starts at its first row.
 
         A loader has one cursor: opening a second iterator ends the first one with an error.
         """
@@ -211,11 +205,11 @@ class Loader(DataLoader[B]):
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no more batches."""
+        """Whether the run has no more batches."""
         return self.this_run.begin(self._position, self.record)[1]
 
     def begin_pass(self) -> tuple[int, bool]:
-        """Where the next pass begins, and whether there is none. A validation split is read from its first row."""
+        """(where the next pass begins, whether the run is over). A validation split is read from its first row."""
         position, is_over = self.this_run.begin(self._position, self.record)
         if self.this_run.plan.sources[0].split == "val" and (self._handed_any or is_over):
             self.reset()
@@ -267,7 +261,7 @@ class Loader(DataLoader[B]):
         return rows
 
     def _ready(self, rows: int) -> Made[B]:
-        """What is ready at the cursor. The cursor follows each batch that is taken from it; elsewhere it is closed."""
+        """The batches from the cursor on. The cursor follows each one that is taken, and closes them where it jumps."""
         if self._made is not None and getgeneratorstate(self._made) == GEN_CLOSED:
             self._made = None  # a read failed in it, and is tried again
         if self._made is None or self._made_rows != rows:
@@ -310,9 +304,9 @@ class Loader(DataLoader[B]):
         return batches.turns(start, worker + taken * workers, workers, self.this_run.epoch_end(start))
 
     def follow(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """Hand over batches that are made elsewhere: one for each step from the cursor on, which moves with them.
+        """Hand over batches that are made elsewhere, one for each step from the cursor on, and move the cursor.
 
-        `begin` starts to make them from the cursor on; it is asked again where the plan is amended on the way.
+        `begin` starts to make them from the cursor on. It is called again if the plan is amended on the way.
         """
         rows, clock = self.batch_size, time.perf_counter
         self.begin_pass()
@@ -336,7 +330,7 @@ class Loader(DataLoader[B]):
             began = clock()
 
     def learn_from(self, twin: Self) -> None:
-        """Take over what a twin's stream has learned while it was read."""
+        """Take over the facts that a twin's stream has learned while it was read."""
         if twin.stream.plan == self.stream.plan:
             self._turn_to(twin.stream)
 
@@ -357,30 +351,28 @@ class Loader(DataLoader[B]):
         position, plan, steps = _read(state)
         stream = self.stream.for_state(state)
         run, mine = replace(self.this_run, stream=stream), stream.plan
-        if plan != mine.fingerprint:
+        is_amended = plan != mine.fingerprint
+        if is_amended:
             refuse_state(mine, plan, position, stream.known_plan, stream.of_another_plan)
-            if run.budget is not None:
-                raise PlanError(
-                    "this state belongs to the plan before it was amended: an amendment changes the rows of a block, "
-                    "of which this run, by tokens, may have handed over some",
-                    parameter="batch_tokens",
-                    remedy="open the loader with the plan of the state, or start anew, without it",
-                )
+        if is_amended and run.budget is not None:
+            raise PlanError(
+                "this state belongs to the plan before it was amended: an amendment changes the rows of a block, "
+                "of which this run, by tokens, may have handed over some",
+                parameter="batch_tokens",
+                remedy="open the loader with the plan of the state, or start anew, without it",
+            )
         refuse_other_kind(steps, run.budget)
         if run.budget is not None:
             check_budget_state(state, position, steps, run.blocks, stream.pad_to)
-            steps = run.continued(steps, position, 0)
+        if run.budget is not None or steps[-1][2] != run.batch_size:
+            continued = run.continued(steps, position, run.batch_size)
         else:
-            step = None
-            if plan != mine.fingerprint:
-                older = replace(mine, amendments=mine.amendments[: mine.lineage.index(plan)])
-                step = step_of_position(steps, position, **older.epoch_spec)
-            if steps[-1][2] != run.batch_size:
-                steps = run.continued(steps, position, run.batch_size)
-            if step is not None:
-                steps = run.renumbered(steps, position, step)
+            continued = steps
+        if is_amended:  # epochs may end elsewhere now; steps are counted on
+            older = replace(mine, amendments=mine.amendments[: mine.lineage.index(plan)])
+            continued = run.renumbered(continued, position, step_of_position(steps, position, **older.epoch_spec))
         self._turn_to(stream)
-        self.go_to(position, steps)
+        self.go_to(position, continued)
 
     def seek(self, *, step: int | None = None, position: int | None = None) -> None:
         """Go to a `step` or a `position`, at once. (By tokens, all blocks before are cut for it, once.)"""
@@ -395,29 +387,33 @@ class Loader(DataLoader[B]):
         run = self.this_run
         if step is not None:
             position = run.position_of(self.record, whole_number(step=step))
-        position = whole_number(position=position)
-        if position > NEVER:
-            raise PlanError(f"position {position} is outside any run", remedy="a position below 2^62")
-        if position < 0 or (run.end is not None and position > run.end):
+        position, end = whole_number(position=position), run.end
+        if end is None:
+            end = NEVER
+        if not 0 <= position <= end:
             raise PlanError(
                 f"position {position} is outside this run",
                 step=step,
                 position=position,
-                remedy=f"a position from 0 to {run.end}",
+                remedy=f"a position from 0 to {end}",
             )
-        kept = [e for e in self.record if (e[1] <= position if step is None else e[0] <= step)]
+        kept = [entry for entry in self.record if entry[1] <= position]
+        if step is not None:
+            kept = [entry for entry in self.record if entry[0] <= step]
         if step is None or run.budget is not None or kept[-1][2] != run.batch_size:
             kept = run.continued(kept, position, run.batch_size)
         self.go_to(position, kept)
 
     def reset(self, epoch: int = 0) -> None:
         """Back to the first row of an `epoch`, with steps counted as if everything before it was read."""
-        begin = self.this_run.begin_of_epoch(epoch) if at_least(0, epoch=epoch) else 0
-        record = self.this_run.first_record()
-        self.go_to(begin, self.this_run.continued(record, begin, self.batch_size) if begin else record)
+        begin, record = 0, self.this_run.first_record()
+        if at_least(0, epoch=epoch):
+            begin = self.this_run.begin_of_epoch(epoch)
+            record = self.this_run.continued(record, begin, self.batch_size)
+        self.go_to(begin, record)
 
     def go_to(self, position: int, record: Record) -> None:
-        """Put the cursor at a `position`. `record` says how batches were cut before it."""
+        """Put the cursor at a `position`. `record` is how batches were cut before it."""
         self._close()
         self._position, self.record, self._handed_any = position, record, False
         self._generation += 1
@@ -449,27 +445,29 @@ class Loader(DataLoader[B]):
                 parameter="batch_tokens",
                 remedy="batch_size=, or a new run",
             )
-        asked: dict[str, Any] = {"at": at, "weights": weights, "add": add, "skip": skip, "max_epochs": max_epochs}
-        asked |= {"num_rows": num_rows, "num_tokens": num_tokens}
-        step = self.step
-        amended = self.stream.amended(self._position, self.epochs, **asked)
+        step, ends = self.step, {"num_rows": num_rows, "num_tokens": num_tokens}
+        amended = self.stream.amended(
+            self._position, self.epochs, at=at, weights=weights, add=add, skip=skip, max_epochs=max_epochs, **ends
+        )
         self._close()
         self._turn_to(amended)
         self.record = self.this_run.renumbered(self.record, self._position, step)
         self._turn_to(self.stream.keep(self.plan))
         return self.plan
 
-    # What was seen
+    # Statistics
 
     def stats(self) -> dict[str, Any]:
         """Where the run is, from the position alone (so also right after a resume), and how long the caller waited."""
-        elapsed = 0.0 if self._started_seconds is None else time.perf_counter() - self._started_seconds
+        waited, now = 0.0, time.perf_counter()
+        if self._started_seconds is not None and now > self._started_seconds:
+            waited = 100 * self._wait_seconds / (now - self._started_seconds)
         return {
             "step": self.step,
             "position": self._position,
             "epoch": self.epoch,
             **self.stream.stats(self._position),
-            "data_wait_percent": 100 * self._wait_seconds / elapsed if elapsed else 0.0,
+            "data_wait_percent": waited,
         }
 
     def _waited(self, began: float) -> None:
@@ -514,19 +512,36 @@ class Loader(DataLoader[B]):
         return f"{type(self).__name__}: {run}, {at}\n{self.stream.in_words(self.plan)}"
 
 
+def asked_of(keywords: Mapping[str, Any]) -> Asked:
+    """The settings among the keywords of a constructor."""
+    return Asked(**{name: keywords[name] for name in keywords if name in SETTINGS or name in ("fields", "delivery")})
+
+
 def _read(state: Mapping[str, Any]) -> tuple[int, str, Record]:
     """(position, plan, steps) of a state."""
     try:
         position, plan = index(state["position"]), state["plan"]
         steps = [[index(number) for number in entry] for entry in state["steps"]]
-        is_even = all(len(e) in (3, 4) and len(e) == len(steps[0]) and min(e[2:]) >= 1 for e in steps)
-        if not 0 <= position <= NEVER or not is_even or steps[0][:2] != [0, 0] or steps != sorted(steps):
+        if not 0 <= position <= NEVER or not _is_record(steps):
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
         raise PlanError(
             "this is not a loader's state", got=shortened(state), remedy="what state_dict() returned"
         ) from None
     return position, plan, steps
+
+
+def _is_record(steps: Record) -> bool:
+    """Whether these are entries of one kind (rows or tokens), in order, from step 0 at position 0 on."""
+    lengths = {len(entry) for entry in steps}
+    sizes = [size for entry in steps for size in entry[2:]]
+    return lengths in ({3}, {4}) and min(sizes) >= 1 and steps[0][:2] == [0, 0] and steps == sorted(steps)
+
+
+def _default_framework() -> Framework:
+    if sys.modules.get("torch"):
+        return "torch"
+    return "numpy"
 
 
 def _ended_by_newer() -> PlanError:

@@ -1,4 +1,4 @@
-"""Several sources in one stream, by weights that may change: every row of every source is still counted and found."""
+"""The loader over several stores: one stream, mixed by weights that may change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from batchwright.base.errors import SpecError
 from batchwright.batches.settings import Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.loader import Loader
-from batchwright.loaders.sources import flatten, plan_sources, refuse_other_settings
+from batchwright.loaders.loader import Loader, asked_of
+from batchwright.loaders.members import flatten
+from batchwright.loaders.planning import open_plan, plan_sources
 from batchwright.loaders.stored import StoreStream, open_stores
 from batchwright.order.plan import Plan
-from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.stream import TokenStream
 from batchwright.typing import Framework, PlanLike, SourceLike, Split, WeightsLike
 
@@ -67,16 +67,7 @@ class MixedDataLoader(Loader[TrainingBatch]):
         `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
         docs/settings.md has all settings.
         """
-        asked = Asked(
-            weights=weights,
-            chunk_size=chunk_size,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            split=split,
-            fields=fields,
-            delivery=delivery,
-        )
+        asked = asked_of(locals())
         asked.refuse(("check",), "is for ConversationDataLoader, which checks when it is opened")
         stream = _open(sources, plan, asked)
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
@@ -85,34 +76,32 @@ class MixedDataLoader(Loader[TrainingBatch]):
 def _open(sources: Any, plan: PlanLike | None, asked: Asked) -> StoreStream:
     if plan is None:
         made, streams = plan_mixture(sources, asked)
-    else:
-        listed = list(sources.values()) if isinstance(sources, Mapping) else sources
-        listed = listed if isinstance(listed, list | tuple) else [listed]
-        stores = [store for each in listed for store in _stores_of(each)]
-        made = find_plan(stores, plan)
-        streams = streams_for_plan(stores, made)
-        names = [source.name for source in made.all_sources]
-        refuse_other_settings(made, asked, names)
-    return open_stores(streams, made, asked)
+        return open_stores(streams, made, asked)
+    if isinstance(sources, Mapping):
+        sources = list(sources.values())
+    if not isinstance(sources, list | tuple):
+        sources = [sources]
+    return open_plan([store for source in sources for store in _stores_of(source)], plan, asked)
 
 
 def _stores_of(source: Any) -> list[Any]:
-    """What a source reads: a store, or a loader over some."""
-    stream = source.stream if isinstance(source, Loader) else None
-    return stream.stores if isinstance(stream, StoreStream) else [source]
+    """The stores of a source, which is a store or a loader over some."""
+    if isinstance(source, Loader) and isinstance(source.stream, StoreStream):
+        return list(source.stream.stores)
+    return [source]
 
 
 def plan_mixture(sources: Any, asked: Asked) -> tuple[Plan, dict[str, TokenStream]]:
-    """(the plan that a loader with these settings runs, its streams). Looks at no tokens and keeps nothing."""
-    members, parts = flatten(
-        sources,
-        chunk_size=asked["chunk_size"],
-        split=asked["split"] or "train",
-        has_weights=asked["weights"] is not None or asked["temperature"] is not None,
-    )
+    """(the plan that a loader with these settings runs, its streams). Reads no tokens and keeps nothing."""
     pad = asked["pad"]
     if isinstance(pad, str):
         raise SpecError(
             f"pad={pad!r} is no id, and sources may have several tokenizers", parameter="pad", remedy="pad=0"
         )
-    return plan_sources(members, asked, parts, pad), {member.name: member.stream for member in members}
+    members, shares = flatten(
+        sources,
+        chunk_size=asked["chunk_size"],
+        split=asked.get("split", "train"),
+        has_weights=asked["weights"] is not None or asked["temperature"] is not None,
+    )
+    return plan_sources(members, asked, shares, pad), {member.name: member.stream for member in members}

@@ -1,7 +1,7 @@
-"""Rows of whole documents over a store: the row index, found where it is kept or planned anew, and the masks.
+"""Rows of whole documents over a store: the row index, read from its file or planned anew, and the masks.
 
-The index is a function of the documents and a RowSpec. It lies in the store's folder, named by what it was made from;
-where it is gone, damaged or cannot be written, it is made again.
+The index is a function of the documents and a RowSpec. Its file is in the store's folder, named by a hash of both. An
+index that is missing or damaged is made again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import xxhash
 from batchwright.base.errors import SpecError
 from batchwright.base.files import home
 from batchwright.base.fingerprint import fingerprint
+from batchwright.base.words import first_line
 from batchwright.batches.row_index import RowIndex, RowSpec, SpanWeights, plan_rows
 from batchwright.batches.samples import SampleRows
 from batchwright.store.stream import TokenStream
@@ -31,12 +32,12 @@ _COLUMNS = ("start", "length", "document", "goes_on")
 
 
 def plan_entry(spec: RowSpec) -> tuple[tuple[str, Any], ...]:
-    """A RowSpec as a plan keeps it."""
+    """A RowSpec as an entry of a plan."""
     return tuple(sorted(spec.spec().items()))
 
 
 def spec_of_entry(rows: tuple[tuple[str, Any], ...]) -> RowSpec:
-    """The RowSpec that a plan keeps."""
+    """The RowSpec of a plan's entry."""
     given = dict(rows)
     if given.pop("version") != RowSpec(1, None, "drop").spec()["version"]:
         raise SpecError(
@@ -54,7 +55,7 @@ def open_samples(stream: TokenStream, spec: RowSpec, name: str | None = None) ->
 
 
 def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
-    """(index, spec, borders of documents, their masks, what else their spans say)."""
+    """(index, spec, borders of documents, their masks, further columns of their spans)."""
     borders = stream.document_borders()
     trained = sides = None
     columns: dict[str, Any] = {}
@@ -82,7 +83,7 @@ def _open(stream: TokenStream, spec: RowSpec, name: str) -> tuple[Any, ...]:
 
 
 def _first_sides(starts: Any, fields: dict[str, Any], borders: Any) -> Any:
-    """How many tokens of each document are its chosen side."""
+    """The number of tokens of each document's chosen side."""
     chosen = SpanWeights(starts, fields["stop"], (fields["side"] == 0).astype(np.float32))
     documents = np.arange(len(borders) - 1)
     return chosen.count(documents, np.zeros(len(documents), np.int64), np.diff(borders))
@@ -98,15 +99,8 @@ def _find(store: Path, key: str, borders: Any) -> RowIndex | None:
             return _read(path, int(borders[-1]), len(borders) - 1)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (
-            OSError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            TypeError,
-            ValueError,
-        ) as error:  # Arrow's are ValueErrors
-            log.warning("the row index %s is made again: %s", path, (str(error).splitlines() or [""])[0])
+        except (OSError, LookupError, AttributeError, TypeError, ValueError) as error:  # Arrow's are ValueErrors
+            log.warning("the row index %s is made again: %s", path, first_line(error))
     return None
 
 
@@ -114,7 +108,7 @@ def _read(path: Path, num_tokens: int, num_documents: int) -> RowIndex:
     """An index from its file, mapped. Its numbers become addresses, so its hash must be right."""
     import pyarrow as pa
 
-    from batchwright.store.arrays import records_of
+    from batchwright.columns.arrays import records_of
 
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
@@ -136,7 +130,7 @@ def _keep(store: Path, key: str, index: RowIndex) -> None:
     """Write an index beside its store, or under $BATCHWRIGHT_HOME where the store cannot be written."""
     import pyarrow as pa
 
-    from batchwright.store.arrays import records_to_arrow
+    from batchwright.columns.arrays import records_to_arrow
     from batchwright.store.writer import write_arrow
 
     pieces = {name: getattr(index, name) for name in _COLUMNS}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
-from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError
 from batchwright.batches.row_index import RowSpec
 from batchwright.batches.settings import SETTINGS, Asked, Batching, Delivery, Fields, Mixture, Scope, Shuffle
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Stream
-from batchwright.loaders.loader import Loader
-from batchwright.loaders.planning import Member, refuse_conversations, used_names
-from batchwright.loaders.sources import plan_sources, refuse_other_settings
-from batchwright.loaders.stored import check_tokenizer, open_stores
+from batchwright.loaders.loader import Loader, asked_of
+from batchwright.loaders.members import Member, without_short
+from batchwright.loaders.planning import open_plan, plan_sources
+from batchwright.loaders.stored import StoreStream, open_stores, refuse_conversations, store_at
+from batchwright.loaders.weights import used_names
 from batchwright.order.plan import Plan
-from batchwright.store.layout import is_store
-from batchwright.store.plans import find_plan, streams_for_plan
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.typing import (
@@ -26,14 +23,11 @@ from batchwright.typing import (
     Packing,
     PlanLike,
     Split,
-    StoreLike,
     TokenizerLike,
     WeightsLike,
 )
 
 __all__ = ["PretrainDataLoader", "make_plan", "packed_members"]
-
-log: logging.Logger = logging.getLogger("batchwright")
 
 
 class PretrainDataLoader(Loader[TrainingBatch]):
@@ -86,84 +80,59 @@ class PretrainDataLoader(Loader[TrainingBatch]):
         `rank` and `world_size` are by default what the launcher says. `delivery` says how batches are made in time.
         docs/settings.md has all settings.
         """
-        asked = Asked(
-            chunk_size=chunk_size,
-            seed=seed,
-            shuffle=shuffle,
-            split=split,
-            weights=weights,
-            packing=packing,
-            batch_size=batch_size,
-            fields=fields,
-            delivery=delivery,
-            plan=plan,
-        )
+        asked = asked_of(locals())
         asked.refuse(("check",), "is for conversations, and these are rows of text")
         if chunk_size is None and plan is None:
             raise SpecError("how long is a row?", parameter="chunk_size", remedy="chunk_size=2048")
+        stream: Stream[TrainingBatch]
         if SETTINGS["streaming"].checked(streaming):
             from batchwright.loaders.raw_stream import open_raw
 
             asked.refuse_for_a_stream()
-            stream: Stream[TrainingBatch] = open_raw(path, tokenizer, asked)
+            stream = open_raw(path, tokenizer, asked)
         else:
-            stream = self._stream_over(path, tokenizer, plan, asked)
+            stream = stored = _open(path, tokenizer, plan, asked)
+            self.store: Store = stored.stores[0]
         super().__init__(stream, asked, rank=rank, world_size=world_size, epochs=epochs, framework=framework)
 
-    def _stream_over(
-        self, path: CorpusLike, tokenizer: TokenizerLike | None, plan: PlanLike | None, asked: Asked
-    ) -> Stream[TrainingBatch]:
-        path, tokenizer = _store_of(path, tokenizer)
-        if plan is None:
-            store = path if isinstance(path, Store) else Store(path)
-            made = make_plan(store, asked)
-            streams = {source.name: store.stream(source.name, source.split) for source in made.sources}
-        else:
-            made = find_plan(path, plan)
-            streams = streams_for_plan(path, made)
-            store = next(iter(streams.values())).store
-            refuse_other_settings(made, asked, store.names)
-        self.store: Store = store
-        if tokenizer is not None:
-            check_tokenizer(store, tokenizer)
-        return open_stores(streams, made, asked)
+
+def _open(path: CorpusLike, tokenizer: TokenizerLike | None, plan: PlanLike | None, asked: Asked) -> StoreStream:
+    store = _store_of(path, tokenizer)
+    if plan is not None:
+        return open_plan(store, plan, asked, store.names)
+    made = make_plan(store, asked)
+    streams = {source.name: store.stream(source.name, source.split) for source in made.sources}
+    return open_stores(streams, made, asked)
 
 
-def _store_of(path: CorpusLike, tokenizer: TokenizerLike | None) -> tuple[StoreLike, TokenizerLike | None]:
-    """(store, tokenizer to compare with it). Raw files with a tokenizer are baked into a cache, once."""
-    if isinstance(path, Store):
-        return path, tokenizer
-    if isinstance(path, str | os.PathLike) and (tokenizer is None or is_store(local_path(path=path))):
-        return path, tokenizer
-    from batchwright.loaders.raw_files import bake_to_cache, recipe_of
+def _store_of(path: CorpusLike, tokenizer: TokenizerLike | None) -> Store:
+    """The store to read. Raw files with a tokenizer are baked into a cache, once."""
+    if tokenizer is None and isinstance(path, str | os.PathLike):
+        return Store(path)
+    store = store_at(path, tokenizer)
+    if store is None:
+        from batchwright.loaders.raw_files import bake_to_cache, recipe_of
 
-    return bake_to_cache(recipe_of(path, tokenizer)), None
+        store = bake_to_cache(recipe_of(path, tokenizer))
+    return store
 
 
 def make_plan(store: Store, asked: Asked) -> Plan:
-    """The plan that a loader with these settings runs. Looks at no tokens and keeps nothing: for asking beforehand.
+    """The plan that a loader with these settings runs. Reads no tokens and keeps nothing.
 
     (Of rows that are packed it keeps the index: it is needed to count them.)
     """
     refuse_conversations(store)
-    chunk_size, split = asked["chunk_size"], asked["split"] or "train"
-    used, parts = used_names(asked["weights"], store.names), dict.fromkeys(store.names)
-    streams = [store.stream(name, split) for name in used]
+    chunk_size, split = asked["chunk_size"], asked.get("split", "train")
+    streams = [store.stream(name, split) for name in used_names(asked["weights"], store.names)]
     if asked["packing"] is not None:
-        return plan_sources(packed_members(streams, asked), asked, parts)
-    if asked["pad"] is not None:
-        raise SpecError("pad= is for packing=: windows are full", parameter="pad", remedy="packing='best_fit'")
-    if asked["weights"] is None and asked["temperature"] is None:
-        # A source with too little text for one row is left out of a union; alone, it is an error that says so.
-        long_enough = [s for s in streams if s.num_tokens > chunk_size]
-        for short in [s for s in streams if s not in long_enough] if long_enough else []:
-            log.warning(
-                "source %r (%s) is left out: its %d tokens are too few for one row of %d",
-                *(short.name, split, short.num_tokens, chunk_size),
-            )
-        streams = long_enough or streams
-    members = [Member(stream.name, stream, chunk_size) for stream in streams]
-    return plan_sources(members, asked, parts)
+        members = packed_members(streams, asked)
+    else:
+        asked.refuse(("pad",), "is for packing=: windows are full")
+        if asked["weights"] is None and asked["temperature"] is None:
+            streams = without_short(streams, chunk_size)
+        members = [Member(stream.name, stream, chunk_size) for stream in streams]
+    return plan_sources(members, asked, dict.fromkeys(store.names))
 
 
 def packed_members(streams: list[TokenStream], asked: Asked) -> list[Member]:

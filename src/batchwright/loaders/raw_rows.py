@@ -1,17 +1,16 @@
-"""Rows straight from raw files: documents tokenised as they are read, windows over them, from any place on.
+"""Rows of raw files: documents tokenised as they are read, and windows over them, from any known place on.
 
-Rows are the ones that a store baked with `shuffle=False` has. Where a row lies is only known once everything before it
-was read: a `Place` says it, as file, record and tokens to skip, and from there on reading goes on.
+The rows are those of a store that is baked with `shuffle=False`. The place of a row is only known once everything
+before it was read. A `Place` says it as file, record and tokens to skip, and reading goes on from there.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import index
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -20,13 +19,13 @@ from batchwright.baking.unit import DocumentJob, UnitReport, encode_located, tex
 from batchwright.baking.work import Work
 from batchwright.base.errors import PlanError
 from batchwright.base.seeds import key_of
-from batchwright.base.words import suggest
-from batchwright.batches.feed import Place, Taken, WindowFeed
+from batchwright.base.words import shortened, suggest
+from batchwright.batches.feed import Place, WindowFeed
 from batchwright.order.permute import permutation
 from batchwright.order.plan import Plan
 from batchwright.sources.units import Unit
 
-__all__ = ["Chunk", "Document", "RawDocuments", "RawPlan", "RawRows", "first_rows"]
+__all__ = ["Document", "RawDocuments", "RawPlan", "RawRow", "RawRows"]
 
 _FIRST_TEXT = 1 << 14
 """Characters tokenised at first: the first batch should not wait for more than it needs. Doubled up to _MOST_TEXT."""
@@ -35,20 +34,23 @@ _MOST_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RawPlan(Plan):
-    """What fixes the rows of a stream over raw files: names and sizes of the files, tokenizer, steps, shuffle."""
+    """The plan of a stream over raw files: names and sizes of the files, tokenizer, steps, shuffle."""
 
     shuffle_rows: int = 0
     """Rows of a window of the shuffle; 0: no shuffle."""
     known_rows: int | None = field(default=None, compare=False)
-    """Rows of an epoch, once one pass has counted them. Not part of what the plan is."""
+    """Rows of an epoch, once one pass has counted them. Not part of the plan's fingerprint."""
 
     @property
     def epoch_rows(self) -> int | None:
         return self.known_rows
 
     def __repr__(self) -> str:
-        window = f"in windows of {self.shuffle_rows:,} rows" if self.shuffle_rows else "none"
-        rows = "not counted yet" if self.known_rows is None else f"{self.known_rows:,} an epoch"
+        window, rows = "none", "not counted yet"
+        if self.shuffle_rows:
+            window = f"in windows of {self.shuffle_rows:,} rows"
+        if self.known_rows is not None:
+            rows = f"{self.known_rows:,} an epoch"
         return f"Plan {self.fingerprint}: rows of {self.row_tokens} tokens from raw files, {rows}, shuffle {window}"
 
 
@@ -61,7 +63,22 @@ class Document(NamedTuple):
     record: int
     """Number in its file."""
     check: str
-    """Hash of its tokens: tells that a file was changed under a saved state."""
+    """Hash of its tokens, which shows that a file was changed under a saved state."""
+
+
+Tokenised = Iterator[tuple[Document, NDArray[Any]]]
+
+
+class SavedPlace(msgspec.Struct, kw_only=True):
+    """A place, as states hold it."""
+
+    file: str
+    record: Annotated[int, msgspec.Meta(ge=0)]
+    skip: Annotated[int, msgspec.Meta(ge=0)]
+    start: int
+    """Where the range of the file begins."""
+    first_record: Annotated[int, msgspec.Meta(ge=0)]
+    check: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +101,8 @@ class RawDocuments:
             for span in unit.spans
         ] or [_Part("<memory>", unit.first_row, unit) for unit in work.units]
 
-    def read(self, begin: Document | None = None) -> Iterator[tuple[Document, NDArray[Any]]]:
-        """Documents from one on. What comes before it in its file (or range of it) is read again, not tokenised."""
+    def read(self, begin: Document | None = None) -> Tokenised:
+        """Documents from one on. Earlier ones of its file (or range of it) are read again, but not tokenised."""
         part, first, wanted, _ = begin or Document(0, 0, 0, "")
         waiting: list[tuple[int, int, int]] = []
         texts: list[str] = []
@@ -101,13 +118,12 @@ class RawDocuments:
                 if characters >= limit:
                     yield from self._encoded(waiting, texts)
                     waiting, texts, characters, limit = [], [], 0, min(2 * limit, _MOST_TEXT)
-            goes_on = part + 1 < len(self.parts) and self.parts[part + 1].file == self.parts[part].file
-            part, first, wanted = part + 1, first + report.span_rows[0] if goes_on else 0, 0
+            first, part, wanted = first + report.span_rows[0], part + 1, 0
+            if part < len(self.parts) and self.parts[part].file != self.parts[part - 1].file:
+                first = 0
         yield from self._encoded(waiting, texts)
 
-    def _encoded(
-        self, waiting: list[tuple[int, int, int]], texts: list[str]
-    ) -> Iterator[tuple[Document, NDArray[Any]]]:
+    def _encoded(self, waiting: list[tuple[int, int, int]], texts: list[str]) -> Tokenised:
         def locate(number: int) -> tuple[Unit, int, int]:
             part, first, record = waiting[number]
             return self.parts[part].unit, 0, record - first
@@ -115,67 +131,48 @@ class RawDocuments:
         for at, tokens in zip(waiting, encode_located(self.job, texts, locate), strict=True):
             yield Document(*at, xxhash.xxh3_64_hexdigest(tokens.data)), tokens
 
-    def describe(self, place: Place[Document] | None) -> dict[str, Any] | None:
+    def describe(self, place: Place[Document]) -> dict[str, Any]:
         """A place in JSON, for a state."""
-        if place is None:
-            return None
         part, first, record, check = place.document
-        named = self.parts[part]
-        return {
-            "file": named.file,
-            "record": record,
-            "skip": place.skip,
-            "start": named.start,
-            "first_record": first,
-            "check": check,
-        }
+        file, start = self.parts[part].file, self.parts[part].start
+        saved = SavedPlace(file=file, record=record, skip=place.skip, start=start, first_record=first, check=check)
+        return msgspec.structs.asdict(saved)
 
-    def find(self, described: Any) -> Place[Document] | None:
+    def find(self, described: Any) -> Place[Document]:
         """The place that a state describes."""
-        if described is None:
-            return None
         try:
-            file, start = described["file"], described["start"]
-            numbers = [index(described[name]) for name in ("first_record", "record", "skip")]
-            check = str(described["check"])
-            if min(numbers) < 0:
-                raise ValueError
-        except (KeyError, TypeError, ValueError):
+            saved = msgspec.convert(described, SavedPlace)
+        except msgspec.ValidationError:
             raise PlanError(
                 "this is not the state of a loader that streams raw files",
-                got=repr(described)[:80],
+                got=shortened(described),
                 remedy="what state_dict() returned",
             ) from None
-        for part, named in enumerate(self.parts):
-            if (named.file, named.start) == (file, start):
-                return Place(Document(part, numbers[0], numbers[1], check), numbers[2])
-        near = suggest(str(file), [named.file for named in self.parts])
+        for part, (file, start) in enumerate((part.file, part.start) for part in self.parts):
+            if (file, start) == (saved.file, saved.start):
+                return Place(Document(part, saved.first_record, saved.record, saved.check), saved.skip)
+        remedy = "the files that the run was started with"
+        if near := suggest(saved.file, [part.file for part in self.parts]):
+            remedy = f"perhaps it was renamed: there is {near}"
         raise PlanError(
-            f"this state lies in {file}, which is not among the files of this loader",
-            file=file,
-            remedy=f"perhaps it was renamed: there is {near}" if near else "the files that the run was started with",
+            f"this state lies in {saved.file}, which is not among the files of this loader",
+            file=saved.file,
+            remedy=remedy,
         )
 
 
 # Rows of an epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows in the order of the stream, and for each the place at which reading must begin to make it again."""
+class RawRow(NamedTuple):
+    """A row in the order of the stream."""
 
     tokens: NDArray[Any]
-    borders: list[NDArray[np.int64]]
-    origins: list[Place[Document]]
-    begin: list[Place[Document]]
-    """One more than there are rows."""
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def part(self, first: int, last: int) -> Chunk:
-        cut = slice(first, last)
-        return Chunk(self.tokens[cut], self.borders[cut], self.origins[cut], self.begin[first : last + 1])
+    borders: NDArray[np.int64]
+    origin: Place[Document]
+    """Where it begins."""
+    following: Place[Document]
+    """Where reading must begin for the row after it."""
 
 
 class RawRows:
@@ -184,55 +181,61 @@ class RawRows:
     def __init__(self, documents: RawDocuments, plan: RawPlan) -> None:
         self.documents, self.plan = documents, plan
 
-    def chunks(self, epoch: int, row: int, place: Place[Document] | None, step_rows: int) -> Iterator[Chunk]:
-        """Rows from `row` of an epoch on. `place` is where `begins_at(row)` begins; None is known for row 0 alone."""
-        plan, rows_left = self.plan, self.plan.known_rows
-        at = self.begins_at(row) if place is not None else 0
-        feed = WindowFeed(
-            self._documents(epoch, place), plan.row_tokens, self._offset(epoch) if place is None else place.skip
-        )
-        rows_at_once = plan.shuffle_rows or step_rows
-        while rows_left is None or at < rows_left:
-            wanted = rows_at_once if rows_left is None else min(rows_at_once, rows_left - at)
-            chunk = self._shuffled(feed.take(wanted), epoch, at)
-            if at + len(chunk) > row:
-                yield chunk.part(max(row - at, 0), len(chunk))
-            at += len(chunk)
-            if len(chunk) < wanted:
-                if at < row and place is None:
-                    raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
-                return
+    def read(self, epoch: int, row: int, place: Place[Document] | None, at_once: int) -> Iterator[RawRow]:
+        """Rows from `row` of an epoch on, cut `at_once` at a time where they are not shuffled in windows.
 
-    def begins_at(self, row: int) -> int:
-        """The row at which reading must begin to make a row: its window of the shuffle has to be whole."""
-        return row - row % (self.plan.shuffle_rows or 1)
+        `place` is where reading must begin for that row: at its window of the shuffle, which has to be complete. None:
+        not known, so everything before it is read.
+        """
+        plan, offset = self.plan, self._offset(epoch)
+        at, skip = 0, offset
+        if place is not None:
+            at, skip = row - row % (plan.shuffle_rows or 1), place.skip
+        feed = WindowFeed(self._documents(place, is_ring=offset > 0), plan.row_tokens, skip)
+        while plan.known_rows is None or at < plan.known_rows:
+            wanted = plan.shuffle_rows or at_once
+            if plan.known_rows is not None:
+                wanted = min(wanted, plan.known_rows - at)
+            window = self._window(feed, wanted, epoch, at)
+            yield from window[max(row - at, 0) :]
+            at += len(window)
+            if len(window) < wanted:
+                break
+        if at < row and place is None:
+            raise PlanError(f"row {row:,} is outside of the files", remedy=f"a position from 0 to {at:,}")
 
-    def _shuffled(self, taken: Taken[Document], epoch: int, at: int) -> Chunk:
-        rows = len(taken)
-        if not self.plan.shuffle_rows or not rows:
-            return Chunk(taken.tokens, taken.borders, taken.places[:rows], taken.places)
-        order = permutation(rows, self.plan.seed, self.plan.sources[0].name, epoch, "window", at).at(range(rows))
-        begin = [taken.places[0]] * rows + [taken.places[rows]]
-        picked = order.tolist()
-        return Chunk(taken.tokens[order], [taken.borders[i] for i in picked], [taken.places[i] for i in picked], begin)
+    def _window(self, feed: WindowFeed[Document], wanted: int, epoch: int, at: int) -> list[RawRow]:
+        """The next rows of a feed, shuffled as the plan says. The first is row `at` of the epoch."""
+        taken = feed.take(wanted)
+        origins, following = taken.places[:-1], taken.places[1:]
+        if not self.plan.shuffle_rows or not origins:
+            return list(map(RawRow, taken.tokens, taken.borders, origins, following))
+        following = [origins[0]] * (len(origins) - 1) + following[-1:]  # inside a window, from its beginning
+        order = permutation(len(origins), self.plan.seed, self.plan.sources[0].name, epoch, "window", at)
+        shuffled = order.at(range(len(origins))).tolist()
+        return [
+            RawRow(taken.tokens[row], taken.borders[row], origins[row], after)
+            for row, after in zip(shuffled, following, strict=True)
+        ]
 
     def _offset(self, epoch: int) -> int:
         """Where the first row of an epoch begins: as in a store, later epochs cut at other places."""
-        plan = self.plan
-        return key_of("recut", plan.seed, plan.sources[0].name, epoch) % plan.row_tokens if plan.recut and epoch else 0
+        if not self.plan.recut or not epoch:
+            return 0
+        return key_of("recut", self.plan.seed, self.plan.sources[0].name, epoch) % self.plan.row_tokens
 
-    def _documents(self, epoch: int, place: Place[Document] | None) -> Iterator[tuple[Document, NDArray[Any]]]:
-        documents = self.documents.read(None if place is None else place.document)
-        if place is not None:
-            documents = self._checked(documents, place)
-        # The cut of a later epoch makes a ring of the stream: its last row runs over the end into the beginning.
-        return itertools.chain(documents, self.documents.read()) if self._offset(epoch) else documents
+    def _documents(self, place: Place[Document] | None, is_ring: bool) -> Tokenised:
+        if place is None:
+            yield from self.documents.read()
+        else:
+            yield from self._checked(place)
+        if is_ring:  # the last row of a later epoch runs over the end of the files into their beginning
+            yield from self.documents.read()
 
-    def _checked(
-        self, documents: Iterator[tuple[Document, NDArray[Any]]], place: Place[Document]
-    ) -> Iterator[tuple[Document, NDArray[Any]]]:
-        """The documents, if the first is the one that a place lies in."""
-        expected, file = place.document, self.documents.parts[place.document.part].file
+    def _checked(self, place: Place[Document]) -> Tokenised:
+        """The documents from a place on. The first must be the one that the place lies in."""
+        expected, documents = place.document, self.documents.read(place.document)
+        file = self.documents.parts[expected.part].file
         for document, tokens in documents:
             if document != expected or place.skip >= len(tokens):
                 raise PlanError(
@@ -244,24 +247,3 @@ class RawRows:
             yield document, tokens
             break
         yield from documents
-
-
-def first_rows(chunks: list[Chunk], rows: int) -> tuple[Chunk, list[Chunk]]:
-    """The first `rows` rows of some chunks, and the chunks that are left."""
-    taken: list[Chunk] = []
-    while rows:
-        chunk, *chunks = chunks
-        taken.append(chunk.part(0, min(rows, len(chunk))))
-        if len(chunk) > rows:
-            chunks = [chunk.part(rows, len(chunk)), *chunks]
-        rows -= len(taken[-1])
-    if len(taken) == 1:
-        return taken[0], chunks
-    join = itertools.chain.from_iterable
-    together = Chunk(
-        np.concatenate([part.tokens for part in taken]),
-        list(join(part.borders for part in taken)),
-        list(join(part.origins for part in taken)),
-        [*join(part.begin[:-1] for part in taken), taken[-1].begin[-1]],
-    )
-    return together, chunks

@@ -1,7 +1,7 @@
-"""Pretraining straight from raw files: the first batch at once, bounded memory, and still an exact resume.
+"""The stream over raw files: the first batch at once, bounded memory, and still an exact resume.
 
-Rows are windows over the documents in the order of the files. Where a row lies is only known once everything before it
-was read, so the state says it: file, record, tokens to skip.
+Rows are windows over the documents in the order of the files. The place of a row is only known once everything before
+it was read, so states hold it: file, record, tokens to skip.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import index
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,35 +26,36 @@ from batchwright.batches.feed import Place
 from batchwright.batches.flow import Task
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.interface import Made, Making, Record, Stream, state_at
+from batchwright.loaders.blocks import BlockBatches, BlockStream
+from batchwright.loaders.interface import Made, Making, Record, state_at
 from batchwright.loaders.raw_files import recipe_of
-from batchwright.loaders.raw_rows import Chunk, Document, RawDocuments, RawPlan, RawRows, first_rows
+from batchwright.loaders.raw_rows import Document, RawDocuments, RawPlan, RawRow, RawRows
 from batchwright.loaders.run import Run
-from batchwright.loaders.stored import blocks_of
-from batchwright.loaders.stream import BlockBatches
 from batchwright.order.plan import PlanSource
-from batchwright.order.schedule import ORDER_VERSION
+from batchwright.order.schedule import NEVER, ORDER_VERSION
 from batchwright.order.sharding import Share
 from batchwright.order.split import Cut
 
 __all__ = ["RawStream", "open_raw"]
 
 _SHUFFLE_ROWS = 1024
-"""Rows of a window of the shuffle, where shuffling was asked for and no number said."""
+"""Rows of a window of the shuffle, by default."""
+
+OnePlace = Place[Document] | None
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """What is known besides a position: where that lies, and how many rows an epoch has."""
+    """Facts about a position that only reading shows: its place, and the rows of an epoch."""
 
     position: int = 0
-    place: Place[Document] | None = None
+    place: OnePlace = None
     """Where reading must begin for `position`; None: at the beginning of its epoch."""
     epoch_rows: int | None = None
 
 
 def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
-    """The stream over raw files that settings ask for."""
+    """The stream over raw files, as the settings say."""
     recipe = recipe_of(path, tokenizer)
     _check_recipe(recipe)
     inputs = Inputs.of(recipe, shuffle=False)
@@ -77,7 +77,7 @@ def open_raw(path: Any, tokenizer: Any, asked: Asked) -> RawStream:
     return RawStream(plan, RawDocuments(work), fields)
 
 
-class RawStream(Stream[TrainingBatch]):
+class RawStream(BlockStream):
     """Rows straight from raw files. How many an epoch has is known when one was read."""
 
     plan: RawPlan
@@ -95,24 +95,9 @@ class RawStream(Stream[TrainingBatch]):
         return RawStream, (self.plan, self.documents, self.fields, replace(self.cursor))
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> _RawBatches:
-        return _RawBatches(
-            names=[source.name for source in self.plan.sources],
-            row_tokens=self.plan.row_tokens,
-            plan=self.plan.fingerprint,
-            cut=run.cut_by_count(rows),
-            share=run.share,
-            end=run.end,
-            adapt=blocks_of(making.framework),
-            pool=self.pool,
-            prefetch=making.prefetch,
-            rows=RawRows(self.documents, self.plan),
-            fields=self.fields,
-            cursor=self.cursor,
-            num_epochs=run.num_epochs,
-            record=record,
-        )
+        return _RawBatches(self, run, rows, record, making)
 
-    # What is found out on the way
+    # Facts that only reading shows
 
     def why_uncounted(self) -> SpecError | None:
         if self.plan.known_rows is not None:
@@ -132,22 +117,26 @@ class RawStream(Stream[TrainingBatch]):
     def note_batch(self, batch: Any) -> int | None:
         state = batch.metadata["state"]
         self.cursor.position, self.cursor.epoch_rows = state["position"], state["epoch_rows"]
-        self.cursor.place = self.documents.find(state["place"])
+        self.cursor.place = state["place"] and self.documents.find(state["place"])
         return self.cursor.position
 
-    # States say file, record and tokens to skip, so that resuming reads at most one file again
+    # States hold file, record and tokens to skip, so that resuming reads at most one file again
 
     def extra_state(self, position: int) -> dict[str, Any]:
-        place = self.cursor.place if self.cursor.position == position else None
-        return _state_of(self.documents, place, self.plan.known_rows)
+        place = None
+        if self.cursor.position == position:
+            place = self.cursor.place
+        return _extra_state(self.documents, place, self.plan)
 
     def for_state(self, state: Mapping[str, Any]) -> Self:
         if state["plan"] != self.plan.fingerprint:
             return self
-        place, rows = self.documents.find(state.get("place")), state.get("epoch_rows")
-        known = None if rows is None else at_least(1, epoch_rows=rows)
-        cursor = _Cursor(index(state["position"]), place, known)
-        return self._with(replace(self.plan, known_rows=known), cursor)
+        place, rows = state.get("place"), state.get("epoch_rows")
+        if place is not None:
+            place = self.documents.find(place)
+        if rows is not None:
+            rows = at_least(1, epoch_rows=rows)
+        return self._with(replace(self.plan, known_rows=rows), _Cursor(state["position"], place, rows))
 
     def _with(self, plan: RawPlan, cursor: _Cursor) -> Self:
         return type(self)(plan, self.documents, self.fields, cursor)
@@ -161,33 +150,44 @@ class RawStream(Stream[TrainingBatch]):
         return f"x {self.plan.row_tokens}"
 
 
-@dataclass(slots=True, kw_only=True)
+class _Step(NamedTuple):
+    """This rank's rows of a step."""
+
+    block: Block
+    after: int
+    """The position after the step."""
+    place: OnePlace
+    """Where reading must begin there; None: at the beginning of its epoch."""
+    origins: list[Place[Document]]
+    """Where each row of the global batch begins."""
+
+
 class _RawBatches(BlockBatches):
     """One rank's batches of a run over raw files. Every rank reads everything, and takes its rows."""
 
-    cut: Cut
-    share: Callable[[int], Share]
-    end: int | None
-    rows: RawRows
-    fields: Fields
-    cursor: _Cursor
-    num_epochs: int | None
-    counted_rows: int | None = None
-    """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
+    def __init__(self, stream: RawStream, run: Run, rows: int, record: Record, making: Making) -> None:
+        super().__init__(stream, run, record, making)
+        self.cut: Cut = run.cut_by_count(rows)
+        self.share: Callable[[int], Share] = run.share
+        self.rows: RawRows = RawRows(stream.documents, stream.plan)
+        self.fields: Fields = stream.fields
+        self.cursor: _Cursor = stream.cursor
+        self.num_epochs: int | None = run.num_epochs
+        self.counted_rows: int | None = None
+        """Rows of an epoch, as soon as its end was read: perhaps ahead of what was handed over."""
 
     def batches(self, position: int) -> Made[TrainingBatch]:
+        """(batch, position after it) from a position to the end of its epoch."""
         return self.adapt.hand_over(self._sliced(position))
 
     def _sliced(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of its epoch."""
-        for block, after, place, origins in self._ahead(position):
-            self.adapt(block)
-            width = len(block.source)
-            metadata = (self._raw_metadata, block, after, place, origins)
-            batch = self._batch(self._fields(block, width), 0, width, metadata)
-            self.cursor.position, self.cursor.place = after, place
-            yield batch, after
-        # Only now: what is known of the end, and so where a batch begins, must not depend on how far a thread had read.
+        for step in self._ahead(position):
+            self.adapt(step.block)
+            width = len(step.block.source)
+            batch = self._batch(self._fields(step.block, width), 0, width, (self._raw_metadata, step.block, *step[1:]))
+            self.cursor.position, self.cursor.place = step.after, step.place
+            yield batch, step.after
+        # Only now: where an epoch ends, and so where a batch begins, must not depend on how far a thread had read.
         self.cursor.epoch_rows = self.counted_rows
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
@@ -197,21 +197,20 @@ class _RawBatches(BlockBatches):
                 parameter="num_workers",
                 remedy="num_workers=0, epochs=1, or streaming=False (bakes once, into a cache)",
             )
-        batches = self.batches(position)
-        return (batch for batch, _ in itertools.islice(batches, skipped, None, every))
+        return (batch for batch, _ in itertools.islice(self.batches(position), skipped, None, every))
 
     def _ahead(self, position: int) -> Iterator[_Step]:
         made = self._made_from(position)
         if not self.prefetch:
             yield from made
             return
-        for one in by_threads(lambda _: next(made, None), itertools.repeat(None), self.prefetch):
-            if one is None:
+        for step in by_threads(lambda _: next(made, None), itertools.repeat(None), self.prefetch):
+            if step is None:
                 return
-            yield one
+            yield step
 
     def _made_from(self, position: int) -> Iterator[_Step]:
-        """Steps from a position to the end of the run; of its epoch, where nobody knew yet when that ends."""
+        """Steps from a position to the end of the run; of its epoch, if its end is not known yet."""
         while not self.cut.is_over(position := self.cut.settle(position), self.end):
             position = yield from self._made_in_epoch(position)
             if self.rows.plan.known_rows is None:
@@ -219,26 +218,23 @@ class _RawBatches(BlockBatches):
 
     def _made_in_epoch(self, position: int) -> Generator[_Step, None, int]:
         """Steps from a position to the end of its epoch. Returns the position after them."""
-        rows, plan = self.cut.rows_per_step, self.rows.plan
-        epoch, row = divmod(position, plan.known_rows) if plan.known_rows else (0, position)
-        # The cursor may still say where the epoch before ended: when it came there, nobody knew that it was the end.
-        place = self.cursor.place if row and self.cursor.position == position else None
-        waiting: list[Chunk] = []
-        for chunk in self.rows.chunks(epoch, row, place, rows):
-            waiting.append(chunk)
-            while sum(map(len, waiting)) >= rows:
-                step, waiting = first_rows(waiting, rows)
-                row += rows
-                after = self.cut.settle(position + rows)
-                place = step.begin[-1] if after == position + rows else None  # else at the beginning of the next epoch
-                yield self._block(position, step), after, place, step.origins
-                position += rows
-        left = sum(map(len, waiting))
-        self.counted_rows = self._counted(row + left)
-        if left and plan.epoch_end != "drop":
-            step, _ = first_rows(waiting, left)
-            yield self._block(position, step), position + left, None, step.origins
-            return position + left
+        batch_rows, plan = self.cut.rows_per_step, self.rows.plan
+        epoch, row = divmod(position, plan.known_rows or NEVER)
+        place = None
+        if row and self.cursor.position == position:  # else it may still say where the epoch before ended
+            place = self.cursor.place
+        rows = self.rows.read(epoch, row, place, batch_rows)
+        while len(step := list(itertools.islice(rows, batch_rows))) == batch_rows:
+            row += batch_rows
+            after, place = position + batch_rows, step[-1].following
+            if after != self.cut.settle(after):
+                after, place = self.cut.settle(after), None  # at the beginning of the next epoch
+            yield self._step(position, step, after, place)
+            position += batch_rows
+        self.counted_rows = self._counted(row + len(step))
+        if step and plan.epoch_end != "drop":
+            yield self._step(position, step, position + len(step), None)
+            position += len(step)
         return position
 
     def _counted(self, epoch_rows: int) -> int:
@@ -264,42 +260,43 @@ class _RawBatches(BlockBatches):
             )
         return epoch_rows
 
-    def _block(self, position: int, step: Chunk) -> Block:
-        task = self._task(position, len(step))
+    def _step(self, position: int, rows: list[RawRow], after: int, place: OnePlace) -> _Step:
+        task = self._task(position, len(rows))
         real = task.live_rows() - position
-        tokens = self.pool.take(len(real), self.row_tokens + 1)
-        tokens[:] = step.tokens[real]
-        block = Block(tokens, np.zeros(len(real), np.int32), position + real, task.weights())
+        mine = [rows[number] for number in real.tolist()]
+        tokens = self.pool.take(len(mine), self.row_tokens + 1)
+        for target, row in zip(tokens, mine, strict=True):
+            target[:] = row.tokens
+        block = Block(tokens, np.zeros(len(mine), np.int32), position + real, task.weights())
         if self.fields.need_borders:
-            add_border_fields(block, [step.borders[i] for i in real.tolist()], self.fields)
+            add_border_fields(block, [row.borders for row in mine], self.fields)
         mask_padding(block)
-        return block
+        return _Step(block, after, place, [row.origin for row in rows])
 
     def _raw_metadata(
-        self, block: Block, after: int, place: Place[Document] | None, origins: list[Place[Document]]
+        self, block: Block, after: int, place: OnePlace, origins: list[Place[Document]]
     ) -> dict[str, Any]:
         task, documents = self._task(0, len(origins)), self.rows.documents
-        begins = [documents.describe(origins[i]) or {} for i in task.live_rows().tolist()]
+        begins = [documents.describe(origins[row]) for row in task.live_rows().tolist()]
+        state = state_at(after, self.plan, self.record) | _extra_state(documents, place, self.rows.plan)
         return {
             **self._facts(block, 0, task.num_rows),
             "global_rows": task.real_rows,
             "begins": [{name: at[name] for name in ("file", "record", "skip")} for at in begins],
-            "state": state_at(after, self.plan, self.record) | _state_of(documents, place, self.rows.plan.known_rows),
+            "state": state,
         }
 
     def _task(self, position: int, real_rows: int) -> Task:
         """One step, of which `real_rows` rows are data."""
-        rows = real_rows if self.cut.epoch_end == "short" else self.cut.rows_per_step
+        rows = self.cut.rows_per_step
+        if self.cut.epoch_end == "short":
+            rows = real_rows
         return Task(position, 1, rows, self.share(rows), real_rows)
 
 
-_Step = tuple[Block, int, Place[Document] | None, list[Place[Document]]]
-"""(a step's rows, position after it, where reading must begin there, where each row of the global batch begins)."""
-
-
-def _state_of(documents: RawDocuments, place: Place[Document] | None, epoch_rows: int | None) -> dict[str, Any]:
-    """What a state has besides position, plan and steps."""
-    return {"place": documents.describe(place), "epoch_rows": epoch_rows}
+def _extra_state(documents: RawDocuments, place: OnePlace, plan: RawPlan) -> dict[str, Any]:
+    """The entries of a state besides position, plan and steps."""
+    return {"place": place and documents.describe(place), "epoch_rows": plan.known_rows}
 
 
 def _shuffle_window(asked: Asked) -> int:
@@ -311,27 +308,23 @@ def _shuffle_window(asked: Asked) -> int:
             parameter="pool_rows",
             remedy="leave one of them out",
         )
-    if rows is None:
-        return _SHUFFLE_ROWS if scope in ("window", True) else 0
-    return int(rows)
+    if scope in ("window", True):
+        return int(rows or _SHUFFLE_ROWS)
+    return int(rows or 0)
 
 
 def _check_recipe(recipe: DatasetRecipe) -> None:
-    """Refuse what cannot be known before everything was read."""
-    why = (
-        f"it has {len(recipe.ingredients)} ingredients, and a stream has one"
-        if len(recipe.ingredients) != 1
-        else "a quantity is chosen among all rows"
-        if recipe.ingredients[0].quantity is not None
-        else "holding documents out needs a store"
-        if recipe.holdout_fraction
-        else "the characters of a corpus are known when all of it was read"
-        if recipe.tokenize.needs_fit
-        else None
-    )
-    if why:
-        raise SpecError(
-            f"this cannot be streamed: {why}",
-            parameter="streaming",
-            remedy="streaming=False: bakes once, into a cache",
-        )
+    """Refuse a recipe whose rows depend on everything that it reads."""
+    number = len(recipe.ingredients)
+    for is_so, why in (
+        (number != 1, f"it has {number} ingredients, and a stream has one"),
+        (any(each.quantity is not None for each in recipe.ingredients), "a quantity is chosen among all rows"),
+        (recipe.holdout_fraction, "holding documents out needs a store"),
+        (recipe.tokenize.needs_fit, "the characters of a corpus are known when all of it was read"),
+    ):
+        if is_so:
+            raise SpecError(
+                f"this cannot be streamed: {why}",
+                parameter="streaming",
+                remedy="streaming=False: bakes once, into a cache",
+            )

@@ -1,4 +1,4 @@
-"""Read what a loader will need before it needs it: the order says what that is, long before.
+"""Reading ahead of a loader: the order of its rows is known long before they are needed.
 
 A background thread follows the loader's cursor. It never makes or changes a batch: it only brings bytes of files into
 the page cache, so that the gather finds them there. What it does depends on whether the data fits into free memory:
@@ -30,7 +30,7 @@ from batchwright.base.machine import available_bytes, is_linux
 from batchwright.batches.flow import Flow
 from batchwright.batches.warm import FileReader, Span, cached_share
 from batchwright.batches.window import WindowRows
-from batchwright.loaders.stream import CountedBatches
+from batchwright.loaders.blocks import CountedBatches
 from batchwright.order.lanes import LaneView
 from batchwright.order.schedule import Order, Stretch
 from batchwright.store.stream import TokenStream
@@ -46,7 +46,7 @@ log: logging.Logger = logging.getLogger("batchwright")
 
 _THREAD_NAME = "batchwright-read-ahead"
 _UNIT_BYTES = 64 << 20
-"""What is read before the cursor is looked at again, at most."""
+"""The most that is read before the cursor is looked at again."""
 _LEAST_BYTES = 16 << 20
 """Less data than this is read faster than a thread is worth."""
 _CACHED_ENOUGH = 0.98
@@ -61,32 +61,13 @@ _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def start_read_ahead(loader: Loader[TrainingBatch], asked: bool | None) -> threading.Thread | None:
-    """Start to read ahead for a loader. None where it is not asked for, not possible, or (if not asked) not of use.
+    """Start to read ahead for a loader. None where that is turned off, impossible, or (by default) useless.
 
-    The thread ends with the loader, or with the process; it is not there in a copy of the loader, nor after a fork.
+    The thread ends with the loader, or with the process. A copy of the loader has none, nor has a forked process.
     """
-    flow = _flow(loader)
-    streams = [rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)]
-    if asked is False or len(streams) < len(flow.rows):
+    follower = _follower(loader, asked)
+    if follower is None:
         return None
-    is_first = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
-    total = sum(stream.num_tokens * stream.dtype.itemsize for stream in streams)
-    if asked is None and (total < _LEAST_BYTES or _is_cached(streams)):
-        return None
-    budget = int(available_bytes() * _MEMORY_SHARE)
-    follower: _Blocks | _Rows
-    if total <= budget:
-        if asked is None and not is_first:
-            return None
-        follower = _Blocks(loader, once=True)
-    elif flow.order.shuffle == "global":
-        if not is_linux():
-            return None
-        log.info("%d MB of tokens, %d MB of memory: shuffle='pool' would read fewer places", total >> 20, budget >> 20)
-        follower = _Rows()
-    else:
-        _warn_of_large_windows(flow.order, flow.windows, budget)
-        follower = _Blocks(loader, once=False, reads=is_first or loader.plan.lanes is not None or asked is True)
     stop = threading.Event()
     weakref.finalize(loader, stop.set)
     thread = threading.Thread(
@@ -95,6 +76,29 @@ def start_read_ahead(loader: Loader[TrainingBatch], asked: bool | None) -> threa
     thread.start()
     atexit.register(_end, weakref.ref(thread), stop)
     return thread
+
+
+def _follower(loader: Loader[TrainingBatch], asked: bool | None) -> _Blocks | _Rows | None:
+    flow = _flow(loader)
+    streams = [rows.stream for rows in flow.windows if isinstance(rows.stream, TokenStream)]
+    if asked is False or len(streams) < len(flow.rows):
+        return None
+    total = sum(stream.num_tokens * stream.dtype.itemsize for stream in streams)
+    if asked is None and (total < _LEAST_BYTES or _is_cached(streams)):
+        return None
+    is_first = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
+    budget = int(available_bytes() * _MEMORY_SHARE)
+    if total <= budget:
+        if not is_first and not asked:
+            return None
+        return _Blocks(loader, once=True)
+    if flow.order.shuffle != "global":
+        _warn_of_large_windows(flow.order, flow.windows, budget)
+        return _Blocks(loader, once=False, reads=is_first or loader.plan.lanes is not None or asked is True)
+    if not is_linux():
+        return None
+    log.info("%d MB of tokens, %d MB of memory: shuffle='pool' would read fewer places", total >> 20, budget >> 20)
+    return _Rows()
 
 
 def _flow(loader: Loader[TrainingBatch]) -> Flow:
@@ -117,7 +121,7 @@ def _is_cached(streams: list[TokenStream]) -> bool:
         for shard in range(0, shards, -(-shards // 16)):
             try:
                 spans += stream.spans(int(stream.token_starts[shard]), int(stream.token_starts[shard + 1]))
-            except StoreError:  # damaged: whoever needs it will say so, and nothing is to be read ahead
+            except StoreError:  # damaged: reading it will raise, and nothing is to be read ahead
                 return True
     share = cached_share(spans)
     return share is not None and share >= _CACHED_ENOUGH
@@ -143,7 +147,7 @@ def _follow(ref: weakref.ref[Loader[TrainingBatch]], follower: _Blocks | _Rows, 
                 return
             try:
                 work = follower.next(loader)
-            except StoreError:  # damaged: whoever needs it will say so
+            except StoreError:  # damaged: reading it will raise
                 return
             del loader  # not held while something is read: it ends when its user drops it
             if work is None:
@@ -158,17 +162,17 @@ def _row_bytes(rows: WindowRows) -> int:
 
 @dataclass(slots=True)
 class _Work:
-    """What to do next, in plain numbers."""
+    """Reads and drops to do next, in plain numbers: holds no store."""
 
     read: list[Span] = field(default_factory=list)
     read_again: list[Span] = field(default_factory=list)
-    """What is needed now, and was read so long ago that the cache may have lost it."""
+    """Needed now, and read so long ago that the cache may have lost it."""
     drop: list[Span] = field(default_factory=list)
     ask_for: list[tuple[Path, NDArray[np.int64], int]] = field(default_factory=list)
     """(file, where small parts of it begin, bytes of each)."""
 
     def do(self, files: FileReader, stop: threading.Event) -> bool:
-        """Do it; whether there was anything to do."""
+        """Do it. Returns whether there was anything to do."""
         files.drop(self.drop)
         for path, offsets, num_bytes in self.ask_for:
             files.ask_for(path, offsets, num_bytes)
@@ -181,7 +185,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Unit:
-    """Some consecutive rows of a stretch: what is read in one go."""
+    """Some consecutive rows of a stretch, read in one go."""
 
     stretch: Stretch
     first_row: int
@@ -214,33 +218,27 @@ class _Blocks:
     """Follows a cursor through stretches of rows, block by block."""
 
     def __init__(self, loader: Loader[TrainingBatch], *, once: bool, reads: bool = True) -> None:
-        rows = _flow(loader).windows
-        self.order, self.once, self.reads = _flow(loader).order, once, reads
-        self.views = self._views_of(loader)
-        """Lanes of this rank, or the one order of all."""
-        self.row_bytes = [_row_bytes(r) for r in rows]
-        self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
+        self.once, self.reads = once, reads
         self.position = -1
-        self.sources: list[_Source] = []
-        self.held: list[deque[_Unit]] = []
-        """What was read and is not used yet, or is in use, by source."""
         self.held_bytes = 0
         self.budget, self.measured = 0, float("-inf")
+        self._look_up_order(loader)
 
-    def _views_of(self, loader: Loader[TrainingBatch]) -> Sequence[Order | LaneView]:
-        """What this rank reads: other shares than contiguous ones have rows of every lane."""
-        is_contiguous = loader.this_run.sharding.is_contiguous
-        return self.order.views(*((loader.rank, loader.world_size) if is_contiguous else (0, 1)))
+    def _look_up_order(self, loader: Loader[TrainingBatch]) -> None:
+        """Take the order of the loader's plan, or of this rank's lanes of it."""
+        ranks = 0, 1
+        if loader.this_run.sharding.is_contiguous:  # other shares have rows of every lane
+            ranks = loader.rank, loader.world_size
+        self.order = _flow(loader).order
+        self.views: Sequence[Order | LaneView] = self.order.views(*ranks)
+        self.row_bytes = [_row_bytes(rows) for rows in _flow(loader).windows]
+        self.sources: list[_Source] = []
 
     def next(self, loader: Loader[TrainingBatch]) -> _Work | None:
-        """What to do next; None when nothing will ever be to do again."""
-        position, end = loader.position, loader.this_run.end
+        """What to do next. None: nothing, ever again."""
         if self.order is not _flow(loader).order:  # amended
-            self.order = _flow(loader).order
-            self.views, self.sources = self._views_of(loader), []
-            rows = _flow(loader).windows
-            self.row_bytes = [_row_bytes(r) for r in rows]
-            self.unit_rows = [max(_UNIT_BYTES // size, 1) for size in self.row_bytes]
+            self._look_up_order(loader)
+        position, end = loader.position, loader.this_run.end
         counts = [count for view in self.views for count in view.counts(position)]
         if position < self.position or not self.sources:
             self._start_at(counts)
@@ -248,43 +246,48 @@ class _Blocks:
         work = _Work()
         if not self.once:
             self._let_go(loader, counts, work)
-            if self.reads:
-                self._look_again(loader, counts, work)
+        if not self.once and self.reads:
+            self._look_again(loader, counts, work)
         for source, count in zip(self.sources, counts, strict=True):
             source.skip_to(count)
         chosen = min(self.sources, key=lambda source: source.needed_at)
         is_over = end is not None and chosen.needed_at >= end
         if self.once and (is_over or all(source.is_covered for source in self.sources)):
             return None
-        unit = chosen.unit
-        is_early = chosen.needed_at > position and not self.once
-        if is_over or (is_early and self.held_bytes + unit.num_bytes > self._budget()):
-            return work
-        self.held[self.sources.index(chosen)].append(unit)
+        if not is_over and self._has_room(chosen):
+            self._take(loader, chosen, work)
+        return work
+
+    def _start_at(self, counts: list[int]) -> None:
+        num_sources = len(self.row_bytes)
+        self.held_bytes, self.sources = 0, []
+        for number, count in enumerate(counts):
+            view, source = divmod(number, num_sources)
+            self.sources.append(_Source(self.views[view], source, count, self.row_bytes[source]))
+
+    def _has_room(self, source: _Source) -> bool:
+        """Whether the next unit fits into memory. What is needed now is read in any case."""
+        is_needed = self.once or source.needed_at <= self.position
+        return is_needed or self.held_bytes + source.unit.num_bytes <= self._budget()
+
+    def _take(self, loader: Loader[TrainingBatch], source: _Source, work: _Work) -> None:
+        """Read the next unit of a source."""
+        unit = source.unit
+        source.held.append(unit)
         self.held_bytes += unit.num_bytes
         if not self.once and self.order.shuffle == "pool":
             # A row that comes too late must not read what lies around it: that is mostly not of this window.
             stream, pieces = _pieces(loader, unit)
             for start, stop in pieces:
                 stream.expect_random_reads(start, stop)
-        chosen.advance()
+        source.advance()
         if self.reads:
             work.read = _spans(loader, unit)
-        return work
-
-    def _start_at(self, counts: list[int]) -> None:
-        num_sources = len(self.row_bytes)
-        self.sources = []
-        for number, count in enumerate(counts):
-            view, source = divmod(number, num_sources)
-            sizes = self.unit_rows[source], self.row_bytes[source]
-            self.sources.append(_Source(self.views[view], source, count, *sizes))
-        self.held, self.held_bytes = [deque() for _ in counts], 0
 
     def _let_go(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
         """Unmap what was held and is used up; then the cache can forget it."""
-        for source, count in enumerate(counts):
-            held = self.held[source]
+        for source, count in zip(self.sources, counts, strict=True):
+            held = source.held
             while held and held[0].stretch.last <= count:
                 unit = held.popleft()
                 self.held_bytes -= unit.num_bytes
@@ -297,11 +300,9 @@ class _Blocks:
 
     def _look_again(self, loader: Loader[TrainingBatch], counts: list[int], work: _Work) -> None:
         """Once a window is in use: what was read for it long ago may be gone, where memory is short."""
-        for held, count in zip(self.held, counts, strict=True):
-            for unit in held:
-                if unit.stretch.first > count:
-                    break
-                if not unit.is_needed:
+        for source, count in zip(self.sources, counts, strict=True):
+            for unit in source.held:
+                if unit.stretch.first <= count and not unit.is_needed:
                     unit.is_needed = True
                     work.read_again += _spans(loader, unit)
 
@@ -314,11 +315,14 @@ class _Blocks:
 
 
 class _Source:
-    """What one source gives next, unit by unit."""
+    """The rows of one source in their order, unit by unit."""
 
-    def __init__(self, order: Order | LaneView, source: int, count: int, unit_rows: int, row_bytes: int) -> None:
-        self.order, self.source, self.unit_rows, self.row_bytes = order, source, unit_rows, row_bytes
+    def __init__(self, order: Order | LaneView, source: int, count: int, row_bytes: int) -> None:
+        self.order, self.source, self.row_bytes = order, source, row_bytes
+        self.unit_rows = max(_UNIT_BYTES // row_bytes, 1)
         self.started_at = count
+        self.held: deque[_Unit] = deque()
+        """Units that were read and are not used up."""
         self._open(count)
 
     @property
@@ -333,7 +337,8 @@ class _Source:
 
     def advance(self) -> None:
         self.unit = next(self._units)
-        self._look_up()
+        first = np.array([self.unit.stretch.first], np.int64)
+        self.needed_at = int(self.order.position_of(self.source, first)[0])
 
     def _open(self, count: int) -> None:
         self._units = self._cut(self.order.stretches(self.source, count, self.unit_rows))
@@ -345,10 +350,6 @@ class _Source:
                 for start in range(first, last, self.unit_rows):
                     stop = min(start + self.unit_rows, last)
                     yield _Unit(stretch, start, stop, (stop - start) * self.row_bytes)
-
-    def _look_up(self) -> None:
-        first = np.array([self.unit.stretch.first], np.int64)
-        self.needed_at = int(self.order.position_of(self.source, first)[0])
 
 
 class _Rows:
@@ -368,7 +369,7 @@ class _Rows:
         assert isinstance(batches, CountedBatches)  # windows have no lengths: nothing plans their steps
         ahead = _ROWS_AHEAD * loader.batch_size // batches.width
         if not len(self.coming) and self.done < position + ahead:
-            task = next(batches._tasks(self.done), None)
+            task = next(batches.tasks(self.done), None)
             if task is None:
                 return _Work()  # the end of the run; a caller may yet go back
             skips = batches.cut.epochs.skips

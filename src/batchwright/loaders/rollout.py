@@ -14,7 +14,7 @@ from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.loader import Loader
 from batchwright.loaders.rollout_batches import RolloutStream
 from batchwright.loaders.rollout_data import open_rollouts
-from batchwright.loaders.rollout_logged import Policy, open_log
+from batchwright.loaders.rollout_logged import TrainerPolicy, open_log
 from batchwright.prepare.tokenizers import resolve_tokenizer
 from batchwright.rl.estimate import Advantages
 from batchwright.rollouts import read_rollouts
@@ -25,7 +25,7 @@ __all__ = ["RolloutDataLoader"]
 
 
 class RolloutDataLoader(Loader[TrainingBatch]):
-    """Rollouts as batches: what was asked and answered, and what it was worth, aligned with targets.
+    """Rollouts as batches: prompts, responses and what they were worth, aligned with targets.
 
     RolloutDataLoader(rollout_samples, tokenizer, compute_advantages=True)         a list of dicts or dataclasses
     RolloutDataLoader("rollouts.jsonl", tokenizer, "leave_one_out", epochs=4)      a file; four passes over it
@@ -35,7 +35,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
     "reinforce" (the reward less the mean); a name asks for one, and `Advantages` says more: gamma, lam, kl_coef,
     whitening over the global batch, another library's conventions. Groups are normalised whole, before batches are cut.
 
-    Batches have `batch_size` rows over all ranks, or with `Batching(tokens=)` at most so many tokens, padding included;
+    Batches have `batch_size` rows over all ranks, or with `Batching(tokens=)` a limit of tokens, padding included;
     `Batching(balance=)` gives all ranks about the same work. `batch.metadata` has "rewards", "advantages", "returns",
     "old_log_probs", ... aligned with targets, and "global_tokens", "global_sequences", "global_groups" to divide by.
     """
@@ -74,19 +74,21 @@ class RolloutDataLoader(Loader[TrainingBatch]):
         """
         asked = Asked(batch_size=batch_size, seed=seed, shuffle=shuffle)
         asked.refuse(("pool_rows", "lanes", "recut"), "is for a shuffle in windows, and rollouts have none")
-        given = compute_advantages
-        estimator = given if isinstance(given, Advantages) else Advantages(given)
+        if not isinstance(compute_advantages, Advantages):
+            compute_advantages = Advantages(compute_advantages)
         resolved = None if tokenizer is None else resolve_tokenizer(tokenizer, vocab_size=vocab_size)
         read = partial(read_rollouts, tokenizer=resolved, chat_template=chat_template, vocab_size=vocab_size)
         how: dict[str, Any] = {
-            "estimator": estimator,
+            "estimator": compute_advantages,
             "pad": _pad_of(resolved, asked["pad"]),
             "tokenizer": tokenizer if isinstance(tokenizer, str) and os.path.isfile(tokenizer) else None,
         }
         stream: RolloutStream
         if isinstance(rollout_data, RolloutLog):
             of_data = {"epochs": epochs, "plan": plan, "group_size": group_size, "columns": columns}
-            policy = Policy(max_staleness=None if max_staleness is None else at_least(0, max_staleness=max_staleness))
+            if max_staleness is not None:
+                max_staleness = at_least(0, max_staleness=max_staleness)
+            policy = TrainerPolicy(max_staleness=max_staleness)
             ranks = (rank, world_size)
             stream, asked = open_log(rollout_data, read, policy, timeout, asked, of_data, ranks, how)
             epochs = None
@@ -98,21 +100,21 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
     @property
     def policy_version(self) -> int | None:
-        """Which weights the trainer has now: of a log, `max_staleness` counts from there. Never lower than it was."""
+        """The version of the trainer's weights, from which `max_staleness` counts in a log. It never decreases."""
         return None if self._policy is None else self._policy.version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         if self._policy is None:
             raise SpecError(
-                "policy_version decides which groups of a log are too old, and these rollouts are no log",
+                "policy_version decides which groups of a log are too old, and these rollouts are not a log",
                 parameter="policy_version",
                 remedy="RolloutDataLoader(log, ...), or leave it out",
             )
-        self._policy.is_now(version)
+        self._policy.update(version)
 
     @property
-    def _policy(self) -> Policy | None:
+    def _policy(self) -> TrainerPolicy | None:
         return getattr(self.stream, "policy", None)
 
     def get_batch(self, batch_size: int | None = None, *, policy_version: int | None = None) -> TrainingBatch:
@@ -140,7 +142,7 @@ class RolloutDataLoader(Loader[TrainingBatch]):
 
 
 def _pad_of(tokenizer: Any, asked: int | str | None) -> int:
-    """The id that fills up rows. Any will do: masks come from lengths."""
+    """The id that fills up rows. Any id works: masks come from lengths."""
     if asked is not None:
         return at_least(0, pad=asked)
     return whole_number(pad=getattr(tokenizer, "eos_id", None) or 0)

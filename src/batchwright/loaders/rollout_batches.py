@@ -1,4 +1,4 @@
-"""From rows of rollouts to the batch of one rank, with everything that a loss needs to know of the global batch."""
+"""From rows of rollouts to the batch of one rank, with the sums over the global batch that a loss divides by."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from batchwright.loaders.steps import Step
 from batchwright.loaders.stored import padding_of
 from batchwright.order.plan import Plan, State
 from batchwright.rl.estimate import Advantages
-from batchwright.rollouts.aligned import Laid, RolloutRows
+from batchwright.rollouts.aligned import IGNORED, PaddedRollouts, RolloutRows
 
-__all__ = ["Maker", "RolloutStream"]
+__all__ = ["BatchMaker", "RolloutStream"]
 
-_ARRAYS = 12
-"""Of a batch, at most."""
+_MAX_ARRAYS = 12
+"""Arrays of a batch, at most."""
+_FIELDS = ("input_ids", "targets", "loss_mask", "attention_mask")
 
 
 @dataclass(slots=True)
-class Maker:
-    """What is the same for all batches of a loader, and the memory that they are made in.
+class BatchMaker:
+    """The part that all batches of a loader share, and the memory that they are made in.
 
-    Of metadata only positions stay NumPy's: they are the loader's, not the model's.
+    In metadata only positions stay NumPy's: they are the loader's, not the model's.
     """
 
     padding: Padding
     pad: int
     framework: str
     tokenizer: str | None = None
-    pool: BlockPool = field(default_factory=lambda: BlockPool(_ARRAYS))
+    pool: BlockPool = field(default_factory=lambda: BlockPool(_MAX_ARRAYS))
 
     def make(
         self,
@@ -48,27 +49,20 @@ class Maker:
         facts: Mapping[str, NDArray[np.int64]],
         state: State,
     ) -> TrainingBatch:
-        """This rank's part of a step. `index` has the row of each of its positions, on all ranks; `facts` are arrays
-        with what else is known of each of `rows`."""
-        mine = index[step.mine]
-        laid = rows.lay(mine, step.width, pad=self.pad, left=self.padding.left, allocate=self._allocate)
-        real = index if step.weight is None else index[step.weight > 0]
+        """This rank's part of a step.
+
+        `index` has the row of each position of the step, on all ranks; `facts` are further columns, one number per row.
+        """
+        mine, real = index[step.mine], index
+        padded = rows.padded(mine, step.width, pad=self.pad, left=self.padding.left, allocate=self._allocate)
+        weight = np.ones(len(mine), np.float32)
+        if step.weight is not None:
+            real, weight = index[step.weight > 0], step.weight[step.mine]
         if rows.whitening is not None:
-            _whiten(rows, real, laid)
-        weight = None if step.weight is None else step.weight[step.mine]
-        if weight is not None and not weight.all():
-            filled = weight == 0
-            laid.targets[filled] = -100
-            laid.loss_mask[filled] = 0
-            for column in laid.columns.values():
-                column[filled] = 0
-        fields: dict[str, Any] = {
-            "input_ids": laid.input_ids,
-            "targets": laid.targets,
-            "loss_mask": laid.loss_mask,
-            "attention_mask": laid.attention_mask,
-        }
-        columns: dict[str, Any] = {**laid.columns, **_of_rows(rows, mine, weight)}
+            _whiten(rows, real, padded)
+        _mask_rows(padded, weight == 0)
+        fields = {name: getattr(padded, name) for name in _FIELDS}
+        columns = {**padded.columns, "weight": weight, **rows.row_columns(mine)}
         columns |= {name: values[mine] for name, values in facts.items()}
         made = self._converted(fields | columns)
         fields, columns = ({name: made[name] for name in names} for names in (fields, columns))
@@ -77,18 +71,19 @@ class Maker:
     def _metadata(
         self, columns: dict[str, Any], rows: RolloutRows, real: NDArray[np.int64], step: Step, state: State
     ) -> dict[str, Any]:
-        groups = rows.num_groups(real)
-        return {
+        metadata = {
             **columns,
             "position": step.positions[step.mine],
             "global_rows": len(real),
             "global_sequences": len(real),
             "global_tokens": int(rows.trained_tokens[real].sum()),
-            **({} if groups is None else {"global_groups": groups}),
-            **step.told(),
-            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
-            "state": state,
         }
+        if rows.rollouts.group is not None:
+            metadata["global_groups"] = len(np.unique(rows.rollouts.group[real]))
+        metadata |= step.told()
+        if self.tokenizer:
+            metadata["tokenizer"] = self.tokenizer
+        return {**metadata, "state": state}
 
     def _converted(self, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
         """Arrays of the loader's framework."""
@@ -98,7 +93,7 @@ class Maker:
         return made
 
     def _allocate(self, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
-        """Memory that was used before and is free again, in which pages need not be made anew."""
+        """Memory that was used before and is free again: its pages exist."""
         rows, width = shape
         if dtype == np.int64:
             return self.pool.take(rows, width)
@@ -106,7 +101,7 @@ class Maker:
         return floats[0, : rows * width].reshape(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Maker, (self.padding, self.pad, self.framework, self.tokenizer)
+        return BatchMaker, (self.padding, self.pad, self.framework, self.tokenizer)
 
 
 class RolloutStream(UnkeptStream[TrainingBatch]):
@@ -135,8 +130,8 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
         self.padding: Padding = padding_of(pad_to, asked.get("padding_side", "right"), self.widest)
         self.pad_to: Any = self.padding.as_json
 
-    def maker(self, framework: str) -> Maker:
-        return Maker(self.padding, self.pad, framework, self.tokenizer)
+    def maker(self, framework: str) -> BatchMaker:
+        return BatchMaker(self.padding, self.pad, framework, self.tokenizer)
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(self.padding.widths(longest, self.widest), longest)
@@ -146,7 +141,7 @@ class RolloutStream(UnkeptStream[TrainingBatch]):
 
 
 def _widest(pad_to: Any, longest: int) -> int:
-    """Tokens of the widest batch. No length was set for rollouts: `pad_to` is kept, however short they are."""
+    """Tokens of the widest batch. Rollouts have no maximal length, so `pad_to` holds even where all are shorter."""
     if isinstance(pad_to, int) and pad_to > 0:
         return -(-longest // pad_to) * pad_to
     if isinstance(pad_to, list | tuple):
@@ -154,22 +149,20 @@ def _widest(pad_to: Any, longest: int) -> int:
     return longest
 
 
-def _whiten(rows: RolloutRows, real: NDArray[np.int64], laid: Laid) -> None:
-    """Over the learned tokens of the global batch, whose `real` rows are these: only moments of them are needed."""
+def _whiten(rows: RolloutRows, real: NDArray[np.int64], padded: PaddedRollouts) -> None:
+    """Whiten advantages over the learned tokens of the global batch, whose `real` rows these are."""
     assert rows.whitening is not None
-    moments, advantages = rows.moments(real), laid.columns["advantages"]
+    moments, advantages = rows.moments(real), padded.columns["advantages"]
     advantages -= np.float32(moments.mean)
     advantages *= np.float32(1 / rows.whitening.whitening_divisor(moments.count, moments.squares))
-    np.copyto(advantages, 0, where=laid.loss_mask == 0)
+    np.copyto(advantages, 0, where=padded.loss_mask == 0)
 
 
-def _of_rows(rows: RolloutRows, mine: NDArray[np.int64], weight: NDArray[np.float32] | None) -> dict[str, Any]:
-    rollouts = rows.rollouts
-    found: dict[str, Any] = {"weight": np.ones(len(mine), np.float32) if weight is None else weight.copy()}
-    if rollouts.reward is not None:
-        found["reward"] = rollouts.reward[mine].astype(np.float32)
-    if rollouts.group is not None:
-        found["group"] = rollouts.group[mine]
-    if rollouts.policy_version is not None:
-        found["policy_version"] = rollouts.policy_version[mine]
-    return found
+def _mask_rows(padded: PaddedRollouts, filled: NDArray[np.bool_]) -> None:
+    """Learn nothing from rows that only fill the batch up."""
+    if not filled.any():
+        return
+    padded.targets[filled] = IGNORED
+    padded.loss_mask[filled] = 0
+    for column in padded.columns.values():
+        column[filled] = 0

@@ -16,10 +16,9 @@ from batchwright.base.words import counted
 from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.interface import Made, Making, Record
-from batchwright.loaders.planning import shuffle_of
-from batchwright.loaders.rollout_batches import Maker, RolloutStream
+from batchwright.loaders.planning import refuse_other_settings, shuffle_of
+from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
 from batchwright.loaders.run import Run
-from batchwright.loaders.sources import refuse_other_settings
 from batchwright.loaders.steps import Step, Steps
 from batchwright.order.plan import Plan, PlanSource
 from batchwright.order.schedule import ORDER_VERSION
@@ -30,10 +29,10 @@ from batchwright.rollouts.log.folder import LEDGER_NAME
 from batchwright.store.plans import find_plan, with_state_read
 from batchwright.typing import PlanLike
 
-__all__ = ["WholeStream", "open_rollouts", "plan_of_data"]
+__all__ = ["RolloutSetStream", "open_rollouts"]
 
-_LOCATED_ROWS = 4096
-"""Rows whose places are computed at once: the order then costs a batch next to nothing."""
+_LOOKED_UP_ROWS = 4096
+"""Rows that are looked up in the order at once: the order then costs a batch next to nothing."""
 
 
 def open_rollouts(
@@ -43,9 +42,9 @@ def open_rollouts(
     asked: Asked,
     of_a_log: Mapping[str, Any],
     how: dict[str, Any],
-) -> WholeStream:
-    """The stream over a finished set of rollouts."""
-    _refuse_log(rollout_data, **of_a_log)
+) -> RolloutSetStream:
+    """The stream over a finished set of rollouts. Settings in `of_a_log` are refused."""
+    _refuse_log(rollout_data, of_a_log)
     if asked["batch_tokens"] is not None and asked["epoch_end"] == "drop":
         raise SpecError(
             "epoch_end='drop' has no meaning with batch_tokens: an epoch's last batch has the rows that are left",
@@ -53,30 +52,30 @@ def open_rollouts(
             remedy="leave out epoch_end=: nothing is dropped",
         )
     rollouts = read(rollout_data)
-    return WholeStream(plan_of_data(rollouts, asked, plan), asked, RolloutRows(rollouts, how["estimator"]), how)
+    return RolloutSetStream(_plan_of(rollouts, asked, plan), asked, RolloutRows(rollouts, how["estimator"]), how)
 
 
-class WholeStream(RolloutStream):
+class RolloutSetStream(RolloutStream):
     """A finished set of rollouts: shuffled, in epochs."""
 
     def __init__(self, plan: Plan, asked: Asked, rows: RolloutRows, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, int(rows.lengths.max()), **how)
         self.rows: RolloutRows = rows
-        self.numbers: NDArray[np.int64] = np.arange(len(rows))
-        self.own: dict[str, Any] = self.settings()
-        self._located: tuple[int, NDArray[np.int64]] | None = None
+        self.facts: dict[str, NDArray[np.int64]] = {"row": np.arange(len(rows))}
+        self._looked_up: tuple[int, NDArray[np.int64]] | None = None
 
-    def open(self, run: Run, rows: int, record: Record, making: Making) -> WholeBatches:
-        return WholeBatches(self, run.steps(rows, record), self.maker(making.framework), record)
+    def open(self, run: Run, rows: int, record: Record, making: Making) -> RolloutSetBatches:
+        return RolloutSetBatches(self, run.steps(rows, record), self.maker(making.framework), record)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which rows lie at some positions. Looked up for thousands at once, of which those of a step are mostly."""
-        first = int(positions.min()) // _LOCATED_ROWS * _LOCATED_ROWS
-        if int(positions.max()) >= first + 2 * _LOCATED_ROWS:
+        """The rows at some positions. Thousands are looked up at once, mostly including those of a step."""
+        first = int(positions.min()) // _LOOKED_UP_ROWS * _LOOKED_UP_ROWS
+        last = first + 2 * _LOOKED_UP_ROWS
+        if int(positions.max()) >= last:
             return self.plan.order.at(positions).index
-        if self._located is None or self._located[0] != first:
-            self._located = first, self.plan.order.at(np.arange(first, first + 2 * _LOCATED_ROWS)).index
-        rows: NDArray[np.int64] = self._located[1][positions - first]
+        if self._looked_up is None or self._looked_up[0] != first:
+            self._looked_up = first, self.plan.order.at(np.arange(first, last)).index
+        rows: NDArray[np.int64] = self._looked_up[1][positions - first]
         return rows
 
     def lengths_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,7 +102,7 @@ class WholeStream(RolloutStream):
     def of_other_content(self, theirs: Mapping[str, Any]) -> PlanError:
         return PlanError(
             "this state belongs to other rollouts",
-            differs=f"{self.own['content'][:7]} here, {str(theirs.get('content'))[:7]} there",
+            differs=f"{self.settings()['content'][:7]} here, {str(theirs.get('content'))[:7]} there",
             remedy="open the loader with the data of that run, or start anew, without the state",
         )
 
@@ -118,15 +117,39 @@ class WholeStream(RolloutStream):
         )
 
 
-def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
-    """Refuse what only a log can have, and the folder of one, which must be opened."""
+@dataclass(slots=True)
+class RolloutSetBatches:
+    """One rank's batches of a run that is cut one way."""
+
+    stream: RolloutSetStream
+    steps: Steps
+    maker: BatchMaker
+    record: Record
+
+    def batches(self, position: int) -> Made[TrainingBatch]:
+        """(batch, position after it) from a position to the end of the run."""
+        for step in self.steps.planned(position):
+            yield self._batch(step), step.after
+
+    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
+        for step in self.steps.planned(self.steps.cut.after(position, skipped), every=every, stop=stop):
+            yield self._batch(step)
+
+    def _batch(self, step: Step) -> TrainingBatch:
+        stream = self.stream
+        state = self.steps.state(step, stream.plan.fingerprint, self.record) | stream.extra_state(step.after)
+        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, stream.facts, state)
+
+
+def _refuse_log(rollout_data: Any, of_a_log: Mapping[str, Any]) -> None:
+    """Refuse settings that only a log has, and the folder of a log, which must be opened."""
     if isinstance(rollout_data, str | os.PathLike) and os.path.isfile(os.path.join(rollout_data, LEDGER_NAME)):
         raise SpecError(
             f"{os.fspath(rollout_data)!r} is the folder of a rollout log, which must be opened",
             parameter="rollout_data",
             remedy=f"RolloutDataLoader(RolloutLog({os.fspath(rollout_data)!r}), ...)",
         )
-    for name, value in of_logs.items():
+    for name, value in of_a_log.items():
         if value:
             raise SpecError(
                 f"{name}={value!r} is for a RolloutLog, and these rollouts are a finished set",
@@ -135,18 +158,25 @@ def _refuse_log(rollout_data: Any, **of_logs: Any) -> None:
             )
 
 
-def plan_of_data(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
-    """What fixes row p of a stream of rollouts: as asked for, or as a plan says that was made of the same rollouts."""
+# The plan
+
+
+def _plan_of(rollouts: Rollouts, asked: Asked, plan: Any = None) -> Plan:
+    """The order of a stream of rollouts: as asked for, or that of a plan for the same rollouts."""
     if plan is None:
         scope = shuffle_of(asked["shuffle"], "train")
         return _plan(rollouts, asked.get("seed", 0), scope, asked.get("epoch_end", "short"))
     plan = with_state_read(plan)
-    made = _plan_of_state(rollouts, plan) if isinstance(plan, Mapping) else find_plan((), plan)
-    if made.sources[0].fingerprint != rollouts.fingerprint():
+    if isinstance(plan, Mapping):
+        made = _plan_of_state(rollouts, plan)
+    else:
+        made = find_plan((), plan)
+    mine, theirs = rollouts.fingerprint(), made.sources[0].fingerprint
+    if mine != theirs:
         raise PlanError(
             f"plan {made.fingerprint} is of other rollouts",
             parameter="plan",
-            differs=f"{rollouts.fingerprint()[:7]} here, {made.sources[0].fingerprint[:7]} there",
+            differs=f"{mine[:7]} here, {theirs[:7]} there",
             remedy="the rollouts that it was made with, or no plan=",
         )
     refuse_other_settings(made, asked, ["rollouts"])
@@ -173,7 +203,7 @@ def _plan(rollouts: Rollouts, seed: int, shuffle: str, epoch_end: str) -> Plan:
 
 
 def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
-    """The plan of a run, from what its state says: no plan of rollouts is kept."""
+    """The plan of a run, from the settings in its state: plans of rollouts are not stored."""
     try:
         settings = dict(state["rollouts"])
         content = str(settings.pop("content"))
@@ -183,27 +213,3 @@ def _plan_of_state(rollouts: Rollouts, state: Mapping[str, Any]) -> Plan:
             "this is not a state of rollouts", parameter="plan", remedy="what state_dict() of such a loader returned"
         ) from None
     return replace(made, sources=(replace(made.sources[0], fingerprint=content),))
-
-
-@dataclass(slots=True)
-class WholeBatches:
-    """One rank's batches of a run that is cut one way."""
-
-    stream: WholeStream
-    steps: Steps
-    maker: Maker
-    record: Record
-
-    def batches(self, position: int) -> Made[TrainingBatch]:
-        """(batch, position after it) from a position to the end of the run."""
-        for step in self.steps.planned(position):
-            yield self._batch(step), step.after
-
-    def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
-        for step in self.steps.planned(self.steps.cut.after(position, skipped), every=every, stop=stop):
-            yield self._batch(step)
-
-    def _batch(self, step: Step) -> TrainingBatch:
-        stream = self.stream
-        state = {**self.steps.state(step, stream.plan.fingerprint, self.record), "rollouts": dict(stream.own)}
-        return self.maker.make(stream.rows, stream.rows_at(step.positions), step, {"row": stream.numbers}, state)

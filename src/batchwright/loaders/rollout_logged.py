@@ -1,7 +1,7 @@
 """The rows of a rollout log as a stream: in the order in which the journal says that they are used.
 
-Which groups those are is decided when they are first asked for, and journaled before anybody gets them. So a position
-gives the same rows for ever: on every rank, and again after a restart.
+A group is decided on when it is first asked for, and journaled before any trainer gets it. So a position gives the same
+rows for ever: on every rank, and again after a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from batchwright.batches.settings import Asked
 from batchwright.batches.types import TrainingBatch
 from batchwright.loaders.budget import Budget, budget_of
 from batchwright.loaders.interface import Made, Making, Record, state_at
-from batchwright.loaders.rollout_batches import Maker, RolloutStream
+from batchwright.loaders.rollout_batches import BatchMaker, RolloutStream
 from batchwright.loaders.run import Run
 from batchwright.loaders.steps import Steps
 from batchwright.order.budget import refuse_wide_rows
@@ -34,26 +34,26 @@ from batchwright.rollouts.aligned import RolloutRows
 from batchwright.rollouts.log.groups import Group
 from batchwright.rollouts.log.log import RolloutLog
 
-__all__ = ["LogRows", "LogStream", "Policy", "open_log", "plan_of_log"]
+__all__ = ["LogReader", "LogStream", "TrainerPolicy", "open_log"]
 
 logger: logging.Logger = logging.getLogger("batchwright")
 
 _WIDEST = 1 << 31
-"""Stands for the longest row of a log, whose length is not known."""
+"""Stands for the unknown longest row of a log."""
 
 
 def open_log(
     log: RolloutLog,
     read: Callable[..., Rollouts],
-    policy: Policy,
+    policy: TrainerPolicy,
     timeout: float,
     asked: Asked,
     of_data: Mapping[str, Any],
     ranks: tuple[int | None, int | None],
     how: dict[str, Any],
 ) -> tuple[LogStream, Asked]:
-    """The stream over a log, and the settings for the cursor over it."""
-    _refuse_whole(asked, of_data)
+    """The stream over a log, and the settings for the cursor over it. Settings in `of_data` are refused."""
+    _refuse_settings_of_a_set(asked, of_data)
     budget = budget_of(
         asked["batch_tokens"],
         asked["row_multiple"],
@@ -62,34 +62,67 @@ def open_log(
         world=find_ranks(*ranks, asked["mesh"]).world_size,
         uneven=bool(asked["uneven"]) or asked["equal_counts"] is False,
     )
-    rows = LogRows(log, read, how["estimator"], policy, timeout, by_count=budget is None)
-    if budget is not None:  # the cursor counts rows: how many of them a batch has is found out on the way
+    reader = LogReader(log, read, how["estimator"], policy, timeout, by_count=budget is None)
+    if budget is not None:  # the cursor counts rows: reading shows how many of them a batch has
         asked = asked.changed(batch_size=1, batch_tokens=None, row_multiple=None, uneven=True)
-    return LogStream(plan_of_log(log, asked["epoch_end"]), asked, rows, budget, how), asked
+    return LogStream(_plan_of_log(log, asked.get("epoch_end", "short")), asked, reader, budget, how), asked
+
+
+def _refuse_settings_of_a_set(asked: Asked, of_data: Mapping[str, Any]) -> None:
+    no_effect = {"epochs": (1, None), "shuffle": (None, False, "none"), "seed": (None, 0)}
+    for name, value in {"seed": asked["seed"], "shuffle": asked["shuffle"], **of_data}.items():
+        if value in no_effect.get(name, (None,)):
+            continue
+        remedy = f"leave out {name}="
+        if name in ("seed", "shuffle", "epochs", "group_size"):
+            remedy += f", or say it to the log: RolloutLog({name}=...)"
+        what = f"{name}={value!r} is not for a log: its rows, and their order, are in its journal"
+        raise SpecError(what, parameter=name, remedy=remedy)
+    if asked["pad_to"] == "max_length":
+        raise SpecError(
+            "the longest row of a log that grows is not known",
+            parameter="pad_to",
+            remedy="pad_to='longest', a number that widths are multiples of, or a list of widths",
+        )
+
+
+def _plan_of_log(log: RolloutLog, epoch_end: str) -> Plan:
+    """A stream without epochs and without a known end. Its rows are fixed by the journal of one log."""
+    source = PlanSource(
+        name="rollouts",
+        split="train",
+        fingerprint=log.fingerprint,
+        num_rows=log.group_size,
+        num_tokens=log.group_size,
+        rows=(("log", True),),
+    )
+    return Plan(
+        row_tokens=1,
+        seed=0,
+        shuffle="none",
+        epoch_end=one_of(("short", "pad", "drop"), epoch_end=epoch_end),
+        sources=(source,),
+        segments=((0, (("rollouts", 1.0),)),),
+        order_version=ORDER_VERSION,
+    )
 
 
 class LogStream(RolloutStream):
-    """The rows of a log: no epochs, no end that is known, and rows that are decided on when asked for."""
+    """The rows of a log: no epochs, no known end, and rows that are decided on when asked for."""
 
-    def __init__(self, plan: Plan, asked: Asked, rows: LogRows, budget: Budget | None, how: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, asked: Asked, reader: LogReader, budget: Budget | None, how: dict[str, Any]) -> None:
         super().__init__(plan, asked, _WIDEST, **how)
-        self.rows: LogRows = rows
+        self.reader: LogReader = reader
+        self.log: RolloutLog = reader.log
+        self.policy: TrainerPolicy = reader.policy
         self.budget: Budget | None = budget
-
-    @property
-    def policy(self) -> Policy:
-        return self.rows.policy
-
-    @property
-    def log(self) -> RolloutLog:
-        return self.rows.log
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> LogBatches:
         return LogBatches(self, run.steps(rows, record), self.maker(making.framework), record)
 
     def widths_of(self, longest: NDArray[np.int64]) -> NDArray[np.int64]:
         widths = super().widths_of(longest)
-        return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the widths that were given
+        return np.where(widths < _WIDEST, widths, longest)  # a row over the largest of the given widths
 
     def why_uncounted(self) -> SpecError:
         return SpecError(
@@ -108,15 +141,13 @@ class LogStream(RolloutStream):
         return {"log": self.plan.sources[0].fingerprint}
 
     def for_state(self, state: Mapping[str, Any]) -> Self:
-        position = state["position"]
-        if state["plan"] == self.plan.fingerprint:
-            num_rows = self.log.num_uses * self.log.group_size
-            if position > num_rows:  # other rows would come to stand there, and never be used
-                raise PlanError(
-                    f"this state has used {position:,} rows, and the log gave out {num_rows:,}: it is an older copy",
-                    folder=self.log.path,
-                    remedy="the folder as it was when the state was made, or a state from before the copy",
-                )
+        num_rows = self.log.num_uses * self.log.group_size
+        if state["plan"] == self.plan.fingerprint and state["position"] > num_rows:
+            raise PlanError(  # other rows would come to these positions, and never be used
+                f"this state has used {state['position']:,} rows, and this older copy of the log gave out {num_rows:,}",
+                folder=self.log.path,
+                remedy="the folder as it was when the state was made, or a state from before the copy",
+            )
         return super().for_state(state)
 
     def refusal(self, theirs: Mapping[str, Any]) -> PlanError | None:
@@ -138,42 +169,20 @@ class LogStream(RolloutStream):
         )
 
     def in_words(self, plan: Plan) -> str:
-        how = self.estimator.in_words(self.rows.method)
-        if self.rows.method is None and self.estimator.method:
+        how = self.estimator.in_words(self.reader.method)
+        if self.reader.method is None and self.estimator.method:
             how = "advantages by what the first group has"
         return f"├─ {how}\n└─ " + repr(self.log).replace("\n", "\n ")
 
 
-def _refuse_whole(asked: Asked, of_data: Mapping[str, Any]) -> None:
-    """Refuse settings that only a finished set of rollouts has."""
-    of_the_log = ("seed", "shuffle", "epochs", "group_size")
-    plain = {"epochs": (1, None), "shuffle": (None, False, "none"), "seed": (None, 0)}
-    for name, value in {"seed": asked["seed"], "shuffle": asked["shuffle"], **of_data}.items():
-        if value in plain.get(name, (None,)):
-            continue
-        to_the_log = f", or say it to the log: RolloutLog({name}=...)" if name in of_the_log else ""
-        raise SpecError(
-            f"{name}={value!r} is not for a log: its rows, and their order, are in its journal",
-            parameter=name,
-            remedy=f"leave out {name}={to_the_log}",
-        )
-    if asked["pad_to"] == "max_length":
-        raise SpecError(
-            "the longest row of a log that grows is not known",
-            parameter="pad_to",
-            remedy="pad_to='longest', a number that widths are multiples of, or a list of widths",
-        )
-
-
 @dataclass(slots=True)
-class Policy:
-    """The trainer's weights, as far as data is concerned."""
+class TrainerPolicy:
+    """The version of the trainer's weights, and how old groups may be."""
 
     version: int | None = None
     max_staleness: int | None = None
 
-    def is_now(self, version: int) -> None:
-        """The trainer has these weights."""
+    def update(self, version: int) -> None:
         version = at_least(0, policy_version=version)
         if self.version is not None and version < self.version:
             raise SpecError(
@@ -185,99 +194,113 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class LogRows:
     """Some consecutive rows of the stream."""
 
     rows: RolloutRows
     first: int
-    """Where in `rows` the first of them is."""
+    """The first of them in `rows`."""
     count: int
     is_last: bool
-    """Whether there will never be any after them."""
+    """Whether no row will ever follow."""
     facts: dict[str, NDArray[np.int64]]
-    """Of every row of `rows`: which prompt it is of, and which answer to it."""
+    """For every row of `rows`: its prompt, and which answer to it."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self.rows.lengths[self.first : self.first + self.count]
 
 
 @dataclass(slots=True)
-class LogRows:
+class LogReader:
     """Reads rows of a log by position, and takes them for the trainer where no rank has yet."""
 
     log: RolloutLog
     read: Callable[[list[dict[str, Any]]], Rollouts]
     estimator: Advantages
-    policy: Policy
+    policy: TrainerPolicy
     timeout: float = 0.0
     by_count: bool = True
-    """Whether batches are cut by rows, and not by tokens."""
+    """Whether batches are cut by rows, not by tokens."""
     method: str | None = None
-    """How advantages are computed: known when the first rows are."""
+    """The method of advantages: known when the first rows are."""
 
-    def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> Fetched | None:
-        """So many rows from a position on; fewer where the log is over, and None where it has no more.
+    def fetch(self, position: int, num_rows: int, *, needed: bool = True, decides: bool = True) -> LogRows | None:
+        """`num_rows` rows from a position on; fewer where the log is over, and None where it has no more.
 
-        What is not there yet is waited for, and then a NotReadyError; without `needed`, there are only fewer. Without
-        `decides`, only what was decided on before.
+        Rows that are not there yet are waited for, and then a NotReadyError; without `needed`, they are left out.
+        Without `decides`, only rows that were decided on before are read.
         """
         size = self.log.group_size
         first_use, last_use = position // size, -(-(position + num_rows) // size)
-        have = self.log.num_uses
-        if decides and have < last_use:
-            have = self.log.take_uses(
-                last_use,
-                policy_version=self.policy.version,
-                max_staleness=self.policy.max_staleness,
-                timeout=self.timeout if needed else 0.0,
-            )
-        is_over = have < last_use and self.log.is_over
+        num_uses = self._take(last_use, needed, decides)
+        is_over = num_uses < last_use and self.log.is_over
         if is_over:
-            have = self.log.num_uses  # another rank may have taken the last ones meanwhile
-        if have < last_use and needed and not is_over:
-            raise self._not_ready(max(have * size - position, 0), num_rows)
-        count = min(have * size - position, num_rows)
+            num_uses = self.log.num_uses  # another rank may have taken the last ones meanwhile
+        num_there = num_uses * size - position
+        if num_uses < last_use and needed and not is_over:
+            raise self._not_ready(max(num_there, 0), num_rows)
+        count = min(num_there, num_rows)
         if count <= 0:
             return None
-        uses = np.arange(first_use, min(last_use, have))
-        groups = self.log.groups_at(uses)
-        rows = [row for use, group in zip(uses.tolist(), groups, strict=True) for row in group.rows(use)]
-        rollouts = self._read(rows, groups, first_use)
-        facts = {name: np.repeat([getattr(g, name) for g in groups], size) for name in ("ordinal", "attempt", "row")}
-        facts["answer"] = np.tile(np.arange(size), len(groups))
+        rollouts, facts = self._read_uses(first_use, min(last_use, num_uses))
         first = position - first_use * size
-        is_last = is_over and position + count == have * size  # others may have taken more than was asked for here
         self.method = self.estimator.method_for(rollouts)
         if self.method == "reinforce":  # the mean is that of the global batch
             chosen = np.arange(first, first + count)
             rollouts, first = rollouts.take(chosen), 0
             facts = {name: values[chosen] for name, values in facts.items()}
-        return Fetched(RolloutRows(rollouts, self.estimator), first, count, is_last, facts)
+        is_last = is_over and count == num_there  # others may have taken more than was asked for here
+        return LogRows(RolloutRows(rollouts, self.estimator), first, count, is_last, facts)
+
+    def _take(self, last_use: int, needed: bool, decides: bool) -> int:
+        """The number of uses that are known, after taking what [0, last_use) need."""
+        num_uses = self.log.num_uses
+        if not decides or num_uses >= last_use:
+            return num_uses
+        return self.log.take_uses(
+            last_use,
+            policy_version=self.policy.version,
+            max_staleness=self.policy.max_staleness,
+            timeout=self.timeout if needed else 0.0,
+        )
 
     def _not_ready(self, num_there: int, num_rows: int) -> NotReadyError:
-        there = f"{num_there:,} of {num_rows:,} rows are there" if self.by_count else f"{num_there:,} rows are there"
-        more = "the others" if self.by_count else "the next one, which may fit into the batch,"
+        what = (
+            f"{num_there:,} rows are there: generators have not added the next one, which may fit into the batch, yet"
+        )
+        if self.by_count:
+            what = f"{num_there:,} of {num_rows:,} rows are there: generators have not added the others yet"
         return NotReadyError(
-            f"{there}: generators have not added {more} yet",
+            what,
             folder=self.log.path,
             waited=f"{self.timeout:g} seconds",
             remedy="add more groups to the log, or let the loader wait: RolloutDataLoader(..., timeout=600); "
             "generators with ahead= must be allowed as many groups as a batch has",
         )
 
-    def _read(self, rows: list[dict[str, Any]], groups: list[Group], first_use: int) -> Rollouts:
-        size = len(groups[0].responses)
+    def _read_uses(self, first_use: int, last_use: int) -> tuple[Rollouts, dict[str, NDArray[np.int64]]]:
+        """(the rollouts of some uses, facts of each row)."""
+        size, uses = self.log.group_size, range(first_use, last_use)
+        groups = self.log.groups_at(uses)
+        rows = [row for use, group in zip(uses, groups, strict=True) for row in group.rows(use)]
         try:
-            return self.read(rows)
+            rollouts = self.read(rows)
         except SampleError as error:
             number = error.where.get("row")
             if isinstance(number, int):
                 which, answer = divmod(number, size)
-                found = groups[which]
-                error.where |= {"row": found.row, "ordinal": found.ordinal, "answer": answer}
-                error.where.pop("group", None)
-                after = (first_use + which + 1) * size
-                error.remedy = (
-                    f"{error.remedy}; to go on behind this group: loader.seek(position={after}), on all ranks"
-                )
+                self._locate(error, groups[which], answer, first_use + which)
             raise
+        facts = {name: np.repeat([getattr(g, name) for g in groups], size) for name in ("ordinal", "attempt", "row")}
+        return rollouts, facts | {"answer": np.tile(np.arange(size), len(groups))}
+
+    def _locate(self, error: SampleError, group: Group, answer: int, use: int) -> None:
+        """Say in an error which prompt and answer it is about, and how to go on behind the group."""
+        error.where |= {"row": group.row, "ordinal": group.ordinal, "answer": answer}
+        error.where.pop("group", None)
+        after = (use + 1) * self.log.group_size
+        error.remedy = f"{error.remedy}; to go on behind this group: loader.seek(position={after}), on all ranks"
 
 
 @dataclass(slots=True)
@@ -286,36 +309,35 @@ class LogBatches:
 
     stream: LogStream
     steps: Steps
-    """Who shares a batch, and how."""
-    maker: Maker
+    maker: BatchMaker
     record: Record
     _guess: int = field(init=False)
     """Rows to look at for the next batch of a budget."""
 
     def __post_init__(self) -> None:
-        self._guess = self.stream.log.group_size + (self.stream.budget.row_multiple if self.stream.budget else 0)
+        self._guess = self.stream.log.group_size
+        if self.stream.budget is not None:
+            self._guess += self.stream.budget.row_multiple
 
     def batches(self, position: int) -> Made[TrainingBatch]:
-        while (fetched := self._fetch(position)) is not None:
-            after = position + fetched.count
-            record = self._counted_on(position, after)
+        while (found := self._fetch(position)) is not None:
+            after = position + found.count
+            record = self._record_with(position, after)
             state = state_at(after, self.stream.plan.fingerprint, record) | self.stream.extra_state(after)
-            batch = self._batch(fetched, position, state)
+            batch = self._batch(found, position, state)
             self.record = record
             yield batch, after
             position = after
 
-    def _counted_on(self, position: int, after: int) -> Record:
-        """How batches were cut, where one more has these rows: as many as the record says, or noted in it."""
-        record = self.record
-        from_step, from_position, rows = record[-1]
-        if after - position == rows and self.stream.budget is None:
-            return record
+    def _record_with(self, position: int, after: int) -> Record:
+        """The record of steps, with a step of these rows: one that differs from the record is added to it."""
+        from_step, from_position, rows = self.record[-1]
         step = from_step + (position - from_position) // rows
-        kept = (
-            record if self.stream.budget is None else record[:1]
-        )  # of a budget every step is noted: the last one will do
-        return [*kept, [step + 1, after, rows]]
+        if self.stream.budget is not None:  # every step differs: the last one will do
+            return [self.record[0], [step + 1, after, rows]]
+        if after - position == rows:
+            return self.record
+        return [*self.record, [step + 1, after, rows]]
 
     def turns(self, position: int, skipped: int, every: int, stop: int | None) -> Iterator[TrainingBatch]:
         raise SpecError(
@@ -324,50 +346,50 @@ class LogBatches:
             remedy="num_workers=0",
         )
 
-    def _fetch(self, position: int) -> Fetched | None:
+    def _fetch(self, position: int) -> LogRows | None:
         if self.stream.budget is not None:
             return self._fetch_budget(position, self.stream.budget)
         assert isinstance(self.steps.cut, Cut)
-        fetched = self.stream.rows.fetch(position, self.steps.cut.rows_per_step)
         rows = self.steps.cut.rows_per_step
-        if fetched is None or fetched.count == rows or self.stream.plan.epoch_end != "drop":
-            return fetched
+        found = self.stream.reader.fetch(position, rows)
+        if found is None or found.count == rows or self.stream.plan.epoch_end != "drop":
+            return found
         if not self.steps.rank:
-            logger.warning(
-                "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them", rows, fetched.count
-            )
+            text = "batch_size=%d drops the last %d rows of the log; epoch_end='short' keeps them"
+            logger.warning(text, rows, found.count)
         return None
 
-    def _fetch_budget(self, position: int, budget: Budget) -> Fetched | None:
-        """As many of the next rows as fit: it is known that the next one does not, or that there is none."""
-        most, decides = self._guess, False
+    def _fetch_budget(self, position: int, budget: Budget) -> LogRows | None:
+        """As many of the next rows as fit: either the next row does not fit, or there is none."""
+        reader, most, decides = self.stream.reader, self._guess, False
         while True:
-            fetched = self.stream.rows.fetch(position, most, needed=False, decides=decides)
-            count, fits = (0, 0) if fetched is None else (fetched.count, self._rows_that_fit(fetched, position, budget))
-            if fetched is not None and (fits < count or fetched.is_last):
-                self._guess = fits + self.stream.rows.log.group_size
-                if self.stream.rows.method == "reinforce":  # a mean over these rows, and no others
-                    return self.stream.rows.fetch(position, fits)
-                return replace(fetched, count=fits)
+            found = reader.fetch(position, most, needed=False, decides=decides)
+            count = fits = 0
+            if found is not None:
+                count, fits = found.count, self._rows_that_fit(found, position, budget)
+                if fits < count or found.is_last:
+                    self._guess = fits + reader.log.group_size
+                    if reader.method == "reinforce":  # a mean over these rows, and no others
+                        return reader.fetch(position, fits)
+                    return replace(found, count=fits)
             if count == most:
                 most *= 2
             elif not decides:  # what is on record does not say it
                 decides = True
-            elif self.stream.rows.fetch(position, count + 1) is None:  # waits for what may still fit
+            elif reader.fetch(position, count + 1) is None:  # waits for what may still fit
                 return None
 
-    def _rows_that_fit(self, fetched: Fetched, position: int, budget: Budget) -> int:
+    def _rows_that_fit(self, found: LogRows, position: int, budget: Budget) -> int:
         """The number of rows, from the first on, that make a batch: a multiple of row_multiple if there are enough."""
-        rows = slice(fetched.first, fetched.first + fetched.count)
-        widths = self.steps.widths_of(np.maximum.accumulate(fetched.rows.lengths[rows]))
+        widths = self.steps.widths_of(np.maximum.accumulate(found.lengths))
         try:
-            # Only where no batch can be made without such a row: what comes before it is a batch first.
+            # Only where no batch can be made without such a row: the rows before it are a batch first.
             refuse_wide_rows(widths[: budget.row_multiple], budget.batch_tokens, budget.row_multiple)
         except SpecError as error:
-            place, size = int(str(error.where["row"])), self.stream.rows.log.group_size
-            number = fetched.first + place
+            place, size = int(str(error.where["row"])), self.stream.log.group_size
             after = ((position + place) // size + 1) * size
-            error.where |= {name: int(fetched.facts[name][number]) for name in ("row", "ordinal", "answer")}
+            facts = {name: int(found.facts[name][found.first + place]) for name in ("row", "ordinal", "answer")}
+            error.where |= facts
             error.remedy = (
                 f"{str(error.remedy).partition(',')[0]}: the group is in the stream, and stays there; to go on behind "
                 f"it: loader.seek(position={after}), on all ranks"
@@ -376,36 +398,18 @@ class LogBatches:
         counts, multiple = np.arange(1, len(widths) + 1), budget.row_multiple
         does_fit = -(-counts // multiple) * multiple * widths <= budget.batch_tokens
         fits = int(np.count_nonzero(does_fit))  # of growing batches, those that fit come first
-        return fits if fits == fetched.count else fits // multiple * multiple
+        if fits == found.count:
+            return fits
+        return fits // multiple * multiple
 
-    def _batch(self, fetched: Fetched, position: int, state: State) -> TrainingBatch:
-        if self.stream.budget is None:
+    def _batch(self, found: LogRows, position: int, state: State) -> TrainingBatch:
+        multiple = 1
+        if self.stream.budget is not None:
+            multiple = self.stream.budget.row_multiple
+        elif self.stream.plan.epoch_end != "short":
             assert isinstance(self.steps.cut, Cut)
-            num_rows = fetched.count if self.stream.plan.epoch_end == "short" else self.steps.cut.rows_per_step
-        else:
-            num_rows = -(-fetched.count // self.stream.budget.row_multiple) * self.stream.budget.row_multiple
-        row = np.arange(fetched.count)
-        lengths = fetched.rows.lengths[fetched.first + row]
-        step = self.steps.of(position + row, lengths, num_rows, position + fetched.count)
-        return self.maker.make(fetched.rows, step.positions - position + fetched.first, step, fetched.facts, state)
-
-
-def plan_of_log(log: RolloutLog, epoch_end: str | None) -> Plan:
-    """A stream without epochs, whose end is not known. Its rows are fixed by the journal of one log."""
-    source = PlanSource(
-        name="rollouts",
-        split="train",
-        fingerprint=log.fingerprint,
-        num_rows=log.group_size,
-        num_tokens=log.group_size,
-        rows=(("log", True),),
-    )
-    return Plan(
-        row_tokens=1,
-        seed=0,
-        shuffle="none",
-        epoch_end=one_of(("short", "pad", "drop"), epoch_end="short" if epoch_end is None else epoch_end),
-        sources=(source,),
-        segments=((0, (("rollouts", 1.0),)),),
-        order_version=ORDER_VERSION,
-    )
+            multiple = self.steps.cut.rows_per_step
+        num_rows = -(-found.count // multiple) * multiple
+        positions = position + np.arange(found.count)
+        step = self.steps.of(positions, found.lengths, num_rows, position + found.count)
+        return self.maker.make(found.rows, step.positions - position + found.first, step, found.facts, state)

@@ -14,13 +14,7 @@ from batchwright.base.errors import EndOfRun, PlanError, SpecError
 from batchwright.base.words import counted
 from batchwright.batches.ranks import Ranks
 from batchwright.batches.settings import SETTINGS, Asked
-from batchwright.loaders.budget import (
-    Budget,
-    budget_of,
-    cost_of,
-    position_of_budget_step,
-    step_of_budget_position,
-)
+from batchwright.loaders.budget import Budget, budget_of, cost_of
 from batchwright.loaders.interface import Record, Stream
 from batchwright.loaders.steps import AnyCut, Steps
 from batchwright.order.balance import Balancing
@@ -28,12 +22,12 @@ from batchwright.order.budget import Blocks, BudgetCut, refuse_wide_rows
 from batchwright.order.epochs import Epochs
 from batchwright.order.plan import Plan
 from batchwright.order.sharding import Sharding, Share, sharding_of
-from batchwright.order.split import Cut, position_of_step, step_of_position
+from batchwright.order.split import Cut
 
 __all__ = ["DEFAULT_BATCH", "Run"]
 
 DEFAULT_BATCH: int = SETTINGS["batch_size"].default
-"""Rows of a batch, over all ranks together, where nothing is said."""
+"""Rows of a batch, over all ranks together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +48,9 @@ class Run:
 
     @classmethod
     def of(cls, stream: Stream[Any], asked: Asked, ranks: Ranks, epochs: int | None) -> Run:
-        """The run that settings ask for. They are checked against the stream before anything is read."""
+        """The run of a loader with these settings. They are checked against the stream before anything is read."""
         sharding = sharding_of(asked["sharding"])
-        equal_counts, uneven = asked["equal_counts"] is not False, bool(asked["uneven"])
+        equal_counts, uneven = asked.get("equal_counts", True), asked.get("uneven", False)
         budget = budget_of(
             asked["batch_tokens"],
             asked["row_multiple"],
@@ -65,10 +59,13 @@ class Run:
             world=ranks.world_size,
             uneven=uneven or not equal_counts,
         )
+        batch_size = 0
+        if budget is None:
+            batch_size = asked["batch_size"] or _default_batch(stream.plan)
         run = cls(
             stream=stream,
             ranks=ranks,
-            batch_size=0 if budget else asked["batch_size"] or _batch_of(stream.plan),
+            batch_size=batch_size,
             num_epochs=epochs,
             budget=budget,
             cost=cost_of(asked["balance"], equal_counts=equal_counts, sharding=sharding),
@@ -93,22 +90,37 @@ class Run:
     # Steps, by count or by tokens
 
     def first_record(self) -> Record:
-        return [[0, 0, self.batch_size] if self.budget is None else self.budget.entry(0, 0)]
+        return [[0, 0, *self._step_size(self.batch_size)]]
+
+    def _step_size(self, rows: int) -> list[int]:
+        """The end of a record's entries: the rows of a step, or this run's budget."""
+        if self.budget is None:
+            return [rows]
+        return [self.budget.batch_tokens, self.budget.row_multiple]
 
     def step_of(self, record: Record, position: int) -> int:
         """The step that uses a position, or would use it next."""
-        if self.budget is not None:
-            return step_of_budget_position(record, position, self.blocks)
-        return step_of_position(record, position, **self.plan.epoch_spec)
+        from_step, from_position, rows, *_ = max(entry for entry in record if entry[1] <= position)
+        return from_step + self.cut(rows, record).steps_until(from_position, position)
 
     def position_of(self, record: Record, step: int) -> int:
-        if self.budget is not None:
-            return position_of_budget_step(record, step, self.blocks, self.end)
-        return position_of_step(record, step, **self.plan.epoch_spec)[0]
+        """The position at which a step begins."""
+        if step < 0:
+            raise PlanError(f"step {step} does not exist", step=step, remedy="a step of 0 or more")
+        from_step, from_position, rows, *_ = max(entry for entry in record if entry[0] <= step)
+        cut = self.cut(rows, record)
+        if isinstance(cut, Cut):
+            return cut.after(from_position, step - from_step)
+        position = cut.after(from_position, step - from_step, self.end)
+        if self.end is not None and position >= self.end:
+            last = from_step + cut.steps_until(from_position, position)
+            if step > last:
+                raise PlanError(f"step {step} is outside this run", step=step, remedy=f"a step from 0 to {last}")
+        return position
 
     def continued(self, record: Record, position: int, rows: int) -> Record:
         """A record of steps that goes on from `position` with `rows` rows a step, or with this run's budget."""
-        how = [rows] if self.budget is None else self.budget.entry(0, 0)[2:]
+        how = self._step_size(rows)
         step = self.step_of(record, position)
         at = self.position_of(record, step)
         if at == position and record[-1][2:] == how:
@@ -120,11 +132,12 @@ class Run:
         """A record in which the next batch is number `step`, also where epochs now end elsewhere."""
         if self.position_of(record, step) == position:
             return record
-        kept = [entry for entry in record if entry[0] < step] if step else []
-        return [*kept, [step, position, record[-1][2]]]
+        return [*(entry for entry in record if entry[0] < step), [step, position, record[-1][2]]]
 
     def cut(self, rows: int, record: Record) -> AnyCut:
-        return self.cut_by_count(rows) if self.budget is None else BudgetCut(record, self.blocks)
+        if self.budget is None:
+            return self.cut_by_count(rows)
+        return BudgetCut(record, self.blocks)
 
     def cut_by_count(self, rows: int) -> Cut:
         return Cut(rows_per_step=rows, **self.plan.epoch_spec)
@@ -141,15 +154,13 @@ class Run:
         """Refuse a budget that some row does not fit into."""
         if self.is_planned and not self.stream.has_lengths:
             raise self.stream.without_lengths()
-        longest = None if self.budget is None else self.stream.longest_row()
-        if self.budget is None or longest is None:
+        if self.budget is None or (longest := self.stream.longest_row()) is None:
             return
+        tokens, place = longest
         try:
-            refuse_wide_rows(
-                self._tokens_of(np.array([longest[0]])), self.budget.batch_tokens, self.budget.row_multiple
-            )
+            refuse_wide_rows(self._tokens_of(np.array([tokens])), self.budget.batch_tokens, self.budget.row_multiple)
         except SpecError as error:
-            error.where.update(longest[1])
+            error.where.update(place)
             raise
 
     @property
@@ -182,14 +193,21 @@ class Run:
     @property
     def end(self) -> int | None:
         """The position at which the run ends; None for an endless one."""
-        end = self.epochs.end_of(self.num_epochs)
-        return None if end is None else self.epochs.skips.position(end)
+        return self._position(self.epochs.end_of(self.num_epochs))
 
     def epoch_end(self, position: int) -> int | None:
         """The end of the epoch that a position lies in; None for a stream without epochs."""
-        skips = self.epochs.skips
-        end = self.epochs.span(skips.live(position))[2]
-        return None if end is None else skips.position(end)
+        return self._position(self._epoch_span(position)[1])
+
+    def _position(self, live: int | None) -> int | None:
+        """The position of a live row, if there is one."""
+        if live is None:
+            return None
+        return self.epochs.skips.position(live)
+
+    def _epoch_span(self, position: int) -> tuple[int, int | None]:
+        """(first, last + 1) of the live rows of the epoch that a position lies in."""
+        return self.epochs.span(self.epochs.skips.live(position))[1:]
 
     def begin(self, position: int, record: Record) -> tuple[int, bool]:
         """Where the next batch after a position begins, and whether the run is over there."""
@@ -201,16 +219,17 @@ class Run:
         """Where the pass after the one from a position on begins. (A pass without an end is begun again.)"""
         if self.plan.sources[0].split == "val":
             return 0
-        cut, (start, is_over) = self.cut(self.batch_size, record), self.begin(position, record)
+        start, is_over = self.begin(position, record)
         stop = self.epoch_end(start)
         if stop is None or is_over:
             return start
+        cut = self.cut(self.batch_size, record)
         if not isinstance(cut, Cut) or not cut.is_linear:
             return stop
-        live, end = cut.epochs.skips.live, self.end
-        steps = -(-(live(stop) - live(start)) // cut.rows_per_step)
-        if end is not None:
-            steps = min(steps, (live(end) - live(start)) // cut.rows_per_step)
+        live, rows = cut.epochs.skips.live, cut.rows_per_step
+        steps = -(-(live(stop) - live(start)) // rows)  # the last one crosses into the next epoch
+        if self.end is not None:
+            steps = min(steps, (live(self.end) - live(start)) // rows)
         return cut.after(start, steps)
 
     def begin_of_epoch(self, epoch: int) -> int:
@@ -222,24 +241,26 @@ class Run:
 
     def num_batches(self, position: int, rows: int, record: Record) -> int:
         """Batches of the epoch that a position lies in."""
-        live = self.epochs.skips.live(position)
-        if self.epochs.span(live)[2] is None:
+        if self.epoch_end(position) is None:
             raise SpecError(
                 "a mixture by weights has no end, so no number of batches",
                 parameter="num_rows",
                 remedy="Mixture(weights, num_rows=), num_tokens=, or stop='first_exhausted' or 'all_exhausted'",
             )
-        end = self.epochs.end_of(self.num_epochs)
-        return self.cut(rows, record).steps_of_epoch(live if end is None else min(live, end - 1))
+        live, end = self.epochs.skips.live(position), self.epochs.end_of(self.num_epochs)
+        if end is not None:
+            live = min(live, end - 1)
+        return self.cut(rows, record).steps_of_epoch(live)
 
     def end_of_run(self, position: int) -> EndOfRun:
-        epochs = "" if self.num_epochs is None else f"{counted(self.num_epochs, 'epoch')}, "
-        return self.stream.end_of_run(position) or EndOfRun(
-            f"the run is over: {epochs}{position:,} rows",
-            remedy="reset() to start again; its sources have given what they may: amend(max_epochs=...) allows more"
-            if self.num_epochs is None or self.epochs.limit is not None
-            else f"epochs={self.num_epochs + 1} for more, epochs=None for no end, or reset() to start again",
-        )
+        """The error for a batch after the last one."""
+        epochs, remedy = "", "amend(max_epochs=...) allows its sources more, and reset() starts again"
+        if self.num_epochs is not None:
+            epochs = f"{counted(self.num_epochs, 'epoch')}, "
+            if self.epochs.limit is None:
+                remedy = f"epochs={self.num_epochs + 1} for more, epochs=None for no end, or reset() to start again"
+        error = EndOfRun(f"the run is over: {epochs}{position:,} rows", remedy=remedy)
+        return self.stream.end_of_run(position) or error
 
     # Shares of ranks
 
@@ -253,11 +274,11 @@ class Run:
         world = self.ranks.world_size
         if rows % world and not self.uneven and self.equal_counts:
             up = -(-rows // world) * world
-            down = f"{up - world} or " if up > world else ""
+            sizes = " or ".join(str(size) for size in (up - world, up) if size)
             raise SpecError(
                 f"batch_size={rows} does not divide by world_size={world}",
                 parameter="batch_size",
-                remedy=f"batch_size={down}{up} (it is global: each rank gets its share), or Batching(uneven=True)",
+                remedy=f"batch_size={sizes} (it is global: each rank gets its share), or Batching(uneven=True)",
             )
         self.sharding.share(rows, rank=self.ranks.rank, world=world, uneven=self.uneven)
         if self.plan.epoch_end == "short" and (partial := self.partial_rows(rows, position)):
@@ -267,61 +288,85 @@ class Run:
         """Rows of the last, partial batch of an epoch, or of a run whose steps cross epochs; 0: there is none."""
         if self.budget is not None:
             return 0
-        live, end = self.epochs.skips.live, self.end
+        start, stop = self._epoch_span(position)
         if self.cut_by_count(rows).is_linear:
-            return 0 if end is None else live(end) % rows
-        _, start, stop = self.epochs.span(live(position))
-        return 0 if stop is None else (stop - start) % rows
+            start, stop = 0, self.epochs.end_of(self.num_epochs)
+        if stop is None:
+            return 0
+        return (stop - start) % rows
 
     def dropped_in_words(self, position: int) -> str:
         """The rows that no batch has, in words; empty where there are none."""
-        dropped = self.partial_rows(self.batch_size, position) if self.plan.epoch_end in ("drop", "wrap") else 0
-        where = "the run" if self.cut_by_count(self.batch_size or 1).is_linear else "each epoch"
-        return f"drops the last {counted(dropped, 'row')} of {where}" if dropped else ""
+        if self.plan.epoch_end not in ("drop", "wrap") or not (rows := self.partial_rows(self.batch_size, position)):
+            return ""
+        where = "each epoch"
+        if self.cut_by_count(self.batch_size).is_linear:
+            where = "the run"
+        return f"drops the last {counted(rows, 'row')} of {where}"
 
-    # What it says of itself
+    # Reports
 
     def settings_to_compare(self) -> dict[str, Any]:
         """The settings that must be equal on all ranks, by name."""
         world = self.ranks.world_size
-        return {
+        settings = {
             "plan": self.plan.fingerprint,
             "batch_size": self.batch_size,
             "epochs": self.num_epochs,
             "world_size": world,
             "sharding": self.sharding.describe(self.batch_size or world, world),
-            "balance": None if self.cost is None else [str(self.cost), self.equal_counts],
+            "balance": self.cost and [str(self.cost), self.equal_counts],
             **self.stream.settings_to_compare(),
-            **({"pad_to": self.stream.pad_to} if self.is_planned else {}),  # steps, or shares, depend on it
         }
+        if self.is_planned:  # steps, or shares, depend on it
+            settings["pad_to"] = self.stream.pad_to
+        return settings
 
     def in_words(self, position: int, record: Record, framework: str) -> str:
-        ranks, budget = self.ranks, self.budget or self.stream.budget
-        mine = "" if self.is_planned or budget else f" gets {len(self.share(self.batch_size))}"
-        rank = f", rank {ranks.rank} of {ranks.world_size}{mine}" if ranks.world_size > 1 else ""
+        """The first line of a loader's repr."""
+        size = self._size_in_words()
+        return f"batches of {size} ({framework}){self._rank_in_words()}, {self._length_in_words(position, record)}"
+
+    def _size_in_words(self) -> str:
+        budget = self.budget or self.stream.budget
         pairs = " pairs" * (self.stream.sequences > 1)
         size = f"{self.batch_size}{pairs} {self.stream.row_in_words}"
-        size = size if budget is None else f"at most {budget.batch_tokens:,} tokens"
-        size += ", balanced" * (self.cost is not None)
+        if budget is not None:
+            size = f"at most {budget.batch_tokens:,} tokens"
+        return size + ", balanced" * (self.cost is not None)
+
+    def _rank_in_words(self) -> str:
+        if self.ranks.world_size == 1:
+            return ""
+        rank = f", rank {self.ranks.rank} of {self.ranks.world_size}"
+        if self.is_planned or self.stream.budget:
+            return rank
+        return f"{rank} gets {len(self.share(self.batch_size))}"
+
+    def _length_in_words(self, position: int, record: Record) -> str:
         is_counted = self.stream.why_uncounted() is None
-        has_end = is_counted and self.epochs.span(self.epochs.skips.live(position))[2] is not None
-        is_endless = self.num_epochs is None or (is_counted and not has_end)
-        length = "endless" if is_endless else counted(self.num_epochs or 1, "epoch")
-        if has_end:
-            dropped = self.dropped_in_words(position)
-            steps = counted(self.num_batches(position, self.batch_size, record), "step")
-            length += f", {steps} an epoch{f' ({dropped})' if dropped else ''}"
-        return f"batches of {size} ({framework}){rank}, {length}"
+        has_epochs = is_counted and self.epoch_end(position) is not None
+        length = counted(self.num_epochs or 1, "epoch")
+        if self.num_epochs is None or (is_counted and not has_epochs):
+            length = "endless"
+        if not has_epochs:
+            return length
+        steps = counted(self.num_batches(position, self.batch_size, record), "step")
+        if dropped := self.dropped_in_words(position):
+            dropped = f" ({dropped})"
+        return f"{length}, {steps} an epoch{dropped}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "blocks"}
 
 
-def _batch_of(plan: Plan) -> int:
-    """Rows of a batch where nothing is said: what the plan's run had."""
-    return plan.steps[-1][2] if len(plan.runs) == 1 else DEFAULT_BATCH
+def _default_batch(plan: Plan) -> int:
+    """Rows of a batch, if none are asked for: as many as in the plan's run."""
+    if len(plan.runs) == 1:
+        return plan.steps[-1][2]
+    return DEFAULT_BATCH
 
 
 def _rows_of_rank(sharding: Sharding, rank: int, world: int, rows: int) -> Share:
-    """A rank's rows of a batch of `rows`; the one after the last, which has weight 0, where it gets none."""
+    """A rank's rows of a batch of `rows`. A rank that gets none has the row after the last, with weight 0."""
     return sharding.share(rows, rank=rank, world=world) or range(rows, rows + 1)

@@ -1,7 +1,7 @@
-"""Which rows make each step on all ranks: by count or by a budget of tokens, as they come or balanced over ranks.
+"""Planned steps: the rows of each global batch, by count or by a token budget, and the rank of each row.
 
-A step is planned from the lengths of its rows alone, so that every rank plans the same one without a word to the
-others. What it is made of, and how ranks share it, is then read off: no array is as long as the data.
+A step is planned from the lengths of its rows alone, so every rank plans the same steps without communication. No array
+is as long as the data.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rows of one global batch, and which of them are whose."""
+    """The rows of one global batch, and the rank of each."""
 
     positions: Numbers
     """Positions of all rows of the global batch, in the order of ranks. Rows that fill it up repeat the last one."""
     weight: NDArray[np.float32] | None
-    """0 for rows that fill the batch up, else 1. None: all are data."""
+    """0 for rows that fill the batch up, else 1. None: all rows are data."""
     borders: Numbers
-    """[world + 1]: rows borders[r]:borders[r + 1] are rank r's."""
+    """[world + 1]: rank r has rows borders[r]:borders[r + 1]."""
     mine: Numbers
     """This rank's rows: numbers into `positions`."""
     width: int
-    """Tokens that each row of the global batch has, by its longest."""
+    """Tokens of each row of the global batch, by its longest row."""
     after: int
     """The position after the step (settled)."""
     after_in_block: int | None = None
-    """With a budget: how many batches of the block in which that lies come before it."""
+    """With a budget: the number of batches before it in its block."""
     imbalance: tuple[float, float] | None = None
     """Of a balanced step: (measured, lower bound), each the costliest rank's cost over the mean, less 1."""
 
     @property
     def real_positions(self) -> Numbers:
         """Of all rows of the global batch that are data."""
-        return self.positions if self.weight is None else self.positions[self.weight > 0]
+        if self.weight is None:
+            return self.positions
+        return self.positions[self.weight > 0]
 
     def told(self) -> dict[str, Any]:
-        """What metadata says of how well it is balanced."""
+        """The metadata about its balance."""
         if self.imbalance is None:
             return {}
         measured, bound = self.imbalance
@@ -71,14 +73,14 @@ class Steps:
     rank: int
     world: int
     sharding: Sharding
-    """Which rows of a batch are whose, where it is not balanced."""
+    """The rank of each row of a batch that is not balanced."""
     lengths_at: Callable[[Numbers], Numbers]
     widths_of: Callable[[Numbers], Numbers]
     cost: Balancing | None = None
-    """Balanced by this; None: not balanced."""
+    """None: batches are not balanced."""
     equal_counts: bool = True
     pad_to: Any = None
-    """How widths follow from lengths, as states say it."""
+    """How widths follow from lengths, as in states."""
 
     def is_over(self, position: int) -> bool:
         return self.cut.is_over(position, self.end)
@@ -89,7 +91,9 @@ class Steps:
         while not self.is_over(position) and (stop is None or position < stop):
             step = self.at(position)
             yield step
-            position = step.after if every == 1 else self.cut.settle(self.cut.after(position, every))
+            position = step.after
+            if every > 1:
+                position = self.cut.settle(self.cut.after(position, every - 1))
 
     def at(self, position: int) -> Step:
         """The step that begins at a (settled) position."""
@@ -105,16 +109,18 @@ class Steps:
     def of(
         self, positions: Numbers, lengths: Numbers, num_rows: int, after: int, after_in_block: int | None = None
     ) -> Step:
-        """The step of these rows, filled up to `num_rows`, and who shares it."""
+        """The step of these rows, filled up to `num_rows` and shared among ranks."""
         last = len(positions) - 1
         order, borders, imbalanced = self._shared(lengths, num_rows)
         if not (counts := np.diff(borders)).all():  # a rank without a row gets one that only fills up
             order = np.insert(order, borders[:-1][counts == 0], num_rows)
             borders = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
-        is_real = order <= last
+        weight: NDArray[np.float32] | None = None
+        if (order > last).any():
+            weight = (order <= last).astype(np.float32)
         return Step(
             positions=positions[np.minimum(order, last)],  # what fills up repeats the last one
-            weight=None if is_real.all() else is_real.astype(np.float32),
+            weight=weight,
             borders=borders,
             mine=np.arange(borders[self.rank], borders[self.rank + 1]),
             width=int(self.widths_of(lengths.max(keepdims=True))[0]),

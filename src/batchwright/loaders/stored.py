@@ -1,71 +1,69 @@
-"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept beside its stores."""
+"""The stream over stores: rows that a flow assembles in the order of a plan, which is kept with its stores."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchwright.base.checks import at_least, one_of
+from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, SpecError
 from batchwright.base.memory import BlockPool
 from batchwright.batches.batch import Padding
 from batchwright.batches.flow import Flow
-from batchwright.batches.frameworks import adapter
 from batchwright.batches.samples import SampleRows
 from batchwright.batches.settings import Asked, Fields
 from batchwright.batches.types import TrainingBatch
-from batchwright.loaders.interface import Making, Record, Stream
+from batchwright.batches.window import WindowRows
+from batchwright.loaders.blocks import BlockStream, CountedBatches
+from batchwright.loaders.interface import Making, Record
 from batchwright.loaders.loader import Loader
+from batchwright.loaders.packed import open_samples, spec_of_entry
 from batchwright.loaders.planned import PlannedBatches
-from batchwright.loaders.planning import open_flow
 from batchwright.loaders.read_ahead import start_read_ahead
 from batchwright.loaders.run import Run
-from batchwright.loaders.stream import Adapter, CountedBatches, NumpyBlocks
 from batchwright.order.plan import Plan
+from batchwright.store.layout import is_store
 from batchwright.store.plans import find_plan, keep_plan, with_places
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 
-__all__ = ["StoreStream", "blocks_of", "check_tokenizer", "open_stores", "padding_of"]
+__all__ = [
+    "StoreStream",
+    "open_flow",
+    "open_stores",
+    "padding_of",
+    "refuse_conversations",
+    "refuse_other_tokenizer",
+    "store_at",
+]
 
 
-class StoreStream(Stream[TrainingBatch]):
+class StoreStream(BlockStream):
     """Rows of token streams. Lengths are those of samples; windows have none."""
 
     def __init__(self, plan: Plan, flow: Flow) -> None:
         self.plan: Plan = plan
         self.flow: Flow = flow
-        # Tokens alone, or for rows of samples also weights, targets, masks, ids and a scratch.
-        self.pool: BlockPool = BlockPool(7 if flow.has_samples else 1)
+        self.pool: BlockPool = BlockPool()
+        if flow.has_samples:  # besides tokens also weights, targets, masks, ids and a scratch
+            self.pool = BlockPool(7)
         self.sequences: int = flow.sequences
         self.has_lengths: bool = flow.has_samples
         self.pad_to: Any = flow.padding.as_json
+        self.tokenizer: str | None = next((str(store.folder / "tokenizer.json") for store in self.stores), None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoreStream, (self.plan, self.flow)
 
     def open(self, run: Run, rows: int, record: Record, making: Making) -> CountedBatches | PlannedBatches:
-        shared: dict[str, Any] = {
-            "flow": self.flow,
-            "names": self.flow.order.names,
-            "row_tokens": self.flow.row_tokens,
-            "sequences": self.sequences,
-            "plan": self.plan.fingerprint,
-            "adapt": blocks_of(making.framework),
-            "pool": self.pool,
-            "prefetch": making.prefetch,
-            "workers": making.workers,
-            "record": record,
-            "tokenizer": next((str(store.folder / "tokenizer.json") for store in self.stores), None),
-        }
-        if not run.is_planned:
-            return CountedBatches(cut=run.cut_by_count(rows), share=run.share, end=run.end, **shared)
-        most = run.budget.batch_tokens if run.budget else rows * self.sequences * self.flow.row_tokens
-        return PlannedBatches(steps=run.steps(rows, record), most_tokens=most, **shared)
+        if run.is_planned:
+            return PlannedBatches(self, run, rows, record, making, self.flow)
+        return CountedBatches(self, run, rows, record, making, self.flow)
 
     # Lengths
 
@@ -115,7 +113,7 @@ class StoreStream(Stream[TrainingBatch]):
         plan, flow = amend_flow(self.plan, self.flow, cursor, epochs, **asked)
         return type(self)(plan, flow)
 
-    # What is said of it
+    # Reports
 
     def stats(self, position: int) -> dict[str, Any]:
         tokens = [
@@ -135,11 +133,13 @@ class StoreStream(Stream[TrainingBatch]):
 def open_stores(
     streams: Mapping[str, TokenStream], plan: Plan, asked: Asked, pad_to: str = "max_length"
 ) -> StoreStream:
-    """The stream that a plan means, with the fields that are asked for, padded as asked or else as `pad_to` says.
+    """The stream of a plan, with the fields that are asked for. `pad_to` is the default for rows that are not packed.
 
-    What says which sample a token is of is given where rows are packed, if nothing else is asked.
+    Where rows are packed, the default fields keep the samples of a row apart.
     """
     is_packed = any(dict(source.rows).get("packing") for source in plan.all_sources)
+    if is_packed:
+        pad_to = "max_length"
     fields = Fields(**asked.some(*Fields.names())).with_defaults(is_packed)
     padding = padding_of(asked.get("pad_to", pad_to), asked.get("padding_side", "right"), plan.row_tokens)
     flow = open_flow(streams, plan, fields, padding)
@@ -148,49 +148,60 @@ def open_stores(
     return StoreStream(plan, flow)
 
 
+def open_flow(
+    streams: Mapping[str, TokenStream], plan: Plan, fields: Fields | None = None, padding: Padding | None = None
+) -> Flow:
+    """The rows and the order of a plan, over streams that have its content."""
+    first = plan.sources[0].name
+    for name, stream in streams.items():
+        refuse_other_tokenizer(first, streams[first].store, name, stream.store)
+    rows: list[WindowRows | SampleRows] = []
+    for number, source in enumerate(plan.all_sources):
+        stream = streams[source.name]
+        if source.rows:
+            rows.append(open_samples(stream, spec_of_entry(source.rows), source.name))
+            continue
+        row_tokens, growth = source.row_tokens or plan.row_tokens, _growth(plan, number)
+        rows.append(
+            WindowRows(stream, row_tokens, seed=plan.seed, recut=plan.recut, name=source.name, num_tokens=growth)
+        )
+    return Flow(rows, plan.order, fields, row_tokens=plan.row_tokens, pad=plan.pad, padding=padding)
+
+
+def _growth(plan: Plan, number: int) -> tuple[tuple[int, int], ...]:
+    """(first epoch, tokens that the source had then): one entry, and one for each time it grew."""
+    name = plan.all_sources[number].name
+    versions = [source for source in plan.sources if source.name == name]
+    versions += [source for amendment in plan.amendments for source in amendment.add if source.name == name]
+    if number >= len(plan.order.growth):
+        return ((0, versions[-1].num_tokens),)
+    tokens = {source.num_rows: source.num_tokens for source in reversed(versions)}
+    return tuple((size.first_epoch, tokens[size.num_rows]) for size in plan.order.growth[number])
+
+
 def padding_of(pad_to: Any, padding_side: str, row_tokens: int) -> Padding:
-    """What `pad_to` and `padding_side` ask for.
+    """The padding of batches, from checked settings.
 
     >>> padding_of([512, 128], "right", 2048)
     Padding(to=(128, 512), left=False)
     """
-    left = one_of(("right", "left"), padding_side=padding_side) == "left"
-    if pad_to in ("longest", "max_length"):
-        return Padding(pad_to, left)
-    if isinstance(pad_to, int) and not isinstance(pad_to, bool):
-        return Padding(at_least(1, pad_to=pad_to), left)
-    if isinstance(pad_to, list | tuple) and pad_to:
-        buckets = tuple(sorted(at_least(1, pad_to=width) for width in pad_to))
-        if buckets[-1] > row_tokens:
-            raise SpecError(
-                f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
-                parameter="pad_to",
-                remedy=f"buckets of {row_tokens:,} or less",
-            )
-        return Padding(buckets, left)
-    raise SpecError(
-        f"pad_to={pad_to!r} is no width",
-        parameter="pad_to",
-        remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
-    )
-
-
-def check_tokenizer(store: Store, tokenizer: Any) -> None:
-    """Refuse a tokenizer that is not the one of the store."""
-    from batchwright.prepare.tokenizers import resolve_tokenizer
-
-    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
-    if resolved.kind == "chars" and resolved.chars is None:
-        matches = store.manifest.tokenizer["kind"] == "chars"
-    else:
-        matches = resolved.fingerprint == store.manifest.tokenizer["fingerprint"]
-    if not matches:
+    is_left = padding_side == "left"
+    if pad_to in ("longest", "max_length") or (isinstance(pad_to, int) and not isinstance(pad_to, bool)):
+        return Padding(pad_to, is_left)
+    if not isinstance(pad_to, list) or not pad_to:
         raise SpecError(
-            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
-            parameter="tokenizer",
-            baked_with=store.manifest.tokenizer["name"],
-            remedy="leave tokenizer= out, or bake again with this one",
+            f"pad_to={pad_to!r} is no width",
+            parameter="pad_to",
+            remedy="'longest', 'max_length', a number that widths are multiples of, or a list of widths",
         )
+    buckets = tuple(sorted(pad_to))
+    if buckets[-1] > row_tokens:
+        raise SpecError(
+            f"a bucket of {buckets[-1]:,} tokens is longer than any row, which has {row_tokens:,} at most",
+            parameter="pad_to",
+            remedy=f"buckets of {row_tokens:,} or less",
+        )
+    return Padding(buckets, is_left)
 
 
 def _tokens_per_row(rows: Any, of_flow: int) -> float:
@@ -200,8 +211,54 @@ def _tokens_per_row(rows: Any, of_flow: int) -> float:
     return float(getattr(rows, "row_tokens", of_flow))
 
 
-def blocks_of(framework: str) -> Adapter:
-    """The adapter of a framework."""
-    if framework == "numpy":
-        return NumpyBlocks()
-    return cast(Adapter, getattr(adapter(framework), f"{framework.title()}Blocks")())
+def refuse_conversations(store: Store) -> None:
+    """Read as text, a store of conversations would be learned completely: user turns and the template too."""
+    if "chat" in store.manifest.tokenizer:
+        raise SpecError(
+            f"{store.path} holds conversations, whose tokens are not all to be learned",
+            parameter="path",
+            file=store.path,
+            remedy="ConversationDataLoader(path, max_length=2048), also as a source of a mixture; "
+            "its loss='all' learns everything",
+        )
+
+
+def refuse_other_tokenizer(name: str, store: Store, other_name: str, other: Store) -> None:
+    one, two = store.manifest.tokenizer, other.manifest.tokenizer
+    if (one["kind"], one["fingerprint"]) != (two["kind"], two["fingerprint"]):
+        raise SpecError(
+            f"{other_name!r} was tokenized by {two['name']}, {name!r} by {one['name']}: the same id is another word",
+            parameter="sources",
+            source=other_name,
+            file=other.path,
+            remedy="bake both with one tokenizer",
+        )
+
+
+def store_at(path: Any, tokenizer: Any) -> Store | None:
+    """The store at a path; None for raw files and recipes. A `tokenizer` must be the one of the store."""
+    if isinstance(path, Store):
+        store = path
+    elif isinstance(path, str | os.PathLike) and is_store(local_path(path=path)):
+        store = Store(path)
+    else:
+        return None
+    if tokenizer is not None:
+        _check_tokenizer(store, tokenizer)
+    return store
+
+
+def _check_tokenizer(store: Store, tokenizer: Any) -> None:
+    """Refuse a tokenizer that is not the one of the store."""
+    from batchwright.prepare.tokenizers import resolve_tokenizer
+
+    resolved = resolve_tokenizer(tokenizer, vocab_size=store.manifest.tokenizer["vocab_size"])
+    stored = store.manifest.tokenizer
+    is_any_chars = resolved.kind == stored["kind"] == "chars" and resolved.chars is None
+    if not is_any_chars and resolved.fingerprint != stored["fingerprint"]:
+        raise SpecError(
+            f"this tokenizer ({resolved.name}) is not the one that {store.path} was baked with",
+            parameter="tokenizer",
+            baked_with=stored["name"],
+            remedy="leave tokenizer= out, or bake again with this one",
+        )

@@ -1,27 +1,3 @@
-"""Which sample is number i: positions only, never data."""
+"""The order of samples: positions only, never data."""
 
-from batchwright.order.mix import Pattern, build_pattern
-from batchwright.order.natural import Natural
-from batchwright.order.permute import Permutation, permutation
-from batchwright.order.pool import Pool, blocks_for, pool
-from batchwright.order.schedule import ORDER_VERSION, Draw, Order, Stretch
-from batchwright.order.sharding import register_sharding
-from batchwright.order.split import Cut, share
-
-__all__ = [
-    "ORDER_VERSION",
-    "Cut",
-    "Draw",
-    "Natural",
-    "Order",
-    "Pattern",
-    "Permutation",
-    "Pool",
-    "Stretch",
-    "blocks_for",
-    "build_pattern",
-    "permutation",
-    "pool",
-    "register_sharding",
-    "share",
-]
+__all__: list[str] = []

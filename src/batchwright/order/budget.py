@@ -1,12 +1,12 @@
-"""Cut the stream of rows into steps by tokens: as many rows of similar length as fit, inside blocks of 4,096 rows.
+"""Steps by tokens: as many rows of similar length as fit, cut inside blocks of 4,096 rows.
 
-What is cut, and in which order it comes, is a function of the block's widths alone, so every rank cuts alike, and a
-position (rows handed over) says where a run is: its block, and by their counts the batches that came before.
+The batches of a block and their order are a function of the block's widths alone, so every rank cuts alike, and a
+position (rows handed over) names the place of a run: its block, and by their counts the batches that came before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchwright.base.checks import at_least
 from batchwright.base.errors import SpecError
 from batchwright.base.seeds import key_of, mix64
-from batchwright.order.epochs import Epochs
+from batchwright.order.epochs import NEVER, Epochs
 
 __all__ = ["BLOCK_ROWS", "Blocks", "BudgetBatch", "BudgetCut", "block_batches", "cut_block", "refuse_wide_rows"]
 
@@ -49,11 +49,13 @@ def cut_block(widths: Numbers, batch_tokens: int, *, row_multiple: int = 1, key:
     sorted_widths, count = widths[by_width].tolist(), len(widths)
     batches, first = [], 0
     while first < count:
-        last, more = first, min(first + row_multiple, count)
-        while (
-            more > last and -(-(more - first) // row_multiple) * row_multiple * sorted_widths[more - 1] <= batch_tokens
-        ):
-            last, more = more, min(more + row_multiple, count)
+        last = min(first + row_multiple, count)
+        while last < count:
+            more = min(last + row_multiple, count)
+            full_rows = -(-(more - first) // row_multiple) * row_multiple
+            if full_rows * sorted_widths[more - 1] > batch_tokens:
+                break
+            last = more
         batches.append(np.sort(by_width[first:last]))
         first = last
     noise = mix64(np.arange(len(batches), dtype=np.uint64), np.uint64(key))
@@ -87,15 +89,18 @@ def refuse_wide_rows(widths: Numbers, batch_tokens: int, row_multiple: int, posi
     if not len(over):
         return
     row = int(over[0])
-    tokens, needed = int(widths[row]), int(widths.max()) * row_multiple
-    times = f", {row_multiple} times (row_multiple)," if row_multiple > 1 else ""
+    tokens, position, times = int(widths[row]), None, ""
+    if positions is not None:
+        position = int(positions[row])
+    if row_multiple > 1:
+        times = f", {row_multiple} times (row_multiple),"
     raise SpecError(
         f"a row of {tokens:,} tokens{times} is more than batch_tokens={batch_tokens:,}",
         parameter="batch_tokens",
         row=row,
-        position=None if positions is None else int(positions[row]),
+        position=position,
         tokens=tokens,
-        remedy=f"batch_tokens={needed} or more, or shorter rows",
+        remedy=f"batch_tokens={int(widths.max()) * row_multiple} or more, or shorter rows",
     )
 
 
@@ -126,18 +131,21 @@ class Blocks:
         self.seed: int = seed
         self.lengths_at: Callable[[Numbers], Numbers] = lengths_at
         self.tokens_of: Callable[[Numbers], Numbers] = tokens_of
-        self._limit = None if epochs.limit is None else epochs.skips.live(epochs.limit)
+        self.limit: int = NEVER
+        """The live row at which the stream ends."""
+        if epochs.limit is not None:
+            self.limit = epochs.skips.live(epochs.limit)
         self._cuts: dict[tuple[int, tuple[Entry, ...]], _Cut] = {}
         self._counts: dict[tuple[int, tuple[Entry, ...]], int] = {}
 
     def span(self, live: int) -> tuple[int, int]:
-        """(first row, last row + 1) of the block that a live row lies in: blocks begin anew with each epoch."""
+        """(first row, last row + 1) of the block of a live row: blocks begin anew with each epoch."""
         _, begin, end = self.epochs.span(live)
         start = begin + (live - begin) // BLOCK_ROWS * BLOCK_ROWS
-        return start, min(stop for stop in (start + BLOCK_ROWS, end, self._limit) if stop is not None)
+        return start, min(start + BLOCK_ROWS, end or NEVER, self.limit)
 
     def cut(self, live: int, record: tuple[Entry, ...]) -> _Cut:
-        """The batches of the block that a live row lies in."""
+        """The batches of the block of a live row."""
         start, stop = self.span(live)
         known = self._cuts.pop((start, record), None)
         if known is None:
@@ -158,9 +166,11 @@ class Blocks:
         return known
 
     def count(self, live: int, record: tuple[Entry, ...]) -> int:
-        """How many batches that block has: one number for each block stays in memory."""
+        """The number of batches of that block: one number for each block stays in memory."""
         key = (self.span(live)[0], record)
-        return self._counts[key] if key in self._counts else len(self.cut(live, record).rows)
+        if key not in self._counts:
+            self.cut(live, record)
+        return self._counts[key]
 
 
 class BudgetBatch(NamedTuple):
@@ -174,12 +184,12 @@ class BudgetBatch(NamedTuple):
     after: int
     """The position after it."""
     after_in_block: int
-    """How many batches of the block that this position lies in come before it."""
+    """Batches before it in the block of this position."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetCut:
-    """How steps of at most so many tokens follow each other: what `Cut` says of steps of so many rows.
+    """Steps of at most `batch_tokens` tokens, one after another: `Cut` for steps by tokens.
 
     All positions, in and out. Finding a step by its number cuts all blocks before it, once.
     """
@@ -200,8 +210,8 @@ class BudgetCut:
 
     def is_over(self, position: int, end: int | None) -> bool:
         """Whether a run that ends at a position (None: never) has no batch left at a (settled) position."""
-        ends = [self._live(stop) for stop in (end, self.epochs.limit) if stop is not None]
-        return any(self._live(position) >= stop for stop in ends)
+        live = self._live(position)
+        return live >= self.blocks.limit or (end is not None and live >= self._live(end))
 
     def batch(self, position: int) -> BudgetBatch:
         """The batch that begins at a (settled) position."""
@@ -217,18 +227,20 @@ class BudgetCut:
             lengths=cut.lengths[rows],
             num_rows=-(-len(rows) // multiple) * multiple,
             after=self._position(after),
-            after_in_block=0 if after == stop else number + 1,
+            after_in_block=(number + 1) * (after < stop),
         )
 
     def in_block(self, position: int) -> int | None:
-        """How many batches of its block come before a position; None where it lies inside a batch."""
+        """Batches before a position in its block; None if it is inside a batch."""
         live = self._live(position)
         start, stop = self.blocks.span(live)
         if live == start or live >= stop:
             return 0
         cut = self._cut(live)
         number = _number(cut, live - start)
-        return number if int(cut.borders[number]) == live - start else None
+        if int(cut.borders[number]) != live - start:
+            return None
+        return number
 
     def after(self, position: int, num_steps: int, end: int | None = None) -> int:
         """The position after `num_steps` more steps, or the `end` of a run that has fewer."""
@@ -237,7 +249,7 @@ class BudgetCut:
             start, stop = self.blocks.span(live)
             if live >= stop or (end is not None and live >= self._live(end)):
                 break  # the stream or the run ends here
-            number = _number(self._cut(live), live - start) if live > start else 0
+            number = self._before(live)
             left = self._count(live) - number
             if num_steps < left:
                 return self._position(start + int(self._cut(live).borders[number + num_steps]))
@@ -252,24 +264,27 @@ class BudgetCut:
             start, stop = self.blocks.span(live)
             if live >= stop:
                 break
-            before = _number(self._cut(live), live - start) if live > start else 0
+            before = self._before(live)
             if goal < stop:
                 return steps + _number(self._cut(live), goal - start) - before
             steps, live = steps + self._count(live) - before, stop
         return steps
 
     def steps_of_epoch(self, live: int) -> int:
-        """Steps of the epoch that a live row lies in, from its beginning."""
+        """Steps of the epoch of a live row, from its beginning."""
         _, begin, end = self.epochs.span(live)
         assert end is not None
-        return sum(self._count(start) for start in self._starts(begin, end))
+        return sum(self._count(start) for start in range(begin, min(end, self.blocks.limit), BLOCK_ROWS))
 
     def most_steps_of_epoch(self, position: int) -> int:
         return self.steps_of_epoch(self._live(position))
 
-    def _starts(self, begin: int, end: int) -> Iterator[int]:
-        limit = self.epochs.limit
-        return iter(range(begin, end if limit is None else min(end, self._live(limit)), BLOCK_ROWS))
+    def _before(self, live: int) -> int:
+        """Batches before a row in its block."""
+        start, _ = self.blocks.span(live)
+        if live == start:
+            return 0
+        return _number(self._cut(live), live - start)
 
     def _count(self, live: int) -> int:
         return self.blocks.count(live, self._entries(*self.blocks.span(live)))
@@ -294,5 +309,5 @@ class BudgetCut:
 
 
 def _number(cut: _Cut, offset: int) -> int:
-    """The batch that the row at an offset into the order of batches lies in."""
+    """The batch of the row at an offset into the order of batches."""
     return int(np.searchsorted(cut.borders, offset, side="right")) - 1

@@ -1,4 +1,4 @@
-"""Where epochs begin and end, and which positions are skipped: what cuts a stream of rows besides the batch size.
+"""Epochs of a stream, and the positions that it skips: what cuts a stream of rows besides the batch size.
 
 A skipped position counts as consumed and is never given out. So two numbers name a row: its *position*, which all code
 outside this stage uses, and its *live* number, which leaves out what is skipped and in which batches are cut.
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Epochs", "Skips"]
+__all__ = ["NEVER", "Epochs", "Skips"]
+
+NEVER = 1 << 62
+"""The position of a row that is never given."""
 
 
 class Skips:
@@ -36,7 +40,7 @@ class Skips:
         self.ranges: tuple[tuple[int, int], ...] = tuple(merged)
         self._first = np.array([first for first, _ in merged], np.int64)
         self._skipped = np.concatenate([[0], np.cumsum([stop - first for first, stop in merged])]).astype(np.int64)
-        """Positions skipped by the first so many ranges."""
+        """Positions skipped before each range, and in all."""
         self._live_first = self._first - self._skipped[:-1]
 
     def __bool__(self) -> bool:
@@ -50,12 +54,15 @@ class Skips:
         if not self.ranges:
             return position
         passed = int(np.searchsorted(self._first, position))
-        live = position - int(self._skipped[passed])
-        return live if not passed else max(live, int(self._live_first[passed - 1]))
+        if not passed:
+            return position
+        return max(position - int(self._skipped[passed]), int(self._live_first[passed - 1]))
 
     def position(self, live: int) -> int:
         """The position of a live row."""
-        return live if not self.ranges else int(self.positions(np.array([live]))[0])
+        if not self.ranges:
+            return live
+        return int(self.positions(np.array([live]))[0])
 
     def positions(self, live: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self.ranges:
@@ -85,90 +92,102 @@ class Epochs:
 
     @classmethod
     def of(cls, epoch_rows: int | None) -> Epochs:
-        """Epochs of so many rows for ever; None: a stream without epochs."""
+        """Epochs of this length for ever; None: a stream without epochs."""
         return cls(((0, epoch_rows),))
 
     @property
     def last_rows(self) -> int | None:
         """Live rows of the epochs that go on for ever; None where there are none."""
-        return self._live_eras[-1][1]
+        return self._live_eras[-1].rows
 
     @property
     def most_rows(self) -> int | None:
         """Live rows of the longest epochs; None where some have no end."""
-        rows = [rows for _, rows, _ in self._live_eras]
-        return None if None in rows else max(r for r in rows if r is not None)
+        rows = [era.rows for era in self._live_eras]
+        if None in rows:
+            return None
+        return max(number for number in rows if number is not None)
 
     def number(self, position: int) -> int:
-        """The number of the epoch that a position lies in."""
+        """The number of the epoch of a position."""
         return self.span(self.skips.live(position))[0]
 
     def span(self, live: int) -> tuple[int, int, int | None]:
-        """(number, first row, last row + 1) of the epoch that a live row lies in; no last row where it has no end."""
-        for start, rows, number in reversed(self._live_eras):
-            if start <= live:
-                if rows is None:
-                    return number, start, None
-                more = (live - start) // rows if rows else 0
-                return number + more, start + more * rows, start + (more + 1) * rows
-        raise ValueError(f"row {live} does not exist")
+        """(number, first row, last row + 1) of the epoch of a live row; no last row where it has no end."""
+        era = self._live_eras[self._era_of(live)]
+        if era.rows is None:
+            return era.number, era.start, None
+        more = (live - era.start) // max(era.rows, 1)
+        return era.number + more, era.start + more * era.rows, era.start + (more + 1) * era.rows
 
     def era(self, live: int) -> tuple[int, int | None, int | None]:
-        """(first row, rows of an epoch, first row of the next era) of the era that a live row lies in."""
-        eras = self._live_eras
-        for i in reversed(range(len(eras))):
-            if eras[i][0] <= live:
-                return eras[i][0], eras[i][1], eras[i + 1][0] if i + 1 < len(eras) else None
+        """(first row, rows of an epoch, first row of the next era) of the era of a live row."""
+        which = self._era_of(live)
+        following = next((era.start for era in self._live_eras[which + 1 :]), None)
+        return self._live_eras[which].start, self._live_eras[which].rows, following
+
+    def _era_of(self, live: int) -> int:
+        for which in reversed(range(len(self._live_eras))):
+            if self._live_eras[which].start <= live:
+                return which
         raise ValueError(f"row {live} does not exist")
 
     def end_of(self, num_epochs: int | None) -> int | None:
-        """The live row at which a run of so many epochs (None: of all there are) ends; None where it never does."""
-        limit = None if self.limit is None else self.skips.live(self.limit)
-        if num_epochs is None:
-            return limit
-        for start, rows, number in reversed(self._live_eras):
-            if number < num_epochs or number == 0:
-                if rows is None:
-                    return limit
-                end = start + (num_epochs - number) * rows
-                return end if limit is None else min(end, limit)
-        raise ValueError(f"{num_epochs} epochs are none")
+        """The live row at which a run of `num_epochs` epochs (None: of all) ends; None where it never does."""
+        end = NEVER
+        if self.limit is not None:
+            end = self.skips.live(self.limit)
+        if num_epochs is not None:
+            era = next(era for era in reversed(self._live_eras) if era.number < num_epochs or era.number == 0)
+            if era.rows is not None:
+                end = min(end, era.start + (num_epochs - era.number) * era.rows)
+        if end == NEVER:
+            return None
+        return end
 
     def begin_of(self, number: int) -> int | None:
         """The position at which an epoch begins; None where the stream has no epochs by then."""
-        for start, rows, first in reversed(self._live_eras):
-            if first <= number:
-                if rows is None:
-                    return self.skips.position(start) if number == first and number else None
-                return self.skips.position(start + (number - first) * rows)
+        era = next(era for era in reversed(self._live_eras) if era.number <= number)
+        if era.rows is not None:
+            return self.skips.position(era.start + (number - era.number) * era.rows)
+        if number == era.number and number:
+            return self.skips.position(era.start)
         return None
 
     @cached_property
-    def _live_eras(self) -> list[tuple[int, int | None, int]]:
-        """(first live row, live rows of each epoch, number of the first epoch) of each era, skipped rows left out."""
-        live, number = self.skips.live, 0
-        found: list[tuple[int, int | None, int]] = []
-        for i, (start, rows) in enumerate(self.eras):
-            following = self.eras[i + 1][0] if i + 1 < len(self.eras) else None
+    def _live_eras(self) -> list[_LiveEra]:
+        """The eras without skipped rows: an epoch that has some is an era of its own."""
+        number = 0
+        found: list[_LiveEra] = []
+        ends = [*(start for start, _ in self.eras[1:]), NEVER]
+        for (start, rows), end in zip(self.eras, ends, strict=True):
             if rows is None:
-                found.append((live(start), None, number))
+                found.append(_LiveEra(self.skips.live(start), None, number))
                 number += 1
                 continue
-            until = None if following is None else -(-(following - start) // rows)
-            at = 0  # epochs of this era that are written down
-            for touched in sorted({e for span in self.skips.ranges for e in _touched(span, start, rows, following)}):
-                if touched > at:
-                    found.append((live(start + at * rows), rows, number + at))
-                begin = live(start + touched * rows)
-                found.append((begin, live(start + (touched + 1) * rows) - begin, number + touched))
-                at = touched + 1
-            if until is None or at < until:
-                found.append((live(start + at * rows), rows, number + at))
-            number += until or 0
+            num_epochs = -(-(end - start) // max(rows, 1))
+            touched = {epoch for span in self.skips.ranges for epoch in _touched(span, start, rows, end)}
+            # An epoch that is touched, and the one after it, begin an era of their own.
+            for epoch in sorted({0, *touched, *(epoch + 1 for epoch in touched)}):
+                if epoch < num_epochs:
+                    first, last = (self.skips.live(start + each * rows) for each in (epoch, epoch + 1))
+                    found.append(_LiveEra(first, last - first, number + epoch))
+            number += num_epochs
         return found
 
 
-def _touched(span: tuple[int, int], start: int, rows: int, following: int | None) -> range:
+class _LiveEra(NamedTuple):
+    """Epochs of one length, in live rows."""
+
+    start: int
+    rows: int | None
+    number: int
+    """Of the first epoch."""
+
+
+def _touched(span: tuple[int, int], start: int, rows: int, end: int) -> range:
     """Epochs of an era, counted from its start, that have positions of a span."""
-    first, stop = max(span[0], start), span[1] if following is None else min(span[1], following)
-    return range((first - start) // rows, -(-(stop - start) // rows)) if first < stop else range(0)
+    first, stop = max(span[0], start), min(span[1], end)
+    if first >= stop:
+        return range(0)
+    return range((first - start) // rows, -(-(stop - start) // rows))

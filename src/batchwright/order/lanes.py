@@ -8,8 +8,10 @@ belongs does not depend on ranks: ranks that divide the lanes read whole lanes, 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,21 +19,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.errors import SpecError
 from batchwright.order.epochs import Epochs, Skips
-from batchwright.order.permute import Permutation, permutation
-from batchwright.order.pool import Pool, pool
 from batchwright.order.schedule import NEVER, Draw, Order, Stretch
 from batchwright.order.sweep import Change, Leg, Schedule, Size
+from batchwright.order.windows import Windows, WindowShuffle, groups, window_shuffle
 
 __all__ = ["LaneView", "LanedOrder"]
 
+_ENDLESS = (1 << 63) - 1
 
-class LanePool:
+
+class LaneWindows(Windows):
     """One lane's stretch [start, stop) of a source's permuted blocks, shuffled inside windows."""
 
-    def __init__(self, whole: Pool, start: int, stop: int, *names: str | int) -> None:
-        self.whole: Pool = whole
+    def __init__(self, whole: WindowShuffle, start: int, stop: int, *names: str | int) -> None:
+        self.whole: WindowShuffle = whole
         self.start: int = start
-        self.n: int = stop - start
+        self.n = stop - start
         self._names = names
         self.window_rows: int = min(whole.window_rows, self.n)
 
@@ -43,41 +46,24 @@ class LanePool:
         return windows
 
     def blocks(self, window: int) -> list[tuple[int, int]]:
-        """Rows [first, last) of each piece of a block that a window has, in the order of the rows."""
-        places = np.arange(self.window_start(window), self.window_start(window + 1)) + self.start
-        rows = np.sort(self.whole.rows_at(places))
+        rows = np.sort(self._rows_in(window, np.arange(self.window_start(window + 1) - self.window_start(window))))
         borders = np.flatnonzero(np.diff(rows) != 1) + 1
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, borders)]
 
-    def at(self, index: ArrayLike) -> NDArray[np.int64]:
-        positions = np.asarray(index, dtype=np.int64)
-        place = np.empty_like(positions)
-        window = self.window_of(positions)
-        for w in np.unique(window).tolist():
-            mine, first = window == w, self.window_start(w)
-            place[mine] = first + self._shuffle(w).at(positions[mine] - first)
-        return self.whole.rows_at(place + self.start)
+    def _rows_in(self, window: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.whole.rows_at(places + (self.start + self.window_start(window)))
 
-    def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
-        """Where rows lie in this lane. Only for rows of this lane."""
-        place = self.whole.places_of(np.asarray(image, dtype=np.int64)) - self.start
-        positions = np.empty_like(place)
-        window = self.window_of(place)
-        for w in np.unique(window).tolist():
-            mine, first = window == w, self.window_start(w)
-            positions[mine] = first + self._shuffle(w).inverse(place[mine] - first)
-        return positions
-
-    def _shuffle(self, window: int) -> Permutation:
-        length = self.window_start(window + 1) - self.window_start(window)
-        return permutation(length, *self._names, "window", window)
+    def _windows_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        places = self.whole.places_of(rows) - self.start
+        windows = self.window_of(places)
+        return windows, places - windows * self.window_rows
 
 
 @lru_cache(maxsize=1024)
-def _lane_pool(
+def _lane_windows(
     n: int, block_rows: int, window_blocks: int, start: int, stop: int, lane: int, *names: str | int
-) -> LanePool:
-    return LanePool(pool(n, block_rows, window_blocks, *names), start, stop, *names, "lane", lane)
+) -> LaneWindows:
+    return LaneWindows(window_shuffle(n, block_rows, window_blocks, *names), start, stop, *names, "lane", lane)
 
 
 class _Lane(Order):
@@ -120,11 +106,11 @@ class _Lane(Order):
         starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
         return starts
 
-    def _permutation(self, source: int, epoch: int) -> LanePool:  # type: ignore[override]
+    def _permutation(self, source: int, epoch: int) -> Windows:
         assert self.pool is not None
         start, stop = self.bounds(source, epoch)
         whole = int(self.cuts[source, -1])
-        return _lane_pool(whole, *self.pool, start, stop, self.lane, self.seed, self.names[source], epoch)
+        return _lane_windows(whole, *self.pool, start, stop, self.lane, self.seed, self.names[source], epoch)
 
 
 class LanedOrder:
@@ -151,15 +137,22 @@ class LanedOrder:
         self.bindings: tuple[()] = ()
         self.skips: Skips = Skips(skips)
         total = sum(self.sizes)
-        self._epoch_rows = total if weights[0][1] is None else None
+        self._is_natural = weights[0][1] is None
+        self._epoch_rows = _ENDLESS
         """Rows after which lanes are dealt anew: an epoch, where every row comes once in it."""
+        if self._is_natural:
+            self._epoch_rows = total
+        ends = [self._before(lane, self._epoch_rows) for lane in range(self.num_lanes + 1)]
+        self._lane_epochs: NDArray[np.int64] = np.diff(ends)
+        """Rows of an epoch in each lane."""
         # Epochs are those of the same mixture without lanes.
         self.epochs: Epochs = Order(
             sizes, seed=seed, weights=weights, num_rows=num_rows, skips=skips, changes=changes
         ).epochs
         self._refuse_small_sources()
-        shares = [self._before(lane + 1, total) if self._epoch_rows else lane + 1 for lane in range(-1, self.num_lanes)]
-        cuts = _table(self.sizes, shares, exact=self._epoch_rows is not None)
+        if not self._is_natural:
+            ends = list(range(self.num_lanes + 1))
+        cuts = _table(self.sizes, ends, exact=self._is_natural)
         self.lanes: list[_Lane] = [
             _Lane(
                 lane,
@@ -187,24 +180,18 @@ class LanedOrder:
 
     def _split(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(lane, position in that lane) of positions."""
-        epoch = np.zeros(len(positions), np.int64)
-        if self._epoch_rows is not None:
-            epoch, positions = np.divmod(positions, self._epoch_rows)
-        turn, within = np.divmod(positions, self.num_lanes * self.lane_rows)
+        epoch, within = np.divmod(positions, self._epoch_rows)
+        turn, within = np.divmod(within, self.num_lanes * self.lane_rows)
         lane, row = np.divmod(within, self.lane_rows)
-        local = turn * self.lane_rows + row
-        if self._epoch_rows is not None:
-            local += epoch * self._lane_epochs[lane]
+        local: NDArray[np.int64] = turn * self.lane_rows + row + epoch * self._lane_epochs[lane]
         return lane, local
 
     def _join(self, lane: int, local: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions of a lane's own positions."""
-        epoch = np.zeros(len(local), np.int64)
-        if self._epoch_rows is not None:
-            epoch, local = np.divmod(local, int(self._lane_epochs[lane]))
+        epoch, local = np.divmod(local, self._lane_epochs[lane])
         turn, row = np.divmod(local, self.lane_rows)
-        joined: NDArray[np.int64] = (turn * self.num_lanes + lane) * self.lane_rows + row
-        return joined if self._epoch_rows is None else joined + epoch * self._epoch_rows
+        joined: NDArray[np.int64] = (turn * self.num_lanes + lane) * self.lane_rows + row + epoch * self._epoch_rows
+        return joined
 
     def _before(self, lane: int, positions: int) -> int:
         """How many of the first `positions` positions belong to lanes before a lane."""
@@ -212,43 +199,36 @@ class LanedOrder:
         return turns * lane * self.lane_rows + min(rest, lane * self.lane_rows)
 
     def _lane_position(self, lane: int, position: int) -> int:
-        """How many positions of a lane lie before a position."""
-        if self._epoch_rows is None:
-            return self._before(lane + 1, position) - self._before(lane, position)
+        """Positions of a lane that come before a position."""
         epoch, within = divmod(position, self._epoch_rows)
         here = self._before(lane + 1, within) - self._before(lane, within)
         return epoch * int(self._lane_epochs[lane]) + here
 
-    @cached_property
-    def _lane_epochs(self) -> NDArray[np.int64]:
-        """Rows of an epoch that each lane has, where an epoch is every row once."""
-        assert self._epoch_rows is not None
-        return np.diff([self._before(lane, self._epoch_rows) for lane in range(self.num_lanes + 1)])
-
-    # What an order is asked
+    # The methods of Order
 
     @property
     def shares(self) -> list[float]:
-        return self.lanes[0].shares if self._epoch_rows is None else [n / sum(self.sizes) for n in self.sizes]
+        if self._is_natural:
+            return [n / sum(self.sizes) for n in self.sizes]
+        return self.lanes[0].shares
 
     def at(self, positions: ArrayLike) -> Draw:
         positions = np.asarray(positions, dtype=np.int64)
         lane, local = self._split(positions)
         source = np.empty(len(positions), np.int32)
         index, epoch = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        for number in np.unique(lane).tolist():
-            mine = np.flatnonzero(lane == number)
+        for number, mine in groups(lane):
             source[mine], index[mine], epoch[mine] = self.lanes[number].at(local[mine])
         return Draw(source, index, epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
         rows = np.asarray(index, dtype=np.int64)
-        place = pool(self.sizes[source], *self.pool, self.seed, self.names[source], epoch).places_of(rows)
-        stretch = np.searchsorted(self.lanes[0].cuts[source, 1:], place, side="right")
-        which = (stretch - epoch) % self.num_lanes if self.lanes[0].turns else stretch
+        shuffled = window_shuffle(self.sizes[source], *self.pool, self.seed, self.names[source], epoch)
+        lane = np.searchsorted(self.lanes[0].cuts[source, 1:], shuffled.places_of(rows), side="right")
+        if self.lanes[0].turns:
+            lane = (lane - epoch) % self.num_lanes
         found = np.empty(len(rows), np.int64)
-        for number in np.unique(which).tolist():
-            mine = np.flatnonzero(which == number)
+        for number, mine in groups(lane):
             found[mine] = self._join(number, self.lanes[number].positions(source, rows[mine], epoch))
         return found
 
@@ -265,17 +245,14 @@ class LanedOrder:
         return [leg._replace(start=start) for leg, start in zip(self.lanes[0].legs, starts.tolist(), strict=True)]
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows number `ordinals` lie that a source gives, counted through all lanes."""
-        found = []
-        for ordinal in ordinals.tolist():
-            low, high = 0, 1
-            while self.counts(high)[source] <= ordinal and high < NEVER:
-                high *= 2
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if self.counts(middle)[source] > ordinal else (middle + 1, high)
-            found.append(low - 1)
-        return np.array(found, np.int64)
+        """The positions of the rows number `ordinals` of a source, counted through all lanes."""
+        return np.array([self._position_of(source, ordinal) for ordinal in ordinals.tolist()], np.int64)
+
+    def _position_of(self, source: int, ordinal: int) -> int:
+        high = 1
+        while self.counts(high)[source] <= ordinal and high < NEVER:
+            high *= 2
+        return bisect_right(range(high), ordinal, key=lambda position: self.counts(position)[source]) - 1
 
     def epochs_begun(self, source: int, position: int) -> int:
         return max(lane.epochs_begun(source, self._lane_position(n, position)) for n, lane in enumerate(self.lanes))
@@ -290,11 +267,11 @@ class LanedOrder:
         )
 
     def exhausted_at(self, *, first: bool) -> int:
-        ends = [self.first_epoch_ends_at(i) for i, share in enumerate(self.shares) if share]
-        return min(ends) if first else max(ends)
+        ends = sorted(self.first_epoch_ends_at(i) for i, share in enumerate(self.shares) if share)
+        return ends[0 if first else -1]
 
     def views(self, rank: int, world_size: int) -> list[LaneView]:
-        """The lanes that a rank's contiguous share of a batch lies in: more than its own, where they do not divide."""
+        """The lanes of a rank's contiguous share of a batch: more than its own, where they do not divide."""
         first, last = rank * self.num_lanes // world_size, -(-(rank + 1) * self.num_lanes // world_size)
         return [LaneView(self, lane) for lane in range(first, last)]
 
@@ -318,13 +295,12 @@ class LaneView:
 
 
 def _table(sizes: Sequence[int], shares: Sequence[int], *, exact: bool) -> NDArray[np.int64]:
-    """Where each lane's stretch of each source begins and ends: [source, lane + 1].
+    """The borders of each lane's stretch of each source: [source, lane + 1].
 
     `shares` is cumulative over lanes. Exact: lane l gets exactly its share of all rows; otherwise an even part of each.
     """
-    rows = np.concatenate([[0], np.cumsum(sizes)]).astype(object)  # Python's integers: products are large
-    total = int(rows[-1]) if exact else int(shares[-1])
     if not exact:
-        return np.array([[n * share // total for share in shares] for n in sizes], np.int64)
-    corner = np.array([[row * share // total for share in shares] for row in rows], np.int64)
+        return np.array([[n * share // shares[-1] for share in shares] for n in sizes], np.int64)
+    rows = list(accumulate(sizes, initial=0))  # Python's integers: products are large
+    corner = np.array([[row * share // rows[-1] for share in shares] for row in rows], np.int64)
     return np.diff(corner, axis=0)

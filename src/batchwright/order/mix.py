@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.base.errors import SpecError
-from batchwright.order.disk_cache import kept_pattern
 from batchwright.order.draw import draw_slots, source_dtype
 
 __all__ = ["Pattern", "build_pattern", "integer_shares"]
@@ -24,8 +23,6 @@ _FIRST_SLOTS = 1 << 16
 _MOST_SLOTS = 1 << 22
 _FEWEST_ROWS = 50
 """A source has at least this many slots of the pattern, so that its effective share is within 1 % of what was asked."""
-_WORTH_KEEPING = 1 << 18
-"""Patterns from this many slots on are kept on disk: building one takes 0.1 s or more, reading it a millisecond."""
 
 
 def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int, list[int]]:
@@ -40,28 +37,33 @@ def integer_shares(weights: Sequence[float], names: Sequence[str]) -> tuple[int,
                 f"the weight of {name!r} is {weight}", parameter="weights", source=name, remedy="a number of 0 or more"
             )
     largest = max(weights, default=0.0)
-    weights = [weight / largest for weight in weights] if largest > 1e150 else weights  # their sum must be a number
-    total = sum(weights)
-    if total <= 0:
+    if largest <= 0:
         every = ", ".join(names)
         raise SpecError("all weights are 0", parameter="weights", sources=every, remedy="give at least one a weight")
+    if largest > 1e150:  # their sum must be a number
+        weights = [weight / largest for weight in weights]
+    total = sum(weights)
     shares = [weight / total for weight in weights]
+    smallest, name = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
     slots = _FIRST_SLOTS
-    while min(share for share in shares if share > 0) * slots < _FEWEST_ROWS:
+    while smallest * slots < _FEWEST_ROWS:
         slots *= 2
-        if slots > _MOST_SLOTS:
-            smallest = min((share, name) for share, name in zip(shares, names, strict=True) if share > 0)
-            raise SpecError(
-                f"the weight of {smallest[1]!r} is {smallest[0]:.3g} of the mixture, too small to be kept exactly",
-                parameter="weights",
-                source=smallest[1],
-                remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
-            )
+    if slots > _MOST_SLOTS:
+        raise SpecError(
+            f"the weight of {name!r} is {smallest:.3g} of the mixture, too small to be kept exactly",
+            parameter="weights",
+            source=name,
+            remedy=f"a share of at least {_FEWEST_ROWS / _MOST_SLOTS:.2g}, or 0 to leave it out",
+        )
+    return slots, _by_largest_remainder(shares, slots)
+
+
+def _by_largest_remainder(shares: Sequence[float], slots: int) -> list[int]:
     counts = [int(share * slots) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - shares[i] * slots, i))
     for i in by_remainder[: slots - sum(counts)]:
         counts[i] += 1
-    return slots, counts
+    return counts
 
 
 class Pattern:
@@ -109,7 +111,7 @@ class Pattern:
         return source, cycle
 
     def position(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of a source lie, by their number inside it."""
+        """The positions of the rows of a source, by their number inside it."""
         slots = self.slots_of(source)
         cycle, within = np.divmod(ordinals, len(slots))
         cycle *= self.num_slots
@@ -126,7 +128,6 @@ class Pattern:
         return counts
 
 
-@lru_cache(maxsize=128)
 def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Pattern:
     """The pattern in which source i has counts[i] of sum(counts) slots; `num_slots`: only so many will be looked at.
 
@@ -135,9 +136,9 @@ def build_pattern(counts: tuple[int, ...], num_slots: int | None = None) -> Patt
     """
     common = gcd(*counts)  # shares with a common divisor repeat sooner, and in the same order
     counts = tuple(count // common for count in counts)
-    dtype = source_dtype(len(counts))
-    if num_slots is not None and num_slots < sum(counts):
-        return Pattern(draw_slots(counts, num_slots), len(counts))
-    if sum(counts) < _WORTH_KEEPING or max(counts) == sum(counts):
-        return Pattern(draw_slots(counts), len(counts))
-    return Pattern(kept_pattern(counts, dtype, draw_slots), len(counts))
+    return _built(counts, min(num_slots or sum(counts), sum(counts)))
+
+
+@lru_cache(maxsize=128)
+def _built(counts: tuple[int, ...], num_slots: int) -> Pattern:
+    return Pattern(draw_slots(counts, num_slots), len(counts))

@@ -15,7 +15,7 @@ _END = 1 << 62
 _STRETCH = 1 << 16
 """Positions that are merged at once, at most: bounds the memory of `at`."""
 _WIDE_GAP = 4096
-"""Merging what lies between two positions costs more than finding the second one anew, if it is more than this."""
+"""Positions between two others from which on merging them costs more than finding the second one anew."""
 
 
 class Natural:
@@ -24,7 +24,7 @@ class Natural:
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self.num_rows: int = sum(sizes)
-        self._step = [_END // n if n else 0 for n in sizes]
+        self._step = [_END // max(n, 1) * (n > 0) for n in sizes]
         self._live = np.flatnonzero(sizes)
         self._size = np.array(sizes, np.int64)[self._live]
         self._times = np.array(self._step, np.int64)[self._live]
@@ -51,7 +51,7 @@ class Natural:
         return source, ordinal
 
     def position(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of a source lie, by their number inside it."""
+        """The positions of the rows of a source, by their number inside it."""
         time = (2 * ordinals + 1) * self._step[source]
         result = ordinals.copy()
         for other, step in enumerate(self._step):

@@ -1,4 +1,4 @@
-"""Draws from a pool that is refilled: which row of a sequence is drawn when, by numbers alone.
+"""Refills of a pool, and the draws between them: which row of a sequence is drawn when, by numbers alone.
 
 Rows come in shards. A pool holds entries, `factor` for each row, in the order in which they will be drawn. At the draw
 that leaves `threshold` of them, whole shards are added while they fit, at least one; then all entries, those that are
@@ -106,11 +106,20 @@ class Refills:
 
     def due(self) -> int | None:
         """The draw at which the next refill happens; None when no shard is left."""
-        return None if self._shard >= self._num_shards else self._next()[0]
+        if self._shard >= self._num_shards:
+            return None
+        return self._next()[0]
 
     def end(self) -> int:
         """The draw after which nothing is left of what was added so far."""
         return self._at + self._entries
+
+    def until(self) -> int:
+        """The draw at which the next refill happens, or after which nothing is left."""
+        due = self.due()
+        if due is None:
+            return self.end()
+        return due
 
     def next(self, held_rows: int) -> Refill:
         """Make the refill that is due. `held_rows`: rows of which at least one entry is left at that draw."""
@@ -150,7 +159,9 @@ class Refills:
         if size.most_rows is None:
             return size.threshold
         room = size.most_rows - self._rows_of(self._shard)
-        return size.threshold if self._held_rows <= room else min(size.threshold, max(0, room))
+        if self._held_rows <= room:
+            return size.threshold
+        return min(size.threshold, max(0, room))
 
 
 def lane_share(first: int, rows: int, lane: int, lanes: int) -> tuple[int, int]:
@@ -171,12 +182,16 @@ def mixed_in(survivors: NDArray[Any], new: NDArray[Any], key: int | None) -> NDA
     [0, 2, 10, 11, 1]
     """
     entries = np.concatenate([survivors, new])
-    return entries if key is None else entries.take(_permuted(len(entries), key))
+    if key is None:
+        return entries
+    return entries.take(_permuted(len(entries), key))
 
 
 def refill_key(names: Names, number: int) -> int | None:
     """The key of a refill, for a stream that some names key; None where they are None, and nothing is permuted."""
-    return None if names is None else key_of(*names, number)
+    if names is None:
+        return None
+    return key_of(*names, number)
 
 
 def _permuted(n: int, key: int) -> NDArray[np.int64]:
@@ -211,8 +226,7 @@ def generations(refills: Refills, names: Names) -> Iterator[Generation]:
     left = np.empty(0, np.int32)
     while refills.due() is not None:
         refill, order = _refilled(refills, left, names)
-        due = refills.due()
-        until = refills.end() if due is None else due
+        until = refills.until()
         yield Generation(refill, order, until)
         left = order[until - refill.at :]
 

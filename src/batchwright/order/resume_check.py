@@ -1,4 +1,4 @@
-"""Whether a saved state may go on under a plan: the same plan, or one that was amended later than where it stands."""
+"""Check of a saved state: it goes on under its own plan, or under one that was amended after its position."""
 
 from __future__ import annotations
 

@@ -10,23 +10,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
-from batchwright.order.epochs import Epochs, Skips
+from batchwright.order.epochs import NEVER, Epochs, Skips
 from batchwright.order.mix import Pattern
 from batchwright.order.permute import Permutation, Shuffles, permutation
-from batchwright.order.pool import Pool, pool
 from batchwright.order.sweep import Binding, Change, Leg, Schedule, Size, sweep
+from batchwright.order.windows import Windows, groups, window_shuffle
 
 __all__ = ["NEVER", "ORDER_VERSION", "Draw", "Order", "Stretch"]
 
 ORDER_VERSION = 1
 """Saved positions of running jobs depend on the order: a new algorithm is a new version, never a changed one."""
 
-NEVER = 1 << 62
-"""The position of a row that is never given."""
-
 
 class Draw(NamedTuple):
-    """What lies at some positions, one entry each."""
+    """The rows at some positions, one entry each."""
 
     source: NDArray[np.int32]
     index: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
@@ -34,7 +31,7 @@ class Draw(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows that a source gives, and where those rows lie: what can be read before it is needed."""
+    """Consecutive rows of a source, and their places in it: they can be read before they are needed."""
 
     source: int
     epoch: int
@@ -46,7 +43,7 @@ class Stretch(NamedTuple):
 
 
 class Order:
-    """Which row of which source lies at each position of the global stream.
+    """The row and the source at each position of the global stream.
 
     >>> order = Order({"web": 6, "code": 2}, seed=7)
     >>> draw = order.at(range(8))                      # one epoch: every row of every source once
@@ -75,9 +72,9 @@ class Order:
         self.shuffle: str = one_of(("global", "pool", "none"), shuffle=shuffle)
         if (shuffle == "pool") != (pool is not None):
             raise SpecError(
-                f"shuffle={shuffle!r} {'needs' if pool is None else 'has no'} windows of blocks",
+                f"shuffle={shuffle!r} with pool={pool}",
                 parameter="pool",
-                remedy="pool=(block_rows, window_blocks), with shuffle='pool' only",
+                remedy="pool=(block_rows, window_blocks), with shuffle='pool' and with no other",
             )
         self.pool = pool
         schedule = weights if isinstance(weights, tuple) else ((0, weights),)
@@ -113,20 +110,14 @@ class Order:
         return [count / sum(rows) for count in rows]
 
     def at(self, positions: ArrayLike) -> Draw:
-        """What lies at these positions. Vectorised: ask for many at once."""
+        """The rows at these positions. Vectorised: ask for many at once."""
         positions = np.asarray(positions, dtype=np.int64)
         if len(self.legs) == 1:
             source, ordinal = self._at_leg(self.legs[0], positions)
         else:
-            which = np.searchsorted(self._leg_starts, positions, side="right") - 1
-            touched = np.unique(which).tolist()
-            if len(touched) == 1:  # nearly always: positions are asked for in runs
-                source, ordinal = self._at_leg(self.legs[touched[0]], positions)
-            else:
-                source, ordinal = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
-                for number in touched:
-                    mine = np.flatnonzero(which == number)
-                    source[mine], ordinal[mine] = self._at_leg(self.legs[number], positions[mine])
+            source, ordinal = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
+            for number, mine in groups(np.searchsorted(self._leg_starts, positions, side="right") - 1):
+                source[mine], ordinal[mine] = self._at_leg(self.legs[number], positions[mine])
         epoch, within = self._epoch_of(source, ordinal)
         return Draw(source, self._permute(source, within, epoch), epoch)
 
@@ -143,7 +134,9 @@ class Order:
             source, ordinal = leg.mix.at(within)
             of_epochs: NDArray[np.int64] = epoch * np.array(leg.mix.sizes, np.int64)[source]
             ordinal = ordinal + of_epochs
-        return source, ordinal if not leg.start else ordinal + np.array(leg.base, np.int64)[source]
+        if leg.start:
+            ordinal = ordinal + np.array(leg.base, np.int64)[source]
+        return source, ordinal
 
     def _epoch_of(
         self, source: NDArray[np.int32], ordinal: NDArray[np.int64]
@@ -179,33 +172,33 @@ class Order:
         if self.pool is None:
             return self._shuffles.at(source, epoch, within, self._whole_permutation)
         index = np.empty_like(within)
-        pairs = np.unique(np.stack([source.astype(np.int64), epoch], axis=1), axis=0)
-        for which, e in pairs.tolist():
-            chosen = np.flatnonzero((source == which) & (epoch == e))
-            index[chosen] = self._permutation(which, e).at(within[chosen])
+        num_sources = len(self.sizes)
+        for key, mine in groups(epoch * num_sources + source):
+            e, which = divmod(key, num_sources)
+            index[mine] = self._permutation(which, e).at(within[mine])
         return index
 
-    def _permutation(self, source: int, epoch: int) -> Permutation | Pool:
+    def _permutation(self, source: int, epoch: int) -> Permutation | Windows:
         if self.pool is None:
             return self._whole_permutation(source, epoch)
-        return pool(self.epoch_size(source, epoch)[1], *self.pool, self.seed, self.names[source], epoch)
+        return window_shuffle(self.epoch_size(source, epoch)[1], *self.pool, self.seed, self.names[source], epoch)
 
     def _whole_permutation(self, source: int, epoch: int) -> Permutation:
         return permutation(self.epoch_size(source, epoch)[1], self.seed, self.names[source], epoch)
 
     def positions(self, source: int, index: ArrayLike, epoch: int) -> NDArray[np.int64]:
-        """Where these rows of a source lie in its given epoch: the inverse of `at`. NEVER for one that is not given."""
+        """Positions of rows of a source in an epoch: the inverse of `at`. NEVER for rows that are not given."""
         within = np.asarray(index, dtype=np.int64)
         if self.shuffle != "none":
             within = self._permutation(source, epoch).inverse(within)
         return self.position_of(source, within + self.epoch_size(source, epoch)[0])
 
     def position_of(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where a source gives its rows number `ordinals`, counted through its epochs."""
+        """The positions of the rows number `ordinals` of a source, counted through its epochs."""
         positions = np.empty(len(ordinals), np.int64)
         which = np.searchsorted(self._before[:, source], ordinals, side="right") - 1
-        for number in np.unique(which).tolist():
-            mine, leg = np.flatnonzero(which == number), self.legs[number]
+        for number, mine in groups(which):
+            leg = self.legs[number]
             found = self._position_in(leg, source, ordinals[mine] - leg.base[source])
             positions[mine] = leg.start - leg.phase + found
         return np.minimum(positions, NEVER)
@@ -225,7 +218,7 @@ class Order:
     def stretches(self, source: int, ordinal: int, longest: int) -> Iterator[Stretch]:
         """What a source gives from its row number `ordinal` on: windows, or `longest` rows at a time if not shuffled.
 
-        Without an end. Rows that are shuffled over a whole epoch lie anywhere in it: there a stretch is an epoch.
+        Without an end. Rows that are shuffled over a whole epoch are anywhere in it: then a stretch is an epoch.
         """
         while True:
             epoch = int(self.epoch_of(source, np.array([ordinal]))[0][0])
@@ -238,7 +231,7 @@ class Order:
                 first, last, rows = 0, size, [(0, size)]
             else:
                 windows = self._permutation(source, epoch)
-                assert not isinstance(windows, Permutation)
+                assert isinstance(windows, Windows)
                 window = int(windows.window_of(np.array([within]))[0])
                 first, last = windows.window_start(window), windows.window_start(window + 1)
                 rows = windows.blocks(window)
@@ -246,7 +239,7 @@ class Order:
             ordinal = start + last
 
     def counts(self, position: int) -> list[int]:
-        """Rows of each source that lie before a position, skipped ones too."""
+        """Rows of each source before a position, skipped ones too."""
         number = int(np.searchsorted(self._leg_starts, position, side="right")) - 1
         counts = self.legs[number].counts(position)
         return counts + [0] * (len(self.names) - len(counts))
@@ -267,13 +260,15 @@ class Order:
     def epochs_begun(self, source: int, position: int) -> int:
         """Epochs of a source that have begun before a position."""
         rows = self.counts(position)[source]
-        return 1 + int(self.epoch_of(source, np.array([rows - 1]))[0][0]) if rows else 0
+        if not rows:
+            return 0
+        return 1 + int(self.epoch_of(source, np.array([rows - 1]))[0][0])
 
     def exhausted_at(self, *, first: bool) -> int:
         """Rows after which the first (or the last) source with a weight has given its last row of its first epoch."""
-        ends = [self.first_epoch_ends_at(source) for source in range(len(self.names))]
+        ends = sorted(self.first_epoch_ends_at(source) for source in range(len(self.names)))
         ends = [end for end in ends if end <= NEVER]
-        return min(ends) if first else max(ends)
+        return ends[0 if first else -1]
 
     def views(self, rank: int, world_size: int) -> list[Order]:
         """The orders in which a rank meets its rows: one for all ranks, but for lanes."""

@@ -1,4 +1,4 @@
-"""Which rank gets which rows of a global batch: contiguous shares by default, any other rule as a plug-in.
+"""Sharding of a global batch: the rows of each rank, contiguous by default, by any other rule as a plug-in.
 
 A strategy is a function of three numbers: `f(num_rows, rank, world_size) -> row numbers of the batch`. All ranks'
 rows together must be exactly the batch, which is checked once for each batch size. The order of rows, states and plans
@@ -90,8 +90,10 @@ class Sharding:
         except Exception as error:
             error.add_note(f"in sharding {self.name!r}, asked for the rows of rank {rank} of {world}")
             raise
+        if isinstance(rows, range):
+            return rows
         try:
-            return rows if isinstance(rows, range) else tuple(index(row) for row in rows)
+            return tuple(index(row) for row in rows)
         except TypeError:
             raise SpecError(
                 f"sharding {self.name!r} gave rank {rank} of {world} something else than row numbers",
@@ -103,28 +105,19 @@ class Sharding:
 
     def _ranks_of_rows(self, shares: list[Share], num_rows: int) -> list[int]:
         """The rank of each row. Every row of the batch must have exactly one."""
-        ranks = [-1] * num_rows
+        owners: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         for rank, rows in enumerate(shares):
             for row in rows:
-                if not 0 <= row < num_rows:
-                    self._refuse(row, num_rows, f"to rank {rank}: it has no such row", rank)
-                if ranks[row] == rank:
-                    self._refuse(row, num_rows, f"to rank {rank} twice", rank)
-                if ranks[row] >= 0:
-                    self._refuse(row, num_rows, f"to rank {ranks[row]} and to rank {rank}", rank)
-                ranks[row] = rank
-        if -1 in ranks:
-            self._refuse(ranks.index(-1), num_rows, f"to none of the ranks 0 to {len(shares) - 1}", None)
-        return ranks
-
-    def _refuse(self, row: int, num_rows: int, to_whom: str, rank: int | None) -> None:
-        raise SpecError(
-            f"sharding {self.name!r} gives row {row} of a batch of {num_rows} {to_whom}",
-            parameter="sharding",
-            row=row,
-            rank=rank,
-            remedy=f"each row from 0 to {num_rows - 1} must go to exactly one rank",
-        )
+                owners.setdefault(row, []).append(rank)
+        for row, ranks in owners.items():
+            if len(ranks) != 1 or not 0 <= row < num_rows:
+                raise SpecError(
+                    f"sharding {self.name!r} gives row {row} of a batch of {num_rows} to the ranks {ranks}",
+                    parameter="sharding",
+                    row=row,
+                    remedy=f"each row from 0 to {num_rows - 1} must go to exactly one rank",
+                )
+        return [owners[row][0] for row in range(num_rows)]
 
     def _refuse_uneven(self, shares: list[Share], num_rows: int) -> None:
         for rank, rows in enumerate(shares):
@@ -184,8 +177,10 @@ def sharding_of(asked: Any) -> Sharding:
     """
     if isinstance(asked, Sharding):
         return asked
-    if asked is None or isinstance(asked, str):
-        return _shardings.get("contiguous" if asked is None else asked)
+    if asked is None:
+        asked = "contiguous"
+    if isinstance(asked, str):
+        return _shardings.get(asked)
     if not callable(asked):
         raise SpecError(
             f"sharding={shortened(asked)} is neither a name nor a function",

@@ -1,7 +1,8 @@
-"""Cut the stream of rows into steps, and a step into ranks: arithmetic on positions, the same on every rank."""
+"""Steps of a stream of rows, and ranks of a step: arithmetic on positions, the same on every rank."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import PlanError, SpecError
-from batchwright.order.epochs import Epochs
+from batchwright.order.epochs import NEVER, Epochs
 
 __all__ = ["EPOCH_ENDS", "Cut", "Steps", "position_of_step", "share", "step_of_position"]
 
 EPOCH_ENDS = ("drop", "short", "pad", "wrap")
-"""What an epoch's last, partial batch can be: see `Cut.epoch_end`."""
+"""Ways to treat an epoch's last, partial batch: see `Cut.epoch_end`."""
 
 Steps = Sequence[Sequence[int]]
 """[[from_step, from_position, rows_per_step], ...]: how a run cut batches."""
@@ -65,14 +66,8 @@ class Cut:
     def is_linear(self) -> bool:
         return self.epoch_end == "wrap" or all(rows is None for _, rows in self.epochs.eras)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of each of the epochs that go on for ever."""
-        assert self.epoch_rows is not None
-        return self._steps_in(self.epoch_rows)
-
     def steps_of_epoch(self, live: int) -> int:
-        """Steps of the epoch that a live row lies in, from its beginning."""
+        """Steps of the epoch of a live row, from its beginning."""
         _, start, stop = self.epochs.span(live)
         assert stop is not None
         return self._steps_in(stop - start)
@@ -81,10 +76,14 @@ class Cut:
         """The same, or one more where steps cross the ends of epochs: as many as may begin in it."""
         _, start, stop = self.epochs.span(self.epochs.skips.live(position))
         assert stop is not None
-        return -(-(stop - start) // self.rows_per_step) if self.is_linear else self._steps_in(stop - start)
+        if self.is_linear:
+            return -(-(stop - start) // self.rows_per_step)
+        return self._steps_in(stop - start)
 
     def _steps_in(self, rows: int) -> int:
-        return -(-rows // self.rows_per_step) if self.epoch_end in ("short", "pad") else rows // self.rows_per_step
+        if self.epoch_end in ("short", "pad"):
+            return -(-rows // self.rows_per_step)
+        return rows // self.rows_per_step
 
     def settle(self, position: int) -> int:
         """The position at which the next batch really starts: skipped, and a tail too short for a batch, passed over.
@@ -97,8 +96,8 @@ class Cut:
         if self.is_linear or self.epoch_end != "drop":
             return live
         while True:
-            _, _, stop = self.epochs.span(live)
-            if stop is None or stop - live >= self.rows_per_step or self._is_too_small_for_ever(live):
+            stop = self._border(live)
+            if stop - live >= self.rows_per_step or self._is_too_small_for_ever(live):
                 return live
             live = stop
 
@@ -109,26 +108,34 @@ class Cut:
 
     def real_rows(self, position: int) -> int:
         """Rows of the batch at a (settled) position that are data: less than rows_per_step with `short` and `pad`."""
-        return self.rows_per_step if self.is_linear else min(self.rows_per_step, self._left(position))
+        live = self.epochs.skips.live(position)
+        return min(self.rows_per_step, self._border(live) - live)
 
     def shared_rows(self, position: int) -> int:
         """Rows of the batch at a (settled) position that ranks share: with those that fill it up."""
-        return self.real_rows(position) if self.epoch_end == "short" else self.rows_per_step
-
-    def _left(self, position: int) -> int:
-        """Rows from a position to the end of its epoch."""
-        live = self.epochs.skips.live(position)
-        _, _, stop = self.epochs.span(live)
-        return self.rows_per_step if stop is None else stop - live
+        if self.epoch_end == "short":
+            return self.real_rows(position)
+        return self.rows_per_step
 
     def whole_steps_left(self, position: int) -> int | None:
         """Whole steps from a (settled) position to the end of its epoch; None where it has no end."""
         live = self.epochs.skips.live(position)
-        stop = None if self.is_linear else self.epochs.span(live)[2]
-        return None if stop is None else (stop - live) // self.rows_per_step
+        border = self._border(live)
+        if border == NEVER:
+            return None
+        return (border - live) // self.rows_per_step
+
+    def _border(self, live: int) -> int:
+        """The row at which steps must end that begin at this one: the end of its epoch; NEVER if there is none."""
+        if self.is_linear:
+            return NEVER
+        stop = self.epochs.span(live)[2]
+        if stop is None:
+            return NEVER
+        return stop
 
     def positions(self, position: int, num_rows: int) -> NDArray[np.int64]:
-        """The positions of so many rows from a position on."""
+        """The positions of `num_rows` rows from a position on."""
         live = self.epochs.skips.live(position)
         return self.epochs.skips.positions(np.arange(live, live + num_rows))
 
@@ -141,51 +148,50 @@ class Cut:
             return live + num_steps * self.rows_per_step
         live = self._settle(live)
         while True:
-            _, _, stop = self.epochs.span(live)
-            here = None if stop is None else self._steps_in(stop - live)
-            if here is None or stop is None or num_steps < here or (not here and self._is_too_small_for_ever(live)):
+            stop = self._border(live)
+            here = self._steps_in(stop - live)
+            if num_steps < here or (not here and self._is_too_small_for_ever(live)):
                 return live + num_steps * self.rows_per_step
             live, num_steps = stop, num_steps - here
-            live, epochs = self._whole_epochs(live, None, num_steps)  # many epochs at once
-            num_steps -= epochs
-            if num_steps:
-                live = self._settle(live)
-            else:
+            live, steps = self._whole_epochs(live, NEVER, num_steps)  # many epochs at once
+            num_steps -= steps
+            if not num_steps:
                 return live
+            live = self._settle(live)
 
-    def _whole_epochs(self, live: int, until: int | None, most_steps: int | None) -> tuple[int, int]:
+    def _whole_epochs(self, live: int, until: int, most_steps: int) -> tuple[int, int]:
         """(row, steps) after the whole epochs of one era from the beginning of an epoch on, within these bounds."""
         start, rows, following = self.epochs.era(live)
-        if rows is None or not rows or (live - start) % rows or self._is_too_small_for_ever(live):
+        if not rows or (live - start) % rows or self._is_too_small_for_ever(live):
             return live, 0
         per_epoch = self._steps_in(rows)
-        bounds = [] if following is None else [(following - live) // rows]
-        if until is not None:
-            bounds.append(max(until - live, 0) // rows)
-        if most_steps is not None and per_epoch:
-            bounds.append(most_steps // per_epoch)
-        epochs = min(bounds)
+        epochs = max(min(until, following or NEVER) - live, 0) // rows
+        if per_epoch:
+            epochs = min(epochs, most_steps // per_epoch)
         return live + epochs * rows, epochs * per_epoch
 
     def is_over(self, position: int, end: int | None) -> bool:
         """Whether a run that ends at a position (None: never) has no batch left at a (settled) position."""
-        if end is None:
-            return not self.is_linear and self._never_fits(self.epochs.skips.live(position))
-        live, end = self.epochs.skips.live(position), self.epochs.skips.live(end)
-        is_short = self.is_linear and live + self.rows_per_step > end
-        return live >= end or is_short or (not self.is_linear and self._never_fits(live))
+        live, end_live = self.epochs.skips.live(position), NEVER
+        if end is not None:
+            end_live = self.epochs.skips.live(end)
+        if self.is_linear:
+            return live >= end_live or live + self.rows_per_step > end_live
+        return live >= end_live or self._never_fits(live)
 
     def _never_fits(self, live: int) -> bool:
-        _, _, stop = self.epochs.span(live)
-        return self._is_too_small_for_ever(live) and stop is not None and stop - live < self.rows_per_step
+        return self._is_too_small_for_ever(live) and self._border(live) - live < self.rows_per_step
 
     def last_simple(self, position: int) -> float:
         """The last position of this epoch from which the next step simply begins rows_per_step further on."""
         live = self.epochs.skips.live(position)
-        stop = None if self.is_linear else self.epochs.span(live)[2]
-        last = float("inf") if stop is None else float(position + stop - live - 2 * self.rows_per_step)
+        last, border = math.inf, self._border(live)
+        if border < NEVER:
+            last = position + border - live - 2 * self.rows_per_step
         skipped = self.epochs.skips.next_from(position)
-        return last if skipped is None else min(last, float(skipped - 2 * self.rows_per_step))
+        if skipped is not None:
+            last = min(last, skipped - 2 * self.rows_per_step)
+        return float(last)
 
     def steps_until(self, position: int, later: int) -> int:
         """How many whole steps lead from one position to a later one."""
@@ -194,12 +200,11 @@ class Cut:
             return (goal - live) // self.rows_per_step
         live, steps = self._settle(live), 0
         while live <= goal:
-            _, _, stop = self.epochs.span(live)
-            if stop is None or goal < stop:
-                here = (goal - live) // self.rows_per_step
-                return steps + (here if stop is None else min(here, self._steps_in(stop - live)))
+            stop = self._border(live)
+            if goal < stop:
+                return steps + min((goal - live) // self.rows_per_step, self._steps_in(stop - live))
             steps, live = steps + self._steps_in(stop - live), stop
-            live, more = self._whole_epochs(live, goal, None)
+            live, more = self._whole_epochs(live, goal, NEVER)
             steps += more
         return steps
 

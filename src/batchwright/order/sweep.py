@@ -1,4 +1,4 @@
-"""What a plan's weights, caps and changes come to: legs, each with one mix, found by going once through the changes.
+"""Sweep through a plan's weights, caps and changes: the result is legs, each with one mix.
 
 A leg is a stretch of positions in which one pattern (or natural proportion) holds. Every leg knows how many rows each
 source gave before it, so that the next leg goes on where the last one stopped: nothing repeats, nothing is lost. Where
@@ -17,6 +17,7 @@ import numpy as np
 
 from batchwright.base.errors import SpecError
 from batchwright.base.words import suggest
+from batchwright.order.epochs import NEVER
 from batchwright.order.mix import Pattern, build_pattern, integer_shares
 from batchwright.order.natural import Natural
 
@@ -70,11 +71,17 @@ class Leg(NamedTuple):
 
     @classmethod
     def begin(
-        cls, start: int, before: Sequence[int], mix: Pattern | Natural, weights: Sequence[float] | None, phase: int = 0
+        cls,
+        start: int,
+        before: Sequence[int],
+        mix: Pattern | Natural,
+        weights: tuple[float, ...] | None,
+        phase: int = 0,
     ) -> Leg:
-        passed = mix.counts(phase) if phase else [0] * len(before)
-        base = tuple(b - p for b, p in zip(before, passed, strict=True))
-        return cls(start, tuple(before), mix, None if weights is None else tuple(weights), phase, base)
+        base = tuple(before)
+        if phase:
+            base = tuple(b - p for b, p in zip(before, mix.counts(phase), strict=True))
+        return cls(start, tuple(before), mix, weights, phase, base)
 
     def among(self, num_sources: int) -> Leg:
         """The same leg, among sources of which some joined later."""
@@ -131,32 +138,24 @@ def sweep(
     """Go through all changes once."""
     run = _Run(sizes, max_epochs, exhausted, num_rows)
     for change in changes:
-        schedule = schedule if change.weights is None else (*(s for s in schedule if s[0] < change.at), *change.weights)
+        if change.weights is not None:
+            schedule = (*(segment for segment in schedule if segment[0] < change.at), *change.weights)
     asked = dict(schedule)
     mixing = {*asked, *(change.at for change in changes if change.touches_the_mix)}
     for mark in sorted({*mixing, *(change.at for change in changes)}):
-        following = min((other for other in mixing if other > mark), default=None)
         for change in changes:
             if change.at == mark:
                 run.apply(change)
         if mark in asked:
             run.weights, run.is_changed = asked[mark], True
-        run.go(mark, following)
+        run.go(mark, min((other for other in mixing if other > mark), default=NEVER))
         if run.limit is not None:
             break
-    legs = [leg.among(len(run.names)) for leg in run.legs]
-    return Sweep(
-        tuple(run.names),
-        tuple(tuple(s) for s in run.sizes),
-        tuple(legs),
-        tuple(run.bindings),
-        run.eras_to_the_end(),
-        run.limit,
-    )
+    return run.result()
 
 
 class _Run:
-    """Where a sweep is."""
+    """A sweep that is under way."""
 
     def __init__(
         self, sizes: Mapping[str, int], max_epochs: Mapping[str, int], exhausted: str, num_rows: int | None
@@ -182,7 +181,8 @@ class _Run:
             if self.eras and self.weights is not None:
                 self._begin_era(self._epoch_start(change.at), change.num_rows)
 
-    def go(self, mark: int, following: int | None) -> None:
+    def go(self, mark: int, following: int) -> None:
+        """Go from a mark to the following one."""
         if not self.is_changed:
             return
         if self.weights is None:
@@ -190,14 +190,14 @@ class _Run:
         else:
             self._go_by_weights(mark, following, self.weights)
 
-    def _go_naturally(self, mark: int, following: int | None) -> None:
-        """Every row of every source once in an epoch: whoever joins or grows waits for the next epoch."""
+    def _go_naturally(self, mark: int, following: int) -> None:
+        """Every row of every source once in an epoch: sources that join or grow wait for the next epoch."""
         boundary = mark
         if self.legs:
             leg = self.legs[-1]
             assert isinstance(leg.mix, Natural)
             boundary = leg.start + -(-(mark - leg.start) // leg.mix.num_rows) * leg.mix.num_rows
-            if following is not None and boundary >= following:
+            if boundary >= following:
                 return  # still to be done, at the next mark
         before = self._admit_at(boundary)
         mix = Natural(tuple(sizes[-1].num_rows for sizes in self.sizes))
@@ -205,8 +205,9 @@ class _Run:
         self.eras.append((boundary, mix.num_rows))
         self.is_changed = False
 
-    def _go_by_weights(self, mark: int, following: int | None, weights: Mapping[str, float]) -> None:
-        position, before = mark, self._admit_at(mark)
+    def _go_by_weights(self, mark: int, following: int, weights: Mapping[str, float]) -> None:
+        """Legs from cap to cap."""
+        before = self._admit_at(mark)
         if not self.eras:
             self.eras.append((0, self.num_rows))
         elif self.legs[-1].weights is None:
@@ -215,35 +216,35 @@ class _Run:
         check_weights(weights, self.names)
         asked = [weights.get(name, 0.0) for name in self.names]
         integer_shares(asked, self.names)  # refuses what no mixture can have, also of a source that has left
-        ends = [self._rows_allowed(i) for i in range(len(self.names))]
-        while True:
-            active = [w if e is None or b < e else 0.0 for w, e, b in zip(asked, ends, before, strict=True)]
-            self._bind(position, [i for i, weight in enumerate(asked) if weight and not active[i]])
-            if not any(active) or (self.exhausted == "stop" and active != asked):
-                self.limit = position
-                return
-            last_rows = {i: end for i, end in enumerate(ends) if end is not None and active[i]}
-            leg = self._begin_leg(position, before, active, last_rows, following)
-            leaves_at = min((leg.after_row(i, end - 1) for i, end in last_rows.items()), default=None)
-            if leaves_at is None or (following is not None and leaves_at >= following):
-                return
-            position, before = leaves_at, leg.counts(leaves_at)
+        position = mark
+        while position < following:
+            position = self._go_to_a_cap(position, before, asked, following)
+            if position < following:
+                before = self.legs[-1].counts(position)
 
-    def _begin_leg(
-        self, position: int, before: list[int], active: list[float], ends: Mapping[int, int], following: int | None
-    ) -> Leg:
-        """A leg with these weights. No slot of its pattern is drawn that will not be looked at.
+    def _go_to_a_cap(self, position: int, before: list[int], asked: list[float], following: int) -> int:
+        """A leg of the sources that may still give rows. Returns where the next one begins; NEVER where there is none.
 
-        A leg ends at the next mark, or where the first source has given its last row: when that is due, at the latest.
+        No slot of its pattern is drawn that will not be looked at: it ends at the next mark, or where the first source
+        has given its last row, when that is due at the latest.
         """
+        ends = [self._rows_allowed(source) for source in range(len(self.names))]
+        active = tuple(weight * (given < end) for weight, given, end in zip(asked, before, ends, strict=True))
+        self._bind(position, [source for source, weight in enumerate(asked) if weight and not active[source]])
+        if not any(active) or (self.exhausted == "stop" and active != tuple(asked)):
+            self.limit = position
+            return NEVER
         counts = tuple(integer_shares(active, self.names)[1])
         self._refuse_empty(counts)
+        capped = {source: end for source, end in enumerate(ends) if end < NEVER and active[source]}
+        longest = following - position
+        for source, end in capped.items():
+            longest = min(longest, (end - before[source] + 1) * sum(counts) // counts[source] + 1)
         phase = position % _PHASES
-        lengths = [following - position] if following is not None else []
-        lengths += [(end - before[i] + 1) * sum(counts) // counts[i] + 1 for i, end in ends.items()]
-        mix = build_pattern(counts, phase + min(lengths) if lengths else None)
-        self.legs.append(Leg.begin(position, before, mix, active, phase))
-        return self.legs[-1]
+        mix = build_pattern(counts, min(phase + longest, sum(counts)))
+        leg = Leg.begin(position, before, mix, active, phase)
+        self.legs.append(leg)
+        return min((leg.after_row(source, end - 1) for source, end in capped.items()), default=NEVER)
 
     def _bind(self, position: int, sources: list[int]) -> None:
         """Note which sources have given what they may."""
@@ -252,11 +253,14 @@ class _Run:
             if name not in known:
                 self.bindings.append(Binding(position, name, self.caps.get(name, 1)))
 
-    def _rows_allowed(self, source: int) -> int | None:
-        """Rows that a source may give in all, counted through its epochs; None: it starts over for ever."""
-        epochs = self.caps.get(self.names[source], None if self.exhausted == "repeat" else 1)
-        if epochs is None or epochs > _MOST_EPOCHS:
-            return None
+    def _rows_allowed(self, source: int) -> int:
+        """Rows that a source may give in all, counted through its epochs; NEVER if it starts over for ever."""
+        usual = _MOST_EPOCHS + 1
+        if self.exhausted != "repeat":
+            usual = 1
+        epochs = self.caps.get(self.names[source], usual)
+        if epochs > _MOST_EPOCHS:
+            return NEVER
         size = next(s for s in reversed(self.sizes[source]) if s.first_epoch < epochs or s.first_epoch == 0)
         return size.first_row + (epochs - size.first_epoch) * size.num_rows
 
@@ -281,8 +285,11 @@ class _Run:
             last = self.sizes[source][-1]
             if num_rows != last.num_rows:
                 epochs = -(-max(given[source] - last.first_row, 0) // last.num_rows)
-                grown = Size(last.first_row + epochs * last.num_rows, last.first_epoch + epochs, num_rows)
-                self.sizes[source] = [*(self.sizes[source] if epochs else self.sizes[source][:-1]), grown]
+                if not epochs:
+                    self.sizes[source].pop()
+                self.sizes[source].append(
+                    Size(last.first_row + epochs * last.num_rows, last.first_epoch + epochs, num_rows)
+                )
         self.joining = {}
         return given + [0] * (len(self.names) - len(given))
 
@@ -297,21 +304,31 @@ class _Run:
                 )
 
     def _epoch_start(self, position: int) -> int:
-        """Where the epoch begins in which the last row before a position lies."""
+        """The first row of the epoch of the last row before a position."""
         start, rows = next(era for era in reversed(self.eras) if era[0] < position or era[0] == 0)
-        return start if rows is None or position <= start else start + (position - start - 1) // rows * rows
+        if rows is None or position <= start:
+            return start
+        return start + (position - start - 1) // rows * rows
 
     def _begin_era(self, start: int, end: int | None) -> None:
-        self.eras = [era for era in self.eras if era[0] < start]
-        self.eras.append((start, None if end is None else end - start))
+        rows = None
+        if end is not None:
+            rows = end - start
+        self.eras = [*(era for era in self.eras if era[0] < start), (start, rows)]
 
-    def eras_to_the_end(self) -> tuple[tuple[int, int | None], ...]:
-        """The eras, of which the last ends where the stream does."""
-        if self.limit is not None:
+    def result(self) -> Sweep:
+        if self.limit is not None:  # the last era ends where the stream does
             start, rows = self.eras[-1]
             if rows is None or self.limit < start + rows or (self.limit - start) % rows:
                 self._begin_era(self._epoch_start(self.limit), self.limit)
-        return tuple(self.eras)
+        return Sweep(
+            tuple(self.names),
+            tuple(map(tuple, self.sizes)),
+            tuple(leg.among(len(self.names)) for leg in self.legs),
+            tuple(self.bindings),
+            tuple(self.eras),
+            self.limit,
+        )
 
 
 def check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""One position as several: symmetries of a board, applied to batches of columns.
+"""Augmentations: functions that make several entries of one position, such as the symmetries of a board.
 
 An augmentation is a function `f(columns, which) -> columns` with a factor. `columns` are arrays whose first axis is
-rows, `which` holds one number per row, from 0 to factor - 1: row i is to be transformed by element `which[i]`, and
-element 0 changes nothing. Names, shapes and dtypes stay, and the given arrays are read-only.
+rows, `which` holds one number per row, from 0 to factor - 1: row i is transformed by element `which[i]`, and element 0
+changes nothing. Names, shapes and dtypes stay, and the given arrays are read-only.
 
 >>> @register_augmentation("mirror", factor=2)
 ... def mirror(columns, which):
@@ -13,7 +13,7 @@ element 0 changes nothing. Names, shapes and dtypes stay, and the given arrays a
 [[[1, 2], [3, 4]], [[2, 1], [4, 3]]]
 
 Two come with the package: `dihedral8` for boards where every turn and mirror image is the same game (Go, Othello), and
-`hex4` for Hex. As names, `augmentation="hex4"`, they find their columns by shape, and refuse to guess.
+`hex4` for Hex.
 """
 
 from __future__ import annotations
@@ -29,24 +29,17 @@ from batchwright.base.checks import at_least, one_of
 from batchwright.base.errors import SpecError
 from batchwright.base.plugins import Registry
 from batchwright.base.words import shortened
-from batchwright.pool.symmetries import Symmetry
+from batchwright.pool.symmetries import FACTORS, Symmetry
 
-__all__ = [
-    "Augmentation",
-    "apply",
-    "augmentation_for",
-    "dihedral8",
-    "hex4",
-    "register_augmentation",
-]
+__all__ = ["Augmentation", "apply", "augmentation_for", "dihedral8", "hex4", "register_augmentation"]
 
 Columns = dict[str, NDArray[Any]]
 Function = Callable[[Columns, NDArray[np.int64]], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 Names = str | Iterable[str] | None
-"""A column, several, () for none, or None for those that are found by shape."""
+"""A column, several, () for none, or None for the one of the usual name, if it is there."""
 Written = Literal["signs", "0/1", "1/2"]
-"""How a column says red and blue: 1 and -1, 0 and 1 (or anything between them, as a chance), 1 and 2."""
+"""How a column encodes red and blue: 1 and -1, 0 and 1 (or anything between them, as a chance), 1 and 2."""
 Encoded = Names | Mapping[str, Written]
 Colours = Literal["planes", "signs", "1/2", "mover"]
 ThirdPlane = Literal["to_move", "keep"]
@@ -54,7 +47,7 @@ ThirdPlane = Literal["to_move", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """A function of columns with its name and its factor: how many entries each position gives."""
+    """A function of columns with its name and its factor: the number of entries that each position gives."""
 
     name: str
     factor: int
@@ -62,12 +55,6 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         at_least(1, factor=self.factor)
-        if not callable(self.function):
-            raise SpecError(
-                f"augmentation {self.name!r} is not a function: {shortened(self.function, 60)}",
-                parameter="augmentation",
-                remedy="a function f(columns, which) -> columns",
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By value, as functions travel to workers: a script can define its own augmentation.
@@ -99,67 +86,59 @@ def register_augmentation(name: str, factor: int) -> Callable[[F], F]:
 def augmentation_for(given: Any) -> Augmentation | None:
     """What `augmentation=` means: a registered name, an `Augmentation`, or a function with an int `.factor`.
 
-    >>> augmentation_for("hex4").factor, augmentation_for(None)
-    (4, None)
+    >>> augmentation_for("hex4").factor, augmentation_for(hex4).factor, augmentation_for(None)
+    (4, 4, None)
     """
     if given is None or isinstance(given, Augmentation):
         return given
+    if given is dihedral8 or given is hex4:
+        given = given.__name__
     if isinstance(given, str):
         return _augmentations.get(given)
-    if given is dihedral8 or given is hex4:
-        name = given.__name__
-        raise SpecError(
-            f"{name} makes an augmentation when it is called",
-            parameter="augmentation",
-            remedy=f'augmentation={name}(), or "{name}"',
-        )
     if not callable(given):
         raise SpecError(
             f"augmentation={shortened(given, 60)} is neither a name nor a function",
             parameter="augmentation",
             remedy='"hex4", "dihedral8", or a function f(columns, which) -> columns with an int .factor',
         )
-    for known in _augmentations.known():
-        if known.function is given:
-            return known
-    name = getattr(given, "__qualname__", type(given).__qualname__)
-    factor = getattr(given, "factor", None)
+    registered = next((known for known in _augmentations.known() if known.function is given), None)
+    return registered or _with_its_factor(given)
+
+
+def _with_its_factor(function: Any) -> Augmentation:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    factor = getattr(function, "factor", None)
     if not isinstance(factor, int | np.integer) or isinstance(factor, bool) or factor < 1:
-        has = "has no factor" if factor is None else f"has the factor {shortened(factor, 60)}"
         raise SpecError(
-            f"augmentation {name!r} {has}: how many entries does a position give?",
+            f"augmentation {name!r} has no factor of 1 or more, got {shortened(factor, 60)}: how many entries does a "
+            "position give?",
             parameter="augmentation",
             remedy=f"{name}.factor = 8, or @register_augmentation({name!r}, factor=8) above it",
         )
-    return Augmentation(name, int(factor), given)
+    return Augmentation(name, int(factor), function)
 
 
-def apply(
-    augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[Any], *, where: str | None = None
-) -> Columns:
+def apply(augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[np.int64]) -> Columns:
     """The columns of these rows, row i transformed by element `which[i]`: arrays that can be written, in C order.
 
-    What the function returns is checked: same columns, same shapes, same dtypes. It sees the given arrays read-only,
-    so they stay what they are. `where` says which rows these are, for a note on what the function raises.
+    The result is checked: same columns, same shapes, same dtypes. The function sees the given arrays read-only.
     """
-    which = _checked_which(augmentation, columns, which)
     seen = {name: _read_only(array) for name, array in columns.items()}
     try:
         result = augmentation.function(dict(seen), _read_only(which))
     except Exception as error:
-        rows = f"{len(which)} rows" + (f" ({where})" if where else "")
-        error.add_note(f"in augmentation {augmentation.name!r}, given {rows} of read-only columns: {', '.join(seen)}")
+        names = ", ".join(seen)
+        error.add_note(f"in augmentation {augmentation.name!r}, given {len(which)} rows of read-only columns: {names}")
         raise
-    if not isinstance(result, Mapping):
+    if not isinstance(result, Mapping) or result.keys() != seen.keys():
         raise SpecError(
-            f"augmentation {augmentation.name!r} returned {shortened(result, 60)}, not columns",
+            f"augmentation {augmentation.name!r} did not return the columns that it was given",
             parameter="augmentation",
             augmentation=augmentation.name,
-            remedy="return a dict with the columns that were given: {**columns, 'board': turned}",
+            given=", ".join(seen),
+            returned=", ".join(map(str, result)) if isinstance(result, Mapping) else shortened(result, 60),
+            remedy="{**columns, 'board': turned}; add or leave out columns with transform= instead",
         )
-    for name in [*seen, *result]:
-        if name not in result or name not in seen:
-            _refuse_names(augmentation, name, list(seen), list(result))
     return {name: _checked(augmentation, name, columns[name], seen[name], result[name]) for name in seen}
 
 
@@ -169,74 +148,33 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _checked_which(
-    augmentation: Augmentation, columns: Mapping[str, NDArray[Any]], which: NDArray[Any]
-) -> NDArray[np.int64]:
-    which = np.asarray(which)
-    if which.ndim != 1 or (which.size and which.dtype.kind not in "iu"):
-        raise SpecError(
-            f"which has one whole number per row, got {which.dtype} {list(which.shape)}",
-            parameter="which",
-            remedy=f"an array of numbers from 0 to {augmentation.factor - 1}, one per row",
-        )
-    for name, array in columns.items():
-        if array.ndim < 1 or len(array) != len(which):
-            raise SpecError(
-                f"column {name!r} is {list(array.shape)}, and which has {len(which)} rows",
-                parameter="which",
-                column=name,
-                remedy="as many elements as the columns have rows",
-            )
-    if which.size and not (which.min() >= 0 and which.max() < augmentation.factor):
-        row = int(np.flatnonzero((which < 0) | (which >= augmentation.factor))[0])
-        raise SpecError(
-            f"augmentation {augmentation.name!r} has no element {which[row]}",
-            parameter="which",
-            row=row,
-            remedy=f"numbers from 0 to {augmentation.factor - 1}",
-        )
-    return which.astype(np.int64, copy=False)
-
-
-def _refuse_names(augmentation: Augmentation, name: str, given: list[str], got: list[str]) -> None:
-    raise SpecError(
-        f"augmentation {augmentation.name!r} {'lost' if name in given else 'added'} column {name!r}",
-        parameter="augmentation",
-        augmentation=augmentation.name,
-        column=name,
-        given=", ".join(given),
-        returned=", ".join(map(str, got)) or "none",
-        remedy="return every column that was given, and no other; add columns with transform= instead",
-    )
-
-
 def _checked(augmentation: Augmentation, name: str, given: NDArray[Any], seen: NDArray[Any], got: Any) -> NDArray[Any]:
     """A column that was returned, as an array that the caller may write."""
     if got is seen:
         return given
-    if not isinstance(got, np.ndarray):
-        what, remedy = "returned no array for", "a NumPy array for every column"
-    elif got.shape[:1] != given.shape[:1]:
-        what, remedy = "changed the rows of", "one row for each that was given: its factor counts the entries"
-    elif got.shape != given.shape:
-        what, remedy = "changed the shape of", "keep it: only transform= may give columns another shape"
-    elif got.dtype != given.dtype:
-        what, remedy = "changed the dtype of", f"result.astype(columns[{name!r}].dtype)"
-    else:
-        # A view of what was given cannot be written, and frameworks take no arrays with negative strides.
-        return np.ascontiguousarray(got) if got.flags.writeable else got.copy(order="C")
-    raise SpecError(
-        f"augmentation {augmentation.name!r} {what} column {name!r}",
-        parameter="augmentation",
-        augmentation=augmentation.name,
-        column=name,
-        given=f"{given.dtype} {list(given.shape)}",
-        returned=f"{got.dtype} {list(got.shape)}" if isinstance(got, np.ndarray) else shortened(got, 60),
-        remedy=remedy,
-    )
+    if _type_of(got) != _type_of(given):
+        raise SpecError(
+            f"augmentation {augmentation.name!r} changed the shape or the dtype of column {name!r}",
+            parameter="augmentation",
+            augmentation=augmentation.name,
+            column=name,
+            given=_type_of(given),
+            returned=_type_of(got),
+            remedy="a NumPy array of the same shape and dtype: only transform= may change them",
+        )
+    if not got.flags.writeable:
+        got = got.copy()
+    # Views of what was given cannot be written, and frameworks take no arrays with negative strides.
+    return np.ascontiguousarray(got)
 
 
-# What ships
+def _type_of(column: Any) -> str:
+    if not isinstance(column, np.ndarray):
+        return shortened(column, 60)
+    return f"{column.dtype} {list(column.shape)}"
+
+
+# The augmentations of the package
 
 
 def dihedral8(boards: Names = None, moves: Names = None, policies: Names = None) -> Augmentation:
@@ -253,20 +191,20 @@ def dihedral8(boards: Names = None, moves: Names = None, policies: Names = None)
     `moves`       cell numbers from 0 to n * n - 1, counted along the board's rows: the cell's new number; others
                   (-1, the pass) stay
 
-    Each is a name, several, or () for none. None finds them: boards are the columns whose last two axes are equal (all
-    of one size), policies those of [rows, n * n] or [rows, n * n + 1], moves those called move, last_move, best_move or
-    action. Any other column of whole numbers can have moves too: unless its name says what it is (value, ply, player,
-    game_id, ...), it is refused until `moves=` is given. All other columns stay.
+    Each is a name, several, or () for none. Where all three are given, other columns stay. A kind that is not given is
+    the column `board`, `policy` or `move`, if there is one, and then no other columns may be there but `value` and
+    `player`: one that had to be turned and was not would make false positions.
 
     >>> columns = {"board": np.array([[[1, 2], [3, 4]]]), "move": np.array([1])}      # a move to where the 2 is
     >>> turned = apply(dihedral8(), columns, np.array([1]))
     >>> turned["board"].tolist(), turned["move"].tolist()
     ([[[2, 4], [1, 3]]], [0])
     """
-    symmetry = Symmetry(
-        "dihedral8", boards=_names(boards=boards), moves=_names(moves=moves), policies=_names(policies=policies)
+    return _augmentation(
+        Symmetry(
+            "dihedral8", boards=_names(boards=boards), moves=_names(moves=moves), policies=_names(policies=policies)
+        )
     )
-    return Augmentation(symmetry.name, 8, symmetry)
 
 
 def hex4(
@@ -285,25 +223,20 @@ def hex4(
     exchanged. Element a and then b are together element a xor b; each is its own inverse. It makes no difference
     which colour is called red, which pair of sides it connects, nor to which side the rows of cells are shifted.
 
-    `boards`, `policies` and `moves` are turned as in `dihedral8`. Elements 2 and 3 exchange colours besides:
+    `boards`, `policies` and `moves` are named and turned as in `dihedral8`. Elements 2 and 3 exchange colours besides:
 
     `colours`     how boards tell red from blue. "planes": [rows, 2 or 3, n, n], planes 0 and 1 change places;
                   "signs": 1 and -1, the sign changes; "1/2": 1 and 2 change places, other numbers stay; "mover": mine
                   and theirs, no stone changes, for the side to move is the same player under another colour
     `third_plane` of boards with 3 planes (colours "planes" or "mover"). "to_move": all 0 or all 1, the colour to move:
                   inverted, and refused where it is neither; "keep": only turned (say, which cells are empty)
-    `players`     whose move it is, by colour: exchanged. Written like the stones ("planes" and "mover": 0 and 1),
-                  unless given as {"column": "signs", "0/1" or "1/2"}
+    `players`     whose move it is, by colour: exchanged. Encoded like the stones ("planes" and "mover": 0 and 1),
+                  unless given as {"column": "signs", "0/1" or "1/2"}. If not given, it is the column `player`
     `values`      what is seen from red: the sign changes; or {"column": "0/1"} for the chance that red wins, which
                   becomes 1 - value, and {"column": "1/2"} for the number of the winner
 
     A value from the view of the side to move stays: under its other colour that side is as well off as before. So
     does each value that `values` does not name.
-
-    None finds boards, policies and moves as in `dihedral8`, and players by their names: player, to_move, side_to_move,
-    turn. Boards must have planes, or be the only square column. Flat columns of whole numbers can be boards or
-    policies, and other whole numbers moves or players: they are refused until they are named, or until
-    `moves=(), players=()` says that they are neither.
 
     Where neither a plane nor a column says who is to move, a network must count stones: elements 2 and 3 then look like
     a game that blue began.
@@ -326,7 +259,11 @@ def hex4(
         colours=colours,
         third_plane=third_plane,
     )
-    return Augmentation(symmetry.name, 4, symmetry)
+    return _augmentation(symmetry)
+
+
+def _augmentation(symmetry: Symmetry) -> Augmentation:
+    return Augmentation(symmetry.name, FACTORS[symmetry.group], symmetry)
 
 
 def _names(**parameter: Any) -> tuple[str, ...] | None:
@@ -334,22 +271,23 @@ def _names(**parameter: Any) -> tuple[str, ...] | None:
     ((called, given),) = parameter.items()
     if given is None:
         return None
-    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    for name in names:
-        if not isinstance(name, str):
-            raise SpecError(
-                f"{called}={shortened(given, 60)} does not name columns",
-                parameter=called,
-                remedy=f'{called}="name", or ("one", "other"), or () for none',
-            )
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = (given,)
+    names = tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise SpecError(
+            f"{called}={shortened(given, 60)} does not name columns",
+            parameter=called,
+            remedy=f'{called}="name", or ("one", "other"), or () for none',
+        )
     return names
 
 
 def _encodings(**parameter: Any) -> tuple[tuple[str, str], ...] | None:
-    """The one named parameter as (column, how it is written, or "" for the usual way)."""
+    """The one named parameter as (column, encoding, or "" for the usual one)."""
     ((called, given),) = parameter.items()
-    names = _names(**parameter)
-    if names is None or not isinstance(given, Mapping):
+    if not isinstance(given, Mapping):
+        names = _names(**parameter)
         return None if names is None else tuple((name, "") for name in names)
     for how in given.values():
         one_of(get_args(Written), **{called: how})

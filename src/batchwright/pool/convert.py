@@ -1,4 +1,4 @@
-"""Write shards anew in a format that reads fast, a file for each, and measure what that gains.
+"""Conversion of shards to a format that reads fast, one file for each, with a measure of the gain.
 
     convert("games", "games_npz", allow_pickle=True)        # games/shard_0007.pkl.gz -> games_npz/shard_0007.npz
 
@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from batchwright.base.errors import SourceError, SpecError
 from batchwright.base.files import exclusive, out_of_space_at, publish, write_whole
 from batchwright.base.machine import available_bytes
 from batchwright.base.progress import progress
-from batchwright.columns.shard import Schema, content_mark, open_shard, peek
+from batchwright.columns.shard import Schema, ShardReader, content_mark, open_shard, peek
 from batchwright.pool.shard_files import ShardFile, shards_in
 from batchwright.pool.shard_ranges import extension_of, number_of
 
@@ -46,7 +46,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedShard:
-    """What became of one shard."""
+    """One shard, as it was and as it is written."""
 
     number: int
     input: str
@@ -71,7 +71,7 @@ class ReadingSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What `convert` did."""
+    """The result of `convert`."""
 
     directory: str
     out: str
@@ -109,7 +109,7 @@ def convert(
     with out_of_space_at(target):
         target.mkdir(parents=True, exist_ok=True)
     with out_of_space_at(target), exclusive(target / _LOCK, doing="converting shards into"):
-        made = _Made(target, columns)
+        made = _Manifest(target, columns)
         _check_outputs(target, names, made, force)
         done = []
         total = sum(os.path.getsize(shard.path) for shard in found)
@@ -125,7 +125,7 @@ def convert(
     return Conversion(source, os.fspath(out), to, tuple(done), seconds, speed)
 
 
-def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_pickle: bool) -> ConvertedShard:
+def _convert_one(shard: ShardFile, target: Path, name: str, made: _Manifest, allow_pickle: bool) -> ConvertedShard:
     path, mark = target / name, _input_mark(shard.path)
     was_there = made.is_from(name, mark) and made.is_ours(name)
     if not was_there:
@@ -149,15 +149,15 @@ def _convert_one(shard: ShardFile, target: Path, name: str, made: _Made, allow_p
         path.unlink(missing_ok=True)  # before the manifest says what is there: a kill leaves nothing that looks right
         made.add(name, shard.path, mark, content_mark(part))
         publish(part, path)
-    facts = peek(path)
-    assert facts.rows is not None
-    assert facts.schema is not None
+    header = peek(path)
+    assert header.rows is not None
+    assert header.schema is not None
     return ConvertedShard(
         number=shard.number,
         input=shard.path,
         output=str(path),
-        rows=facts.rows,
-        schema=facts.schema,
+        rows=header.rows,
+        schema=header.schema,
         bytes_before=os.path.getsize(shard.path),
         bytes_after=os.path.getsize(path),
         was_there=was_there,
@@ -169,22 +169,28 @@ def _input_mark(path: str) -> str:
     return f"{content_mark(path)}-{os.stat(path).st_mtime_ns}"
 
 
-def _read(shard: Any) -> Columns:
-    """All columns of a shard, whole."""
-    columns = {name: np.empty((shard.rows, *column.shape), column.dtype) for name, column in shard.schema.items()}
-    at = 0
+def _numbered_chunks(shard: ShardReader) -> Iterator[tuple[slice, Columns]]:
+    """(numbers of its rows, columns) of each chunk of a shard."""
+    first = 0
     for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
-        count = len(next(iter(chunk.values())))
+        stop = first + len(next(iter(chunk.values())))
+        yield slice(first, stop), chunk
+        first = stop
+
+
+def _read(shard: ShardReader) -> Columns:
+    """All columns of a shard, in full."""
+    columns = {name: np.empty((shard.rows, *column.shape), column.dtype) for name, column in shard.schema.items()}
+    for rows, chunk in _numbered_chunks(shard):
         for name, values in chunk.items():
-            columns[name][at : at + count] = values
-        at += count
+            columns[name][rows] = values
     return columns
 
 
-# Folders, and what is in them
+# Folders
 
 
-class _Made:
+class _Manifest:
     """The manifest: which files of the folder were made from which content. It is written before a file appears."""
 
     def __init__(self, folder: Path, columns: Sequence[str] | None) -> None:
@@ -239,7 +245,7 @@ def _name_for(path: str, to: str) -> str:
     return name[: len(name) - len(extension_of(name) or "")] + f".{to}"
 
 
-def _check_outputs(target: Path, names: dict[int, str], made: _Made, force: bool) -> None:
+def _check_outputs(target: Path, names: dict[int, str], made: _Manifest, force: bool) -> None:
     """What is there and not ours is not written over; and no number is there twice in the end."""
     with os.scandir(target) as entries:
         there = sorted(entry.name for entry in entries if not entry.name.startswith(".") and extension_of(entry.name))
@@ -265,38 +271,34 @@ def _check_outputs(target: Path, names: dict[int, str], made: _Made, force: bool
 
 
 def _check_written(part: Path, columns: Columns, source: str, path: Path) -> None:
-    """What was written reads as what was to be written, byte for byte."""
+    """Refuse a file that does not read, byte for byte, as what was to be written."""
+    reason = "it reads as something else"
     try:
         with open_shard(part) as shard:
-            same = _is_same(shard, columns)
+            if _is_same(shard, columns):
+                return
     except SourceError as error:
-        same, reason = False, error.headline
-    else:
-        reason = "it reads as something else"
-    if not same:
-        others = ", ".join(kind for kind in FORMATS if kind != path.suffix[1:])
-        raise SourceError(
-            f"{os.path.basename(source)} cannot be written as {path.suffix[1:]}",
-            file=source,
-            columns=", ".join(columns),
-            reason=reason,
-            remedy=f"another format ({others}), or only columns that it can hold",
-        )
+        reason = error.headline
+    others = ", ".join(kind for kind in FORMATS if kind != path.suffix[1:])
+    raise SourceError(
+        f"{os.path.basename(source)} cannot be written as {path.suffix[1:]}",
+        file=source,
+        columns=", ".join(columns),
+        reason=reason,
+        remedy=f"another format ({others}), or only columns that it can hold",
+    )
 
 
-def _is_same(shard: Any, columns: Columns) -> bool:
+def _is_same(shard: ShardReader, columns: Columns) -> bool:
     expected = {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
     if {name: (column.dtype, column.shape) for name, column in shard.schema.items()} != expected:
         return False
-    at = 0
-    for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
-        count = len(next(iter(chunk.values())))
-        for name, values in chunk.items():
-            # By bytes: a NaN is not equal to itself.
-            if np.ascontiguousarray(values).tobytes() != columns[name][at : at + count].tobytes():
-                return False
-        at += count
-    return bool(at == shard.rows == len(next(iter(columns.values()))))
+    # By bytes: a NaN is not equal to itself.
+    return shard.rows == len(next(iter(columns.values()))) and all(
+        np.ascontiguousarray(values).tobytes() == columns[name][rows].tobytes()
+        for rows, chunk in _numbered_chunks(shard)
+        for name, values in chunk.items()
+    )
 
 
 # Formats
@@ -342,13 +344,9 @@ def _table(columns: Columns) -> Any:
     """Arrays of more than one axis as lists of fixed size, inside each other: every reader of Arrow has those."""
     import pyarrow as pa
 
-    arrays = {}
-    for name, values in columns.items():
-        array = pa.array(values.reshape(-1))
-        for length in reversed(values.shape[1:]):
-            array = pa.FixedSizeListArray.from_arrays(array, length)
-        arrays[name] = array
-    return pa.table(arrays)
+    from batchwright.columns.arrays import numpy_to_arrow
+
+    return pa.table({name: numpy_to_arrow(values) for name, values in columns.items()})
 
 
 _WRITERS: dict[str, Callable[[Any, Columns], None]] = {
@@ -365,41 +363,31 @@ _WRITERS: dict[str, Callable[[Any, Columns], None]] = {
 def _measure(
     pairs: Sequence[tuple[str, str]], columns: Sequence[str] | None, allow_pickle: bool
 ) -> ReadingSpeed | None:
-    """How fast some inputs and what became of them are read: as many as take a few seconds, at least one.
+    """The speed of reading some inputs and their outputs: as many as take a few seconds, at least one.
 
     Every file is read once before, as bytes, so that neither side waits for a disk that the other one did not.
     """
-    rows, seconds = 0, [0.0, 0.0]
-    count = 0
-    for pair in pairs:
-        for side, path in enumerate(pair):
-            _warm(path)
-            began = time.perf_counter()
-            read = _count_rows(path, columns if not side else None, allow_pickle and not side)
-            seconds[side] += time.perf_counter() - began
-        rows, count = rows + read, count + 1
-        if sum(seconds) > _MEASURE_SECONDS:
+    rows = count = 0
+    before = after = 1e-9
+    for source, output in pairs:
+        before += _seconds_of_reading(source, columns=columns, allow_pickle=allow_pickle)
+        after += _seconds_of_reading(output)
+        rows, count = rows + (peek(output).rows or 0), count + 1
+        if before + after > _MEASURE_SECONDS:
             break
-    if not count:
-        return None
-    return ReadingSpeed(rows / max(seconds[0], 1e-9), rows / max(seconds[1], 1e-9), count, rows)
+    return ReadingSpeed(rows / before, rows / after, count, rows) if count else None
 
 
-def _warm(path: str) -> None:
+def _seconds_of_reading(path: str, **options: Any) -> float:
+    """Seconds in which each row is copied once, as a pool does: some formats hand out what was never read."""
     with open(path, "rb", buffering=0) as file:
         buffer = bytearray(1 << 20)
         while file.readinto(buffer):
             pass
-
-
-def _count_rows(path: str, columns: Sequence[str] | None, allow_pickle: bool) -> int:
-    """Rows of a shard, each of which was copied once, as a pool does: some formats hand out what was never read."""
-    rows = 0
-    with open_shard(path, allow_pickle=allow_pickle, columns=columns) as shard:
-        place = {name: np.empty((_ROWS_AT_ONCE, *column.shape), column.dtype) for name, column in shard.schema.items()}
+    began = time.perf_counter()
+    with open_shard(path, **options) as shard:
+        room = {name: np.empty((_ROWS_AT_ONCE, *column.shape), column.dtype) for name, column in shard.schema.items()}
         for chunk in shard.chunks(slice(0, None), _ROWS_AT_ONCE):
-            count = len(next(iter(chunk.values())))
             for name, values in chunk.items():
-                place[name][:count] = values
-            rows += count
-    return rows
+                room[name][: len(values)] = values
+    return time.perf_counter() - began

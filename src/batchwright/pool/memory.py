@@ -1,4 +1,4 @@
-"""What a pool takes of memory: what it will take, computed before it does, and what it takes, for a report."""
+"""Memory of a pool: what it will take, computed before it does, and what it takes now, for a report."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchwright.base.machine import anonymous_bytes, available_bytes
+from batchwright.base.words import bytes_in_words
 
-__all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "machine_has"]
+__all__ = ["ENTRY_BYTES", "MachineFull", "MemoryReport", "Needs", "check_machine"]
 
 _CHUNK_BYTES = 2 << 20
 ENTRY_BYTES = 28
 """Of an entry: its number in two orders and in what becomes the second (4 each), and its hash while they are permuted
 (8, and 8 for what sorting needs)."""
 _SPARE_BYTES = 64 << 20
-"""Of the machine's memory that is left to others."""
+"""Memory of the machine that is left to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class Needs:
         return max(2 * self.chunk_rows, pool_entries // self.factor // 64)
 
     def bytes_of(self, rows: int, pool_entries: int) -> int:
-        """What a pool with so many rows takes at most, with all that is needed to refill it."""
+        """Most bytes that a pool of `rows` rows takes, with all that is needed to refill it."""
         fixed = (self.headroom_rows(pool_entries) + 2 * self.chunk_rows) * self.row_bytes + self.decode_bytes
         return rows * self._bytes_of_a_row + fixed
 
     def most_rows(self, limit_bytes: int, pool_entries: int) -> int:
-        """Rows that fit under a limit: none, where the limit does not hold what any pool needs."""
+        """Rows that fit under a limit; 0 where the limit does not hold what any pool needs."""
         return max(0, (limit_bytes - self.bytes_of(0, pool_entries)) // self._bytes_of_a_row)
 
     @property
@@ -68,7 +69,7 @@ class MemoryReport:
     ours: int
     """pool and shards."""
     rss: int
-    """What this process holds in all, mapped files not counted."""
+    """Memory of this process in all, mapped files not counted."""
     machine_free: int
 
     @classmethod
@@ -81,24 +82,23 @@ class MemoryReport:
     def __str__(self) -> str:
         """
         >>> print(MemoryReport(5 * 10**9, 3 * 10**9, 25 * 10**7, 0, 325 * 10**7, 4 * 10**9, 10**9))
-        limit 5.00 GB, ours 3.25 GB (pool 3.00 GB, shards 250 MB), process 4.00 GB, machine free 1.00 GB
+        limit 5.0 GB, ours 3.2 GB (pool 3.0 GB, shards 250.0 MB), process 4.0 GB, machine free 1.0 GB
         """
-        words = {name: _in_words(value) for name, value in asdict(self).items()}
-        needed = f", the next refill needs {words['needed']} more" if self.needed else ""
-        return (
-            f"limit {words['limit']}, ours {words['ours']} (pool {words['pool']}, shards {words['shards']}){needed}, "
-            f"process {words['rss']}, machine free {words['machine_free']}"
-        )
-
-
-def _in_words(num_bytes: int) -> str:
-    return f"{num_bytes / 10**9:.2f} GB" if num_bytes >= 10**9 else f"{num_bytes / 10**6:,.0f} MB"
+        words = {name: bytes_in_words(value) for name, value in asdict(self).items()}
+        text = "limit {limit}, ours {ours} (pool {pool}, shards {shards}), "
+        if self.needed:
+            text += "the next refill needs {needed} more, "
+        return (text + "process {rss}, machine free {machine_free}").format(**words)
 
 
 class MachineFull(Exception):
     """The machine cannot give what a refill needs. Nothing was read."""
 
 
-def machine_has(num_bytes: int) -> bool:
-    """Whether the machine can give so much, and still has something left."""
-    return available_bytes() >= num_bytes + _SPARE_BYTES
+def check_machine(num_bytes: int) -> None:
+    """Raise unless the machine can give this much, and still has something left."""
+    if not num_bytes:
+        return
+    free = available_bytes()
+    if free < num_bytes + _SPARE_BYTES:
+        raise MachineFull(f"{bytes_in_words(num_bytes)} more are needed, and {bytes_in_words(free)} are free")

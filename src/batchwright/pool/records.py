@@ -1,5 +1,7 @@
-"""Rows as records: the columns of a row lie together, so that drawing a row is one read from memory and not one for
-each column. A batch is gathered as records, and taken apart into columns while it is in the cache."""
+"""Rows as records: the columns of a row are next to each other, so that drawing a row is one read from memory.
+
+A batch is gathered as records, and taken apart into columns while it is in the cache.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,13 @@ Records = NDArray[np.void]
 
 
 class Layout:
-    """Where each column lies in a record.
+    """The place of each column in a record.
 
     >>> from batchwright.columns.schema import Column
     >>> layout = Layout({"board": Column(np.dtype("u1"), (2, 2)), "value": Column(np.dtype("f4"), ())})
     >>> layout.row_bytes
     8
-    >>> records = layout.empty(2)
-    >>> layout.pack({"board": np.arange(8, dtype="u1").reshape(2, 2, 2), "value": np.array([1, -1], "f4")}, records)
+    >>> records = layout.pack({"board": np.arange(8, dtype="u1").reshape(2, 2, 2), "value": np.array([1, -1], "f4")})
     >>> columns = layout.unpack(records[::-1].copy(), BlockPool())
     >>> columns["value"].tolist(), columns["board"][0].tolist()
     ([-1.0, 1.0], [[4, 5], [6, 7]])
@@ -36,6 +37,7 @@ class Layout:
         sizes = [column.num_bytes for column in schema.values()]
         self.row_bytes: int = sum(sizes)
         self.dtype: np.dtype[Any] = np.dtype(f"V{self.row_bytes}")
+        self._packed = self.empty(0)
         # Columns as opaque bytes: NumPy then copies each row's part at once, whatever its type and alignment.
         self._fields = np.dtype(
             {
@@ -49,15 +51,20 @@ class Layout:
     def empty(self, rows: int) -> Records:
         return np.empty(rows, self.dtype)
 
-    def pack(self, columns: Mapping[str, NDArray[Any]], out: Records) -> None:
-        """Write columns of as many rows as `out` has into it."""
-        fields = out.view(self._fields)
+    def pack(self, columns: Mapping[str, NDArray[Any]]) -> Records:
+        """Columns as records, until the next ones are packed: their memory is used again."""
+        rows = len(columns[next(iter(self.schema))])
+        if len(self._packed) < rows:
+            self._packed = self.empty(rows)
+        records = self._packed[:rows]
+        fields = records.view(self._fields)
         for name in self.schema:
             array = np.ascontiguousarray(columns[name])
             fields[name] = array.reshape(-1).view(np.uint8).view(self._fields[name])
+        return records
 
     def unpack(self, records: Records, memory: BlockPool) -> dict[str, NDArray[Any]]:
-        """The columns of some records, in memory of their own."""
+        """The columns of some records, copied."""
         fields, rows = records.view(self._fields), len(records)
         columns = {}
         for name, column in self.schema.items():

@@ -1,4 +1,4 @@
-"""Which numbered files of a folder are meant: "0-99", "7", "0-9,20-29", "all" or "none".
+"""Ranges of numbered shard files in a folder: "0-99", "7", "0-9,20-29", "all" or "none".
 
 Ranges are inclusive. The number of a file is the last integer in its name before its extension, compared as a number:
 `shard_0012.pkl.gz` is 12, and "12" means it. A number that is asked for and not there is an error that lists it: a
@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from batchwright.base.errors import SpecError
+from batchwright.base.words import listed
 from batchwright.columns.shard import EXTENSIONS
 
 __all__ = ["ShardRange", "are_ids", "choose", "extension_of", "number_of", "parse_range", "range_text"]
 
-_PART = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?", re.ASCII)
-_WITH_SIGN = re.compile(r"-\s*[0-9]+(\s*-.*)?|[0-9]+\s*-\s*-\s*[0-9]+", re.ASCII)
-_MOST_DIGITS = 40
+_PART = re.compile(r"\s*([0-9]{1,40})\s*(?:-\s*([0-9]{1,40})\s*)?", re.ASCII)
+_EXAMPLES = '"0-99" (both are included), "7", "0-9,20-29", "all" or "none"'
 _MOST_LISTED = 20
 """Stretches of numbers that an error lists."""
 _MOST_TEXT = 1000
@@ -35,7 +35,7 @@ Stretch = tuple[int, int]
 
 
 def extension_of(name: str) -> str | None:
-    """What makes a name that of a shard, or None.
+    """The extension of a shard's name; None for every other name.
 
     >>> extension_of("shard_0012.pkl.gz"), extension_of("README.md"), extension_of("shard_1.npz.tmp")
     ('.pkl.gz', None, None)
@@ -45,7 +45,7 @@ def extension_of(name: str) -> str | None:
 
 
 def number_of(name: str) -> int | None:
-    """The last integer in a shard's name before its extension, or None where it has none.
+    """The last integer in a shard's name before its extension, or None if it has none.
 
     >>> number_of("shard_0012.pkl.gz"), number_of("run2_shard-007.npz"), number_of("shard.0003.npz")
     (12, 7, 3)
@@ -62,10 +62,10 @@ def number_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Numbers that are asked for, as stretches in rising order. `str` gives it as one would write it."""
+    """Numbers that are asked for. `str` gives the text that means them."""
 
     stretches: tuple[Stretch, ...] | None
-    """None means all that there are."""
+    """In rising order and apart; None means all numbers that there are."""
 
     @property
     def is_all(self) -> bool:
@@ -75,67 +75,38 @@ class ShardRange:
     def is_none(self) -> bool:
         return self.stretches == ()
 
-    def __contains__(self, number: object) -> bool:
-        """
-        >>> 25 in parse_range("0-9,20-29"), 12 in parse_range("0-9,20-29")
-        (True, False)
-        """
-        if self.stretches is None:
-            return True
-        if not isinstance(number, int):
-            return False
-        after = bisect_right(self.stretches, number, key=_first)
-        return after > 0 and number <= self.stretches[after - 1][1]
-
     def __str__(self) -> str:
-        return "all" if self.stretches is None else _joined(self.stretches, ",") or "none"
+        return "all" if self.stretches is None else _text_of(self.stretches)
 
 
 def parse_range(
     text: Any, *, directory: str | None = None, index: int | None = None, parameter: str = "shard_ranges"
 ) -> ShardRange:
-    """The range that a text means. `directory` and `index` say in an error which of several it is.
+    """The range that a text means. `directory` and `index` are named by errors.
 
-    >>> print(parse_range("0-99"), parse_range(" 20 - 29, 0-9 "), parse_range("all"), parse_range("none"))
-    0-99 0-9,20-29 all none
+    >>> print(parse_range("0-99"), parse_range(" 20 - 29, 0-9, 5-12 "), parse_range("all"), parse_range("none"))
+    0-99 0-12,20-29 all none
     """
     where = {"parameter": parameter, "index": index, "directory": directory, "range": repr(text)}
     if not isinstance(text, str):
-        raise SpecError(
-            f"a range of shards is a text, and this is {_a(type(text).__name__)}",
-            **where,
-            remedy=f'"{_meant_by(text)}"',
-        )
-    lowered = text.strip().lower()
-    if lowered in ("all", "none"):
-        return ShardRange(None if lowered == "all" else ())
-    if not lowered:
-        raise SpecError("this range of shards is empty", **where, remedy='"all" for every shard, "none" for no shard')
+        raise SpecError(f"a range of shards is a text, not {text!r}"[:200], **where, remedy=_EXAMPLES)
+    match text.strip().lower():
+        case "all":
+            return ShardRange(None)
+        case "none":
+            return ShardRange(())
     stretches = []
     for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
-        if match is None or any(len(digits or "") > _MOST_DIGITS for digits in match.groups()):
-            raise _not_a_range(text, part.strip(), where)
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise SpecError(f"{part.strip()[:80]!r} is not a range of shards", **where, remedy=_EXAMPLES)
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise SpecError(
-                f"this range of shards is reversed: {first} is after {last}",
-                **where,
-                remedy=f'"{_replaced(text, part, f"{last}-{first}")}"',
+                f"this range of shards is reversed: {first} is after {last}", **where, remedy=f'"{last}-{first}"'
             )
         stretches.append((first, last))
-    stretches.sort()
-    merged = _merged(stretches)
-    for (first, last), (following, end) in pairwise(stretches):
-        if following <= last:
-            raise SpecError(
-                "parts of this range of shards overlap: "
-                f"{_shown((first, last))} and {_shown((following, end))} share {_shown((following, min(last, end)))}",
-                **where,
-                remedy=f'"{_joined(merged, ",")}"',
-            )
-    return ShardRange(tuple(merged))
+    return ShardRange(tuple(_merged(sorted(stretches))))
 
 
 def choose(
@@ -155,33 +126,37 @@ def choose(
     ([2, 3], [17, 4011, 90210])
     """
     numbers = sorted(set(there))
-    if wanted.stretches is None:
-        asked = [(numbers[0], numbers[-1])] if numbers and not are_ids(numbers) else []
-        chosen = numbers
-    else:
-        asked = list(wanted.stretches)
-        chosen = [number for number in numbers if number in wanted]
-    missing = _without(asked, _stretches(numbers))
-    if missing:
-        fits = range_text(chosen) if chosen else "all"
-        raise SpecError(
-            f"shards {_listed(missing)} of range {str(wanted)!r} are not there"
-            if _count(missing) > 1
-            else f"shard {_listed(missing)} of range {str(wanted)!r} is not there",
-            parameter=parameter,
-            index=index,
-            directory=directory,
-            range=repr(str(wanted)),
-            missing=_listed(missing),
-            there=_listed(_stretches(numbers)) or "no shard",
-            remedy=(f'"{fits}"' if len(fits) <= _MOST_TEXT else "a range of those that are there")
-            + ", or bring back what is missing",
-        )
-    return chosen
+    asked = wanted.stretches
+    if asked is None:
+        if not numbers or are_ids(numbers):
+            return numbers
+        asked = ((numbers[0], numbers[-1]),)
+    chosen: list[int] = []
+    missing: list[Stretch] = []
+    for first, last in asked:
+        inside = numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]
+        chosen += inside
+        missing += [(a + 1, b - 1) for a, b in pairwise([first - 1, *inside, last + 1]) if b - a > 1]
+    if not missing:
+        return chosen
+    fits = f'"{range_text(chosen)}"' if chosen else '"all"'
+    if len(fits) > _MOST_TEXT:
+        fits = "a range of those that are there"
+    noun, verb = ("shard", "is") if missing[0][0] == missing[-1][1] else ("shards", "are")
+    raise SpecError(
+        f"{noun} {_listed(missing)} of range {str(wanted)!r} {verb} not there",
+        parameter=parameter,
+        index=index,
+        directory=directory,
+        range=repr(str(wanted)),
+        missing=_listed(missing),
+        there=_listed(_stretches(numbers)) or "no shard",
+        remedy=f"{fits}, or bring back what is missing",
+    )
 
 
 def are_ids(numbers: Sequence[int]) -> bool:
-    """Whether sorted numbers are no sequence: fewer than half of those between the first and the last are there.
+    """Whether sorted numbers are ids: fewer than half of those between the first and the last are there.
 
     >>> are_ids([0, 1, 2, 4]), are_ids([17, 4011, 90210])
     (False, True)
@@ -195,20 +170,11 @@ def range_text(numbers: Iterable[int]) -> str:
     >>> range_text([0, 1, 2, 7, 9, 10]), range_text([])
     ('0-2,7,9-10', 'none')
     """
-    return _joined(_stretches(sorted(set(numbers))), ",") or "none"
-
-
-# Stretches
+    return _text_of(_stretches(sorted(set(numbers))))
 
 
 def _stretches(numbers: Sequence[int]) -> list[Stretch]:
-    found: list[Stretch] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
+    return _merged([(number, number) for number in numbers])
 
 
 def _merged(stretches: Sequence[Stretch]) -> list[Stretch]:
@@ -222,93 +188,14 @@ def _merged(stretches: Sequence[Stretch]) -> list[Stretch]:
     return found
 
 
-def _without(asked: Sequence[Stretch], there: Sequence[Stretch]) -> list[Stretch]:
-    """What of `asked` is not in `there`. By stretches, so that "0-999999999" costs nothing."""
-    missing: list[Stretch] = []
-    for first, last in asked:
-        at = first
-        for place in range(bisect_left(there, first, key=_last), len(there)):
-            begin, end = there[place]
-            if begin > last:
-                break
-            if begin > at:
-                missing.append((at, begin - 1))
-            at = end + 1
-        if at <= last:
-            missing.append((at, last))
-    return missing
+def _text_of(stretches: Sequence[Stretch]) -> str:
+    return ",".join(map(_shown, stretches)) or "none"
 
 
-def _first(stretch: Stretch) -> int:
-    return stretch[0]
-
-
-def _last(stretch: Stretch) -> int:
-    return stretch[1]
-
-
-def _count(stretches: Sequence[Stretch]) -> int:
-    return sum(last - first + 1 for first, last in stretches)
-
-
-# Words
+def _listed(stretches: Sequence[Stretch]) -> str:
+    return listed(map(_shown, stretches), _MOST_LISTED)
 
 
 def _shown(stretch: Stretch) -> str:
     first, last = stretch
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _joined(stretches: Sequence[Stretch], between: str) -> str:
-    return between.join(map(_shown, stretches))
-
-
-def _listed(stretches: Sequence[Stretch]) -> str:
-    rest = stretches[_MOST_LISTED:]
-    return _joined(stretches[:_MOST_LISTED], ", ") + (f" and {_count(rest):,} more" if rest else "")
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def _meant_by(value: Any) -> str:
-    """The text that someone may have meant who gave something else: 7, (0, 99), range(100), None."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if isinstance(value, range) and value.step == 1 and len(value):
-        return _shown((value[0], value[-1]))
-    if (
-        isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(isinstance(number, int) and number >= 0 for number in value)
-        and value[0] <= value[1]
-    ):
-        return _shown((value[0], value[1]))
-    return "none" if value is None else "all"
-
-
-def _replaced(text: str, part: str, by: str) -> str:
-    parts = [by if each == part else each.strip() for each in text.split(",")]
-    return ",".join(parts)
-
-
-def _not_a_range(text: str, part: str, where: dict[str, Any]) -> SpecError:
-    if part.lower() in ("all", "none"):
-        return SpecError(
-            f"{part!r} stands alone, not beside other parts of a range", **where, remedy=f'"{part.lower()}"'
-        )
-    if _WITH_SIGN.fullmatch(part):
-        unsigned = re.findall(r"[0-9]+", part)
-        bounds = sorted({int(digits[:_MOST_DIGITS]) for digits in unsigned[:2]})
-        return SpecError(
-            f"{part!r} has a negative number, and shards are numbered from 0 on",
-            **where,
-            remedy=f'"0-{bounds[-1]}"',
-        )
-    of = "" if part == text.strip() else f" (a part of {text.strip()!r})"
-    return SpecError(
-        f"{part!r}{of} is not a range of shards",
-        **where,
-        remedy='"0-99" (both are included), "7", "0-9,20-29", "all" or "none"',
-    )

@@ -1,32 +1,34 @@
-"""Where a mixed stream is, as JSON: rows drawn from each lane, the sizes of the pool so far, and which shards."""
+"""State of a mixed stream, as JSON: entries drawn from each lane, the sizes of the pool so far, and which shards."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
-from operator import index
-from typing import Any
+from itertools import zip_longest
+from typing import Annotated, Any, NoReturn
+
+import msgspec
 
 from batchwright.base.errors import PlanError
 from batchwright.base.fingerprint import fingerprint
+from batchwright.base.words import counted, listed, shortened
 from batchwright.order.refills import PoolSize
 from batchwright.pool.shard_files import ShardFile
 from batchwright.pool.shard_ranges import parse_range, range_text
 
-__all__ = ["Cursor", "ShardNames", "SizeFrom", "State", "cursor_of", "state_of"]
+__all__ = ["Cursor", "SavedState", "ShardNames", "SizeFrom", "State", "state_of"]
 
 State = dict[str, Any]
-_MOST_NAMED = 1_000_000
 _MARK_DIGITS = 4
-"""Digits kept of each shard's mark: enough to say which one changed; that one did, the fingerprint says."""
+"""Digits kept of each shard's mark: enough to say which one changed; the fingerprint says that one did."""
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class SizeFrom:
-    """How large the pool of each lane is, from some draws on: other settings may come into force at a resume."""
+    """The size of each lane's pool from some draws on: other settings may come into force at a resume."""
 
     at: tuple[int, ...]
     """Of each lane, the entries that were drawn when this came into force."""
@@ -39,16 +41,16 @@ class SizeFrom:
 
     def is_like(self, other: SizeFrom) -> bool:
         """Whether both make the same refills."""
-        return (self.entries, self.threshold, self.most_rows) == (other.entries, other.threshold, other.most_rows)
+        return replace(self, at=()) == replace(other, at=())
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a stream is."""
+    """A place in a stream."""
 
     epoch: int = 0
     drawn: list[int] = field(default_factory=list)
-    """Entries drawn from each lane in this epoch. Empty: nobody has begun, so there are no lanes yet."""
+    """Entries drawn from each lane in this epoch. Empty: no pass has begun, so there are no lanes yet."""
     sizes: list[SizeFrom] = field(default_factory=list)
     """Of this epoch, the earliest first."""
 
@@ -68,75 +70,53 @@ class Cursor:
     def copy(self) -> Cursor:
         return Cursor(self.epoch, list(self.drawn), list(self.sizes))
 
+    def with_size(self, size: SizeFrom) -> None:
+        """Let pools have a size from here on."""
+        if not self.sizes or not self.sizes[-1].is_like(size):
+            self.sizes.append(size)
 
-@dataclass(frozen=True)
-class ShardNames:
-    """What the shards of an epoch are called, and what they contain: independent of where they lie."""
 
-    ranges: tuple[str, ...]
-    """Of each directory, the numbers of its shards."""
-    marks: tuple[str, ...]
-    """Of each shard, by directory and number."""
+class SavedShards(msgspec.Struct):
+    fingerprint: str
+    ranges: list[str]
+    marks: str
+
+
+class SavedState(msgspec.Struct):
+    """A state that was saved, with its parts checked."""
+
+    epoch: _Count
+    drawn: int
+    lanes: int
+    seed: int
+    shards: SavedShards
+    by_lane: list[_Count]
+    pool: list[SizeFrom]
+    own_lanes: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = self.pool
+        is_whole = len(self.by_lane) == self.lanes and sum(self.by_lane) == self.drawn
+        is_whole &= all(len(size.at) == self.lanes and size.entries > size.threshold >= 0 for size in sizes)
+        is_whole &= bool(sizes) == bool(self.lanes) and not any(at for size in sizes[:1] for at in size.at)
+        if not is_whole:
+            raise ValueError("numbers that contradict each other")
 
     @classmethod
-    def of(cls, files: Sequence[ShardFile], marks: Sequence[str], num_directories: int) -> ShardNames:
-        ordered = sorted(zip(files, marks, strict=True), key=lambda pair: (pair[0].directory, pair[0].number))
-        numbers: list[list[int]] = [[] for _ in range(num_directories)]
-        for file, _ in ordered:
-            numbers[file.directory].append(file.number)
-        return cls(tuple(map(range_text, numbers)), tuple(mark for _, mark in ordered))
-
-    @cached_property
-    def state(self) -> dict[str, Any]:
-        """For a state: what names all of them, and what finds the ones that changed."""
-        return {
-            "fingerprint": fingerprint([list(self.ranges), list(self.marks)]),
-            "ranges": list(self.ranges),
-            "marks": "".join(mark[-_MARK_DIGITS:] for mark in self.marks),
-        }
-
-    def refuse_others(self, saved: Mapping[str, Any], files: Sequence[ShardFile]) -> None:
-        """Raise if a state was saved over other shards, naming them."""
-        if saved["fingerprint"] == self.state["fingerprint"]:
-            return
-        ranges = [str(text) for text in saved["ranges"]]
-        if len(ranges) != len(self.ranges):
+    def of(cls, state: Any) -> SavedState:
+        try:
+            return msgspec.convert(state, cls)
+        except msgspec.ValidationError as error:
             raise PlanError(
-                f"this state was saved over {len(ranges)} directories, and here are {len(self.ranges)}",
-                parameter="data_dirs",
-                saved_ranges=", ".join(map(repr, ranges)),
-                remedy="the data_dirs with which it was saved, in their order",
-            )
-        for directory, (before, now) in enumerate(zip(ranges, self.ranges, strict=True)):
-            if before != now:
-                new, old = {file.number for file in files if file.directory == directory}, _numbers(before)
-                raise PlanError(
-                    "shards were added or taken away since this state was saved, or directories have changed places",
-                    parameter="shard_ranges",
-                    directory=next((os.path.dirname(f.path) for f in files if f.directory == directory), directory),
-                    added=range_text(new - old) if new - old else None,
-                    taken_away=range_text(old - new) if old - new else None,
-                    remedy=f"shard_ranges={ranges!r}, as it was; new shards are for the next run, or the next epoch's "
-                    "dataset",
-                )
-        ordered = sorted(files, key=lambda file: (file.directory, file.number))
-        marks = str(saved["marks"])
-        changed = [
-            file.path
-            for place, (file, mark) in enumerate(zip(ordered, self.marks, strict=True))
-            if marks[place * _MARK_DIGITS : (place + 1) * _MARK_DIGITS] != mark[-_MARK_DIGITS:]
-        ]
-        who = f"{len(changed)} shards have" if len(changed) > 1 else "a shard has"
-        raise PlanError(
-            f"{who} changed since this state was saved",
-            file="\n".join(changed[:5]) + ("\n..." if len(changed) > 5 else "") if changed else None,
-            remedy="put the files back that were there; or begin again, without this state",
-        )
+                "this is not the state of a mixed stream",
+                got=shortened(state, 200),
+                reason=error,
+                remedy="what state_dict() returned",
+            ) from None
 
-
-def _numbers(text: str) -> set[int]:
-    stretches = parse_range(text).stretches or ()
-    return set(islice((number for first, last in stretches for number in range(first, last + 1)), _MOST_NAMED))
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.epoch, self.by_lane, self.pool)
 
 
 def state_of(cursor: Cursor, names: ShardNames, **settings: Any) -> State:
@@ -151,38 +131,65 @@ def state_of(cursor: Cursor, names: ShardNames, **settings: Any) -> State:
     }
 
 
-def cursor_of(state: Any) -> Cursor:
-    """The cursor that a state describes."""
-    try:
-        epoch, lanes = index(state["epoch"]), index(state["lanes"])
-        drawn = [index(number) for number in state["by_lane"]]
-        sizes = [
-            SizeFrom(
-                tuple(index(number) for number in size["at"]),
-                index(size["entries"]),
-                index(size["threshold"]),
-                None if size["most_rows"] is None else index(size["most_rows"]),
-            )
-            for size in state["pool"]
-        ]
-        is_whole = (
-            epoch >= 0
-            and len(drawn) == lanes
-            and min(drawn, default=0) >= 0
-            and sum(drawn) == index(state["drawn"])
-            and all(len(size.at) == lanes and size.entries > size.threshold >= 0 for size in sizes)
-            and bool(sizes) == bool(lanes)
-            and not (sizes and any(sizes[0].at))
-            and {"fingerprint", "ranges", "marks"} <= state["shards"].keys()
-            and index(state["seed"]) is not None
-        )
-    except (KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        shown = repr(state)
+@dataclass(frozen=True)
+class ShardNames:
+    """Numbers and contents of the shards of an epoch, independent of their folders."""
+
+    files: tuple[ShardFile, ...]
+    """By directory and number."""
+    marks: tuple[str, ...]
+    """Of each file, a name for its content."""
+    num_directories: int
+
+    @classmethod
+    def of(cls, files: Sequence[ShardFile], marks: Sequence[str], num_directories: int) -> ShardNames:
+        ordered = sorted(zip(files, marks, strict=True), key=lambda pair: (pair[0].directory, pair[0].number))
+        return cls(tuple(file for file, _ in ordered), tuple(mark for _, mark in ordered), num_directories)
+
+    @cached_property
+    def ranges(self) -> list[str]:
+        """Of each directory, the numbers of its shards."""
+        return [range_text(file.number for file in self._of(number)) for number in range(self.num_directories)]
+
+    def _of(self, directory: int) -> list[ShardFile]:
+        return [file for file in self.files if file.directory == directory]
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """For a state: a name for all of them, and what finds the ones that changed."""
+        return {
+            "fingerprint": fingerprint([self.ranges, list(self.marks)]),
+            "ranges": self.ranges,
+            "marks": "".join(mark[-_MARK_DIGITS:] for mark in self.marks),
+        }
+
+    def refuse_others(self, saved: SavedShards) -> None:
+        """Raise if a state was saved over other shards, naming them."""
+        if saved.fingerprint == self.state["fingerprint"]:
+            return
+        for directory, (before, now) in enumerate(zip_longest(saved.ranges, self.ranges, fillvalue="none")):
+            if before != now:
+                self._refuse_other_numbers(directory, before, saved.ranges)
+        width = _MARK_DIGITS
+        marks = [saved.marks[at : at + width] for at in range(0, len(saved.marks), width)]
+        pairs = zip(self.files, self.marks, marks, strict=True)
+        changed = [file.path for file, now, before in pairs if now[-width:] != before]
         raise PlanError(
-            "this is not the state of a mixed stream",
-            got=shown if len(shown) <= 200 else shown[:197] + "...",
-            remedy="what state_dict() returned",
+            f"{counted(len(changed), 'shard')} changed since this state was saved",
+            file=listed(changed, 5),
+            remedy="put the files back that were there; or begin again, without this state",
         )
-    return Cursor(epoch, drawn, sizes)
+
+    def _refuse_other_numbers(self, directory: int, before: str, ranges: list[str]) -> NoReturn:
+        files = self._of(directory)
+        new = {file.number for file in files}
+        old = {n for first, last in parse_range(before).stretches or () for n in range(first, last + 1)}
+        raise PlanError(
+            "shards were added or taken away since this state was saved, or directories have changed places",
+            parameter="shard_ranges",
+            directory=next((os.path.dirname(file.path) for file in files), directory),
+            added=range_text(new - old),
+            taken_away=range_text(old - new),
+            remedy=f"the data_dirs of that run, and shard_ranges={ranges!r}; new shards are for the next run, or the "
+            "next epoch's dataset",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from batchwright.base.errors import BatchwrightError
-from batchwright.prepare.columns import BadText, TextColumn
+from batchwright.prepare.text_column import BadText, TextColumn
 from batchwright.sources.faults import failure_of
 from batchwright.sources.formats import Format, Malformed
 from batchwright.sources.units import EndOfSpan, Unit, read_unit

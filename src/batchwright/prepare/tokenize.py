@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from batchwright.base.checks import one_of
 from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint
+from batchwright.base.words import counted, error_in_words
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS, CharsTokenizer, JsonTokenizer, resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
-__all__ = ["Tokenize", "special_in_words", "tokenize"]
+__all__ = ["Tokenize", "checked_ids", "special_in_words", "tokenize"]
 
 
 def tokenize(
@@ -147,13 +148,10 @@ class Tokenize:
 
         A TokenizerError says by `number` which text it is about.
         """
-        arrays = [np.asarray(ids) for ids in self._ids(texts)]
-        _check_ids(arrays, self.vocab_size)
         dtype, ends = self.dtype, self.eos_id is not None
-        if len({array.dtype for array in arrays}) != 1:
-            arrays = [array.astype(dtype) for array in arrays]
         # All documents in one array, of which each is a slice: what is done for each costs more than its tokens.
-        tokens = np.concatenate(arrays or [np.empty(0, dtype)]).astype(dtype, copy=False)
+        arrays, tokens = checked_ids(self._ids(texts), self.vocab_size)
+        tokens = tokens.astype(dtype, copy=False)
         stops = np.cumsum([len(array) + ends for array in arrays], dtype=np.int64)
         if ends:
             is_token = np.ones(len(tokens) + len(arrays), bool)
@@ -201,20 +199,19 @@ def special_in_words(report: Mapping[str, Any]) -> list[str]:
         return []
     names = ", ".join(f"{count:,} {name}" for name, count in said["names"].items())
     became = "kept as text" if said["as"] == "text" else "made special tokens"
-    return [f"{names} in the text of {said['documents']:,} document{'s' * (said['documents'] != 1)}: {became}"]
+    return [f"{names} in the text of {counted(said['documents'], 'document')}: {became}"]
 
 
-def _check_ids(arrays: Sequence[NDArray[Any]], limit: int) -> None:
-    """That every array is a list of ids below `limit`."""
-    kinds = {(array.dtype, array.ndim) for array in arrays if array.size or array.ndim != 1}
-    if len(kinds) == 1:  # then one look at all of them is enough
-        ((dtype, ndim),) = kinds
-        if ndim == 1 and dtype.kind in "iu":
-            if dtype == np.uint8 and limit >= 256:
-                return
-            together = np.concatenate([array for array in arrays if array.size])
-            if together.max() < limit and together.min() >= 0:
-                return
+def checked_ids(lists: Iterable[Any], limit: int) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    """Lists of ids below `limit` as arrays, and all of them in one."""
+    arrays = [np.asarray(ids) for ids in lists]
+    filled = [array for array in arrays if array.size or array.ndim != 1]
+    together: NDArray[Any] = np.empty(0, np.uint8)
+    if all(array.ndim == 1 and array.dtype.kind in "iu" for array in filled):
+        if filled:
+            together = np.concatenate(filled)
+        if not filled or (together.max() < limit and together.min() >= 0):
+            return arrays, together
     for number, array in enumerate(arrays):
         if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
             raise TokenizerError(
@@ -222,14 +219,14 @@ def _check_ids(arrays: Sequence[NDArray[Any]], limit: int) -> None:
                 number=number,
                 remedy="a function that returns whole numbers, one for each token",
             )
-        if len(array) and not 0 <= int(array.min()) <= int(array.max()) < limit:
-            bad = int(array.max()) if int(array.max()) >= limit else int(array.min())
+        for bad in array[(array < 0) | (array >= limit)].tolist():
             raise TokenizerError(
                 f"the tokenizer gave id {bad}, outside its vocabulary of {limit:,}",
                 number=number,
                 parameter="vocab_size",
                 remedy=f"vocab_size={bad + 1} or more" if bad >= 0 else "ids of 0 or more",
             )
+    return arrays, together
 
 
 def _failed(name: str, error: Exception, number: int) -> TokenizerError:
@@ -245,7 +242,7 @@ def _failed(name: str, error: Exception, number: int) -> TokenizerError:
         )
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return TokenizerError(
-        f"the tokenizer {name!r} failed: {type(error).__name__}: {error}",
+        f"the tokenizer {name!r} failed: {error_in_words(error)}",
         number=number,
         at=f"{frame.filename}:{frame.lineno}",
         remedy="mend the tokenizer, or leave such rows out with where=",
@@ -268,8 +265,10 @@ def _dtype_name(asked: Any) -> str | None:
 
 
 def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
+    """(the id that ends a document, where it is from)."""
+    own = getattr(tokenizer, "eos_id", None)
     if isinstance(asked, int):
-        limit = max(int(tokenizer.vocab_size), (getattr(tokenizer, "eos_id", None) or -1) + 1)
+        limit = max(int(tokenizer.vocab_size), (own or -1) + 1)
         if isinstance(asked, bool) or not 0 <= asked < limit:
             raise TokenizerError(
                 f"eos={asked} is outside the vocabulary of {limit:,} ids",
@@ -277,34 +276,38 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
                 remedy="an id of the vocabulary",
             )
         return asked, "eos="
-    if not isinstance(tokenizer, JsonTokenizer):
-        if asked is not None:
-            raise TokenizerError(
-                f"eos={asked!r}: a {tokenizer.kind} tokenizer has no named tokens",
-                parameter="eos",
-                remedy="eos as an id",
-            )
-        if (own := getattr(tokenizer, "eos_id", None)) is not None:
-            return own, "its own"
+    if isinstance(tokenizer, JsonTokenizer):
+        return _eos_by_name(tokenizer, asked)
+    if asked is not None:
+        raise TokenizerError(
+            f"eos={asked!r}: a {tokenizer.kind} tokenizer has no named tokens", parameter="eos", remedy="eos as an id"
+        )
+    if own is None:
         raise TokenizerError(
             "append_eos needs to know which id ends a document",
             parameter="eos",
             remedy="tokenize(function, append_eos=True, eos=50256)",
         )
-    special = tokenizer.special
+    return own, "its own"
+
+
+def _eos_by_name(tokenizer: JsonTokenizer, asked: str | None) -> tuple[int, str]:
+    special, vocab = tokenizer.special, tokenizer.vocab
+    known = ", ".join(f"{token} ({number})" for token, number in list(special.items())[:12]) or "none"
     if asked is not None:
-        if asked not in tokenizer.vocab:
+        if asked not in vocab:
             raise TokenizerError(
                 f"eos={asked!r} is not a token of {tokenizer.name}",
                 parameter="eos",
-                special=_listed(special) or "none",
+                special=known,
                 remedy="one of these, or an id",
             )
-        return tokenizer.vocab[asked], "eos="
+        return vocab[asked], "eos="
     configured = tokenizer.config.get("eos_token")
-    configured = configured.get("content") if isinstance(configured, dict) else configured
-    if isinstance(configured, str) and configured in tokenizer.vocab:
-        return tokenizer.vocab[configured], f"{configured} from the tokenizer's config"
+    if isinstance(configured, dict):
+        configured = configured.get("content")
+    if isinstance(configured, str) and configured in vocab:
+        return vocab[configured], f"{configured} from the tokenizer's config"
     if len(special) == 1:
         ((token, number),) = special.items()
         return number, f"{token}, the only special token"
@@ -314,10 +317,6 @@ def _eos(tokenizer: Any, asked: int | str | None) -> tuple[int, str]:
     raise TokenizerError(
         f"append_eos: cannot tell which token of {tokenizer.name} ends a document",
         parameter="eos",
-        special=_listed(special) or "none",
+        special=known,
         remedy=f"eos= with {'one of these tokens, or ' * bool(special)}an id of the vocabulary, or append_eos=False",
     )
-
-
-def _listed(special: dict[str, int]) -> str:
-    return ", ".join(f"{token} ({number})" for token, number in list(special.items())[:12])

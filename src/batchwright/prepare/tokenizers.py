@@ -18,9 +18,9 @@ from batchwright.base.errors import TokenizerError
 from batchwright.base.fingerprint import fingerprint, fingerprint_bytes, function_fingerprint
 from batchwright.base.protocols import Tokenizer
 from batchwright.base.words import suggest
-from batchwright.prepare.fast import FastEncoder, any_of, find_proof
-from batchwright.prepare.proof import Proof
-from batchwright.prepare.whole import WholeEncoder
+from batchwright.prepare.special_tokens import SpecialTokenEncoder
+from batchwright.prepare.tiktoken_encoder import FastEncoder, any_of, find_proof
+from batchwright.prepare.tiktoken_proof import Proof
 
 __all__ = [
     "WELL_KNOWN_EOS",
@@ -169,13 +169,13 @@ class JsonTokenizer:
         return {t.content: i for i, t in sorted(self.backend.get_added_tokens_decoder().items()) if t.special}
 
     @cached_property
-    def special_names(self) -> re.Pattern[str] | None:
-        """Finds the names of special tokens; None where there are none."""
+    def special_names(self) -> re.Pattern[str]:
+        """Finds the names of special tokens."""
         return any_of(self.special)
 
     @cached_property
-    def whole(self) -> WholeEncoder:
-        return WholeEncoder(self.backend)
+    def special_encoder(self) -> SpecialTokenEncoder:
+        return SpecialTokenEncoder(self.backend)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -193,7 +193,7 @@ class JsonTokenizer:
         # Most tokenizers give special tokens the highest ids: then one look at the largest is enough.
         if together.max(initial=0) < min(special) or not np.isin(together, special).any():
             return ids
-        return self.whole.as_text(texts, ids)
+        return self.special_encoder.as_text(texts, ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
@@ -249,12 +249,7 @@ class PluginTokenizer:
         self.name: str = str(getattr(tokenizer, "name", type(tokenizer).__name__))
         self.vocab_size, self.fingerprint = int(tokenizer.vocab_size), str(tokenizer.fingerprint)
         self.eos_id: int | None = getattr(tokenizer, "eos_id", None)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
-        return self.tokenizer.encode_batch(texts)
-
-    def decode(self, ids: Sequence[int]) -> str | None:
-        return self.tokenizer.decode(ids)
+        self.encode_batch, self.decode = tokenizer.encode_batch, tokenizer.decode
 
     def to_json(self) -> bytes:
         return msgspec.json.encode({"batchwright_tokenizer": "callable", "name": self.name})
@@ -274,60 +269,44 @@ class _Undecodable:
 
 def load_tokenizer(path: Path) -> Any:
     """The tokenizer that a store keeps, or a `tokenizer.json`."""
+    remedy = "the path of a tokenizer.json"
     try:
         data = path.read_bytes()
         body = msgspec.json.decode(data)
-    except (FileNotFoundError, NotADirectoryError):
-        near = suggest(str(path), ("bytes", "chars"))
-        raise TokenizerError(
-            "no tokenizer file",
-            file=path,
-            remedy=f"{near!r}"
-            if near
-            else "the path of a tokenizer.json; for the name of a model, transformers' AutoTokenizer.from_pretrained",
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise TokenizerError(
-            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
-        ) from None
-    kind = body.get("batchwright_tokenizer") if isinstance(body, dict) else None
-    if kind == "bytes":
-        return BytesTokenizer()
-    if kind == "chars":
-        return CharsTokenizer(body["chars"])
-    if kind == "callable":
-        return _Undecodable(body["name"])
-    name = path.absolute().parent.name if path.name == "tokenizer.json" else path.stem
-    tokenizer = JsonTokenizer(data.decode(), name, _config_beside(path))
-    try:
+        match body.get("batchwright_tokenizer") if isinstance(body, dict) else None:
+            case "bytes":
+                return BytesTokenizer()
+            case "chars":
+                return CharsTokenizer(body["chars"])
+            case "callable":
+                return _Undecodable(body["name"])
+        name = path.absolute().parent.name if path.name == "tokenizer.json" else path.stem
+        tokenizer = JsonTokenizer(data.decode(), name, _config_beside(path))
         _ = tokenizer.backend
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(
-            "this is not a tokenizer.json", file=path, reason=error, remedy="the path of a tokenizer.json"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        near = suggest(str(path), _BY_NAME)
+        hint = f"{remedy}; for the name of a model, transformers' AutoTokenizer.from_pretrained"
+        raise TokenizerError("no tokenizer file", file=path, remedy=repr(near) if near else hint) from None
+    except TokenizerError:
+        raise
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise TokenizerError("this is not a tokenizer.json", file=path, reason=error, remedy=remedy) from None
     return tokenizer
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
     """What `tokenizer_config.json` says, with the chat template that newer transformers write beside it."""
-    config = _config_file(path.with_name("tokenizer_config.json"))
-    template_path = path.with_name("chat_template.jinja")
+    config_path, template_path = path.with_name("tokenizer_config.json"), path.with_name("chat_template.jinja")
+    config: dict[str, Any] = {}
+    if config_path.exists():
+        try:
+            config = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TokenizerError(
+                "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="save the tokenizer again"
+            ) from None
     if not config.get("chat_template") and template_path.is_file():
         config["chat_template"] = template_path.read_text(encoding="utf-8")
-    return config
-
-
-def _config_file(config_path: Path) -> dict[str, Any]:
-    try:
-        config = msgspec.json.decode(config_path.read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError("expected an object")
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, ValueError) as error:
-        raise TokenizerError(
-            "this is not a tokenizer_config.json", file=config_path, reason=error, remedy="save the tokenizer again"
-        ) from None
     return config
 
 
@@ -335,6 +314,10 @@ def _config_of(tokenizer: Any) -> dict[str, Any]:
     """What a transformers tokenizer's `tokenizer_config.json` would say of special tokens and chat templates."""
     tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return {"eos_token": tokenizer.eos_token, **tokens, "chat_template": getattr(tokenizer, "chat_template", None)}
+
+
+_BY_NAME = {"bytes": BytesTokenizer, "chars": CharsTokenizer}
+_RESOLVED = (BytesTokenizer, CharsTokenizer, JsonTokenizer, CallableTokenizer, PluginTokenizer)
 
 
 def resolve_tokenizer(
@@ -345,20 +328,12 @@ def resolve_tokenizer(
     version: str | None = None,
 ) -> Any:
     """One of the classes here, from whatever a user has: a path, a name, an object or a function."""
-    if isinstance(tokenizer, BytesTokenizer | CharsTokenizer | JsonTokenizer | CallableTokenizer | PluginTokenizer):
+    if isinstance(tokenizer, _RESOLVED):
         return tokenizer
-    if isinstance(tokenizer, str) and tokenizer == "bytes":
-        return BytesTokenizer()
-    if isinstance(tokenizer, str) and tokenizer == "chars":
-        return CharsTokenizer()
+    if isinstance(tokenizer, str) and tokenizer in _BY_NAME:
+        return _BY_NAME[tokenizer]()
     if isinstance(tokenizer, str | os.PathLike):
-        path = local_path(tokenizer=tokenizer)
-        loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
-        if isinstance(loaded, _Undecodable):
-            raise TokenizerError(
-                "a store does not keep the function that tokenised it", file=path, remedy="the function itself"
-            )
-        return loaded
+        return _of_path(local_path(tokenizer=tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", None)  # a transformers tokenizer over the same library
     if backend is not None:
         name = str(getattr(tokenizer, "name_or_path", "") or "transformers")
@@ -377,17 +352,29 @@ def resolve_tokenizer(
     if isinstance(tokenizer, Tokenizer):
         return PluginTokenizer(tokenizer)
     if callable(tokenizer):
-        if vocab_size is None:
-            knows = getattr(tokenizer, "__self__", tokenizer)  # the encoder that a bound method belongs to
-            vocab_size = getattr(knows, "vocab_size", None) or getattr(knows, "n_vocab", None)
-        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
-            raise TokenizerError(
-                "a function as tokenizer needs vocab_size=: it decides how many bytes an id takes",
-                parameter="vocab_size",
-                remedy="tokenize(function, vocab_size=50257)",
-            )
-        return CallableTokenizer(tokenizer, vocab_size, decode=decode, version=version)
+        return CallableTokenizer(tokenizer, _vocab_size_of(tokenizer, vocab_size), decode=decode, version=version)
     raise TokenizerError(
         f"a {type(tokenizer).__name__} is not a tokenizer",
         remedy="the path of a tokenizer.json, a tokenizers or transformers object, a function, 'bytes' or 'chars'",
     )
+
+
+def _of_path(path: Path) -> Any:
+    loaded = load_tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    if isinstance(loaded, _Undecodable):
+        raise TokenizerError(
+            "a store does not keep the function that tokenised it", file=path, remedy="the function itself"
+        )
+    return loaded
+
+
+def _vocab_size_of(function: Any, vocab_size: int | None) -> int:
+    encoder = getattr(function, "__self__", function)  # that a bound method belongs to
+    size = vocab_size or getattr(encoder, "vocab_size", None) or getattr(encoder, "n_vocab", None)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise TokenizerError(
+            "a function as tokenizer needs vocab_size=: it decides how many bytes an id takes",
+            parameter="vocab_size",
+            remedy="tokenize(function, vocab_size=50257)",
+        )
+    return size

@@ -1,4 +1,4 @@
-"""Many batches in one file that says what it holds, and whose every byte is checked when it is read.
+"""The file of batches: a header that describes it, then columns, with checksums over every byte.
 
     8 bytes   "BATCHWRT"
     4 bytes   version of the format, little-endian as are the next two
@@ -35,7 +35,7 @@ from batchwright.base.errors import QueueError
 from batchwright.base.files import reserve
 from batchwright.base.machine import name_of_descriptor
 from batchwright.base.memory import ALIGNMENT, BlockPool
-from batchwright.queue.schema import Field, fields_of
+from batchwright.queue.schema import BatchField, fields_of
 
 __all__ = ["BatchFileWriter", "DamagedFile", "FileFacts", "pooled", "read_batches", "read_facts"]
 
@@ -54,7 +54,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class DamagedFile(QueueError):
-    """A file that is not what its writer wrote. `reason` says how that is known."""
+    """A file that is not as its writer wrote it. `reason` says how that is known."""
 
     @property
     def reason(self) -> str:
@@ -63,14 +63,14 @@ class DamagedFile(QueueError):
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a file says of itself."""
+    """The content of a file, as its header describes it."""
 
     stamp: str
     split: str
     number: int
     batch_size: int
     num_batches: int
-    fields: tuple[Field, ...]
+    fields: tuple[BatchField, ...]
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +83,7 @@ class FileFacts:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each field begins, counted from the first."""
+        """The first byte of each field, counted from that of the first field."""
         return (0, *accumulate(self._sizes()))[:-1]
 
     def _sizes(self) -> list[int]:

@@ -1,9 +1,9 @@
-"""Who takes part in a queue, and who of them is alive.
+"""Members of a queue: the processes that make or read its batches, and which of them are alive.
 
-A member is a file that its process holds locked, and in it a counter that a thread moves on. The lock is the kernel's:
-it ends with the process, however that ends, and tells others of the same machine at once. Where it cannot tell (another
-machine, a process that hangs), the counter does: one that has not moved for `lease_seconds`, on the clock of whoever
-looks, belongs to nobody. No decision here asks what time it is: clocks of machines differ, and jump.
+A member is a file that its process keeps locked; in the file is a counter that a thread increments. The kernel releases
+the lock when the process ends, however it ends: processes of the same machine see that at once. Where the lock cannot
+tell (another machine, a process that hangs), the counter does: a member whose counter stands still for `lease_seconds`,
+on the observer's own clock, is dead. No decision here asks what time it is: clocks of machines differ, and jump.
 """
 
 from __future__ import annotations
@@ -24,19 +24,32 @@ from typing import Any
 
 import msgspec
 
+from batchwright.base.errors import WorkerError
 from batchwright.base.files import part_name
 from batchwright.base.machine import boot_id
+from batchwright.base.words import error_in_words
+from batchwright.queue.file_names import file_in_words
 
-__all__ = ["Census", "Death", "Doing", "Facts", "Member", "place_of", "read_deaths"]
+__all__ = [
+    "Activity",
+    "Liveness",
+    "MemberFacts",
+    "ProviderFailure",
+    "QueueMember",
+    "place_of",
+    "raise_failure",
+    "read_failures",
+]
 
 _BEATS_PER_LEASE = 6
 _LONGEST_BEAT_SECONDS = 2.0
 _COUNTER_BYTES = 20
 _DOING_BYTES = 400
+_PACKAGE = Path(__file__).parents[1]
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a member says of itself when it comes."""
+class MemberFacts(msgspec.Struct, frozen=True):
+    """What a member writes about itself when it joins."""
 
     id: str
     role: str
@@ -51,11 +64,17 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return f"{self.role}, pid {self.pid}" + ("" if self.boot == boot_id() else f" on {self.host}")
+        if self.boot == boot_id():
+            return f"{self.role}, pid {self.pid}"
+        return f"{self.role}, pid {self.pid} on {self.host}"
+
+    def is_replaced_by(self, other: MemberFacts) -> bool:
+        """Whether another member is of the same process and rank: a consumer that was made again in a notebook."""
+        return (self.pid, self.boot, self.rank) == (other.pid, other.boot, other.rank)
 
 
-class Doing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member is at, for people to read."""
+class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a member does now, for people to read."""
 
     what: str = ""
     split: str = ""
@@ -63,8 +82,8 @@ class Doing(msgspec.Struct, frozen=True, omit_defaults=True):
     since: float = 0.0
 
 
-class Death(msgspec.Struct, frozen=True):
-    """What a provider left that ended with an error."""
+class ProviderFailure(msgspec.Struct, frozen=True):
+    """The error that ended a provider, left for those that wait for it."""
 
     pid: int
     host: str
@@ -79,17 +98,18 @@ class Death(msgspec.Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        file = f"kept {self.split} batches" if self.number is None else f"{self.split} file {self.number}"
-        making = "" if self.split is None else f" making {file}"
-        return f"provider, pid {self.pid}, died{making}: {self.error}" + (f", {self.place}" if self.place else "")
+        said = f"provider, pid {self.pid}, died"
+        if self.split is not None:
+            said += f" making {file_in_words(self.split, self.number)}"
+        return ", ".join(filter(None, [f"{said}: {self.error}", self.place]))
 
 
-class Member:
-    """This process's place in a queue, from its construction to `leave`."""
+class QueueMember:
+    """This process as a member of a queue, from its construction to `leave`."""
 
     def __init__(self, who: Path, role: str, lease_seconds: float, **facts: Any) -> None:
         pid = os.getpid()
-        self.facts: Facts = Facts(
+        self.facts: MemberFacts = MemberFacts(
             id=f"{role}-{pid}-{secrets.token_hex(4)}",
             role=role,
             pid=pid,
@@ -107,21 +127,21 @@ class Member:
         self._left = threading.Event()
         self._last_beat = time.monotonic()
         self._was_silent = False
-        self._descriptor = self._come(who)
+        self._descriptor = self._join(who)
         _here.add(self)
         threading.Thread(target=_beat, args=(weakref.ref(self), self._left, self._seconds), daemon=True).start()
 
-    def _come(self, who: Path) -> int:
+    def _join(self, who: Path) -> int:
         while True:
             try:
-                return self._come_once()
+                return self._join_once()
             except FileNotFoundError:
                 if not who.is_dir():
                     raise
-                # Somebody who came at the same time took the unfinished file for one that a dead process left.
+                # Another process that joined just now took the unfinished file for one that a dead process left.
 
-    def _come_once(self) -> int:
-        """Locked before it is seen: nobody finds it without a holder."""
+    def _join_once(self) -> int:
+        """The file is locked before it has its name: nobody finds it without a holder."""
         part = part_name(self.path)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
@@ -152,7 +172,7 @@ class Member:
 
     def say(self, what: str = "", split: str = "", number: int = -1) -> None:
         """Say what this process is at."""
-        line = msgspec.json.encode(Doing(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
+        line = msgspec.json.encode(Activity(what[:200], split, number, time.time())).ljust(_DOING_BYTES)
         with self._lock, contextlib.suppress(OSError):  # for people only: a full disk is not this call's to tell
             if not self._left.is_set():
                 os.pwrite(self._descriptor, line[:_DOING_BYTES], len(self._line) + _COUNTER_BYTES + 1)
@@ -178,7 +198,7 @@ class Member:
             return False
 
     def leave(self) -> None:
-        """Be no member any more. Twice is fine."""
+        """Leave the queue. Twice is fine."""
         with self._lock:
             if self._left.is_set():
                 return
@@ -189,20 +209,20 @@ class Member:
             os.close(self._descriptor)
 
     def died(self, error: BaseException, split: str | None, number: int | None) -> None:
-        """Leave word of what ended this provider, for those who wait for it."""
-        death = Death(
+        """Write down the error that ended this provider."""
+        failure = ProviderFailure(
             pid=self.facts.pid,
             host=self.facts.host,
             split=split,
             number=number,
-            error=_in_words(error),
+            error=error_in_words(error).strip().split("\n")[0],
             place=place_of(error),
             traceback="".join(traceback.format_exception(error)).rstrip(),
             at=time.time(),
         )
         part = part_name(self.path)
         with contextlib.suppress(OSError):  # the disk may be what it died of
-            part.write_bytes(msgspec.json.encode(death))
+            part.write_bytes(msgspec.json.encode(failure))
             os.rename(part, self.path.with_name(self.id + ".died"))
 
     def _forget(self) -> None:
@@ -211,7 +231,7 @@ class Member:
         os.close(self._descriptor)
 
 
-_here: weakref.WeakSet[Member] = weakref.WeakSet()
+_here: weakref.WeakSet[QueueMember] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -223,7 +243,7 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _beat(member: weakref.ref[Member], left: threading.Event, seconds: float) -> None:
+def _beat(member: weakref.ref[QueueMember], left: threading.Event, seconds: float) -> None:
     while not left.wait(seconds):
         here = member()
         if here is None:
@@ -233,27 +253,20 @@ def _beat(member: weakref.ref[Member], left: threading.Event, seconds: float) ->
         del here
 
 
-def _in_words(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def place_of(error: BaseException) -> str:
     """Where the user's code raised it: the last frame that is not this package's."""
     while error.__cause__ is not None:
         error = error.__cause__
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not os.path.abspath(frame.filename).startswith(package + os.sep)
-    ]
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not Path(frame.filename).is_relative_to(_PACKAGE):
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return place
 
 
 @dataclass
-class Census:
-    """Who is alive, as far as this observer can tell. It remembers when it last saw each counter move."""
+class Liveness:
+    """Which members are alive, as this process sees it. It remembers when it last saw each counter move."""
 
     who: Path
     _moved: dict[str, tuple[bytes, float]] = field(default_factory=dict)
@@ -267,16 +280,16 @@ class Census:
             name for name in names if name.startswith(role) and not name.startswith(".") and not name.endswith(".died")
         )
 
-    def living(self, role: str) -> list[Facts]:
+    def living(self, role: str = "") -> list[MemberFacts]:
         """Members of a role that are alive."""
-        return [facts for facts, _ in self.look(role) if self.is_alive(facts.id)]
+        return [facts for facts, _ in self.members(role) if self.is_alive(facts.id)]
 
-    def look(self, role: str = "") -> Iterator[tuple[Facts, Doing]]:
-        """All that are in the folder, dead ones too."""
+    def members(self, role: str = "") -> Iterator[tuple[MemberFacts, Activity]]:
+        """All members of a role, dead ones too."""
         for name in self.ids(role):
             with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
                 first, _, doing = (self.who / name).read_bytes().split(b"\n", 2)
-                yield msgspec.json.decode(first, type=Facts), msgspec.json.decode(doing, type=Doing)
+                yield msgspec.json.decode(first, type=MemberFacts), msgspec.json.decode(doing, type=Activity)
 
     def is_alive(self, member_id: str) -> bool:
         try:
@@ -287,10 +300,10 @@ class Census:
         try:
             content = os.pread(descriptor, 1 << 16, 0)
             try:
-                facts = msgspec.json.decode(content.partition(b"\n")[0], type=Facts)
+                facts = msgspec.json.decode(content.partition(b"\n")[0], type=MemberFacts)
             except msgspec.DecodeError:
-                return False  # nobody's: a member's file is whole before it has its name
-            # Of this machine, also of one that was started again since: whoever lives holds its lock.
+                return False  # a member's file is complete before it has its name
+            # Of this machine, also before it was started again: a living member holds its lock.
             is_ours = facts.boot == boot_id() or facts.host == socket.gethostname()
             if is_ours and _is_free(descriptor):
                 return False
@@ -303,38 +316,42 @@ class Census:
             return True
         return now - since <= facts.lease_seconds
 
-    def bury_the_dead(self) -> None:
-        """Forget all members that are dead, and what they did not finish writing."""
+    def remove_dead(self) -> None:
+        """Remove the files of dead members, and those that they did not finish."""
         for member_id in self.ids():
             if not self.is_alive(member_id):
-                self.bury(member_id)
+                self.remove(member_id)
         for path in self.who.glob(".*.part"):
             if not self.is_alive(path.name[1:].split(".")[0]):
                 path.unlink(missing_ok=True)
 
-    def bury(self, member_id: str) -> None:
-        """Forget a dead member."""
+    def remove(self, member_id: str) -> None:
         self._moved.pop(member_id, None)
         with contextlib.suppress(OSError):
             (self.who / member_id).unlink()
 
 
 def _is_free(descriptor: int) -> bool:
-    """Whether nobody holds the lock of a member's file; on a file system without locks nobody can say."""
+    """Whether no process holds the lock of a member's file. False on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     except OSError:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return True
 
 
-def read_deaths(who: Path) -> list[Death]:
-    """What providers left that ended with an error, the latest last."""
-    deaths = []
+def raise_failure(who: Path, remedy: str) -> None:
+    """Raise the error that ended a provider, if one was left."""
+    failures = read_failures(who)
+    if failures:
+        raise WorkerError(failures[-1].headline, traceback=failures[-1].traceback, remedy=remedy)
+
+
+def read_failures(who: Path) -> list[ProviderFailure]:
+    """The errors that ended providers, the latest last."""
+    failures = []
     for path in who.glob("*.died"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            deaths.append(msgspec.json.decode(path.read_bytes(), type=Death))
-    return sorted(deaths, key=lambda death: death.at)
+            failures.append(msgspec.json.decode(path.read_bytes(), type=ProviderFailure))
+    return sorted(failures, key=lambda failure: failure.at)

@@ -1,18 +1,97 @@
-"""What build_meta() may hold: a dict that JSON keeps as it is, so that the trainer reads what the provider meant."""
+"""`queue/meta.json`: what `build_meta` returned, and beside it what the batches are made from."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
-from batchwright.base.errors import SpecError
+from batchwright.base.errors import QueueError, SpecError
+from batchwright.base.files import write_whole
+from batchwright.base.words import listed
+from batchwright.queue.stamp import Stamp
+from batchwright.queue.system_errors import purge_command
 
-__all__ = ["check_meta"]
+__all__ = ["Meta", "check_meta", "read_meta", "write_meta"]
 
-_RESERVED = "batchwright"
-_SHOWN = 8
-"""Problems that are listed; with thousands of them (an array in every entry) the first ones tell."""
+_FORMAT = 1
+_OURS = "batchwright"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What `build_meta` returned, and what a queue must remember besides."""
+
+    said: dict[str, Any]
+    stamp: Stamp
+    reproducible: bool = True
+    val_batches: int | None = None
+    batch_size: int | None = None
+    """These two are of the provider that started last: its kept batches are those that count."""
+    born: str = field(default_factory=partial(secrets.token_hex, 8), compare=False)
+    """Of this folder: one that was deleted and made again, of the same provider, is another queue."""
+    accepted: tuple[dict[str, Any], ...] = ()
+    """Changes that were accepted: the difference, and the next file of each split at that time."""
+    made_for: str | None = None
+    """The fingerprint that its first files have, and so all of them: `stamp` may have changed since."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for queues whose files may be mixed. Every file carries it, and every state of a consumer."""
+        return self.made_for or self.stamp.fingerprint
+
+
+def write_meta(path: Path, meta: Meta) -> None:
+    ours = {
+        "format": _FORMAT,
+        "fingerprint": meta.fingerprint,
+        "born": meta.born,
+        "reproducible": meta.reproducible,
+        "val_batches": meta.val_batches,
+        "batch_size": meta.batch_size,
+        "accepted": meta.accepted,
+        "made_from": meta.stamp.to_json(),
+    }
+    write_whole(path, (json.dumps({**meta.said, _OURS: ours}, indent=1) + "\n").encode())
+
+
+def read_meta(path: Path) -> Meta | None:
+    """What a queue's meta.json says; None where there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+        ours = content.pop(_OURS)
+        if ours["format"] != _FORMAT:
+            raise QueueError(
+                f"this queue has format {ours['format']}, and this batchwright reads {_FORMAT}",
+                file=path,
+                remedy=f"prepare again, after\n{purge_command(path.parent)}",
+            )
+        return Meta(
+            content,
+            Stamp.from_json(ours["made_from"], content),
+            bool(ours["reproducible"]),
+            ours["val_batches"],
+            ours["batch_size"],
+            born=str(ours["born"]),
+            accepted=tuple(ours.get("accepted", ())),
+            made_for=str(ours["fingerprint"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise QueueError(
+            f"this is not the meta of a queue: {type(error).__name__}: {error}",
+            file=path,
+            remedy=f"prepare again, after\n{purge_command(path.parent)}",
+        ) from error
+
+
+# What build_meta may return
 
 
 def check_meta(meta: Any) -> dict[str, Any]:
@@ -22,80 +101,49 @@ def check_meta(meta: Any) -> dict[str, Any]:
     {'vocab_size': 65, 'itos': ['a', 'b']}
     """
     if not isinstance(meta, Mapping):
-        what = "nothing" if meta is None else f"a {type(meta).__name__}"
         raise SpecError(
-            f"build_meta() returned {what}; it has to return a dict",
+            f"build_meta() returned {type(meta).__name__}; it has to return a dict",
             parameter="build_meta()",
             remedy='return {"batch_schema": [{"name": "x", "dtype": "int64", "shape": [self.block_size]}, ...]}',
         )
-    problems: list[tuple[str, str]] = []
-    if _RESERVED in meta:
-        problems.append((f"meta[{_RESERVED!r}] is a name that batchwright needs for itself", "give it another name"))
-    plain = _plain(meta, "meta", (), lambda what, remedy: problems.append((what, remedy)))
-    if problems:
-        (headline, remedy), *others = problems
-        also = [what for what, _ in others[: _SHOWN - 1]]
-        if len(others) >= _SHOWN:
-            also.append(f"and {len(others) - len(also):,} more")
-        raise SpecError(headline, parameter="build_meta()", also="\n".join(also) or None, remedy=remedy)
-    return dict(plain)
-
-
-def _plain(value: Any, path: str, within: tuple[int, ...], refuse: Callable[[str, str], None]) -> Any:
-    """A value as JSON gives it back. `within`: what it lies in, to find what holds itself."""
-    if id(value) in within:
-        refuse(f"{path} holds itself", "a value without itself in it")
-        return None
-    if value is None or isinstance(value, bool):
-        return value
-    if _is_numpy_scalar(value):
-        return _plain(value.item(), path, within, refuse)
-    if isinstance(value, str):
-        if not _is_text(value):
-            refuse(f"{path} has half a character (a lone surrogate), which no file can keep", "open(..., encoding=...)")
-        return str.__str__(value)  # the text alone, also of an enum or of NumPy's own kind
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**64:
-            refuse(f"{path} is a whole number of more than 64 bits", "write it as a string")
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            refuse(f"{path} is {float(value)}, which JSON does not have", "None, or leave it out")
-        return float(value)
-    within = (*within, id(value))
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{i}]", within, refuse) for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        wrong = [key for key in value if not isinstance(key, str)]
-        if wrong:
-            remedy = "a list" if all(isinstance(key, int) for key in wrong) else "strings as keys"
-            refuse(f"{path} has keys that are not strings ({wrong[0]!r}); use {remedy}", f"use {remedy}")
-            return None
-        return {str.__str__(key): _plain(item, f"{path}[{key!r}]", within, refuse) for key, item in value.items()}
-    refuse(*_refused(value, path))
-    return None
-
-
-def _refused(value: Any, path: str) -> tuple[str, str]:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"{path} is bytes, which JSON does not have", "a string, or a list of numbers"
-    if isinstance(value, set | frozenset):
-        return f"{path} is a set, which JSON does not have", "sorted(...) makes a list of it"
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    if hasattr(value, "tolist"):
-        return f"{path} is a {kind}, which JSON does not have", ".tolist(), or a file of its own where it is large"
-    return f"{path} is a {kind}, which JSON does not have", "text, numbers, lists and dicts of them"
-
-
-def _is_numpy_scalar(value: Any) -> bool:
-    """Of any library's kind: something with a dtype and no dimensions."""
-    is_plain = isinstance(value, bytes | str)  # NumPy's own text is both
-    return not is_plain and hasattr(value, "dtype") and getattr(value, "shape", None) == () and hasattr(value, "item")
-
-
-def _is_text(value: str) -> bool:
+    problems: list[str] = []
+    if _OURS in meta:
+        problems.append(f"meta[{_OURS!r}] is a name that batchwright needs for itself")
     try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        plain: dict[str, Any] = _plain(meta, "meta", problems)
+    except RecursionError:
+        problems.append("the meta holds itself")
+    if problems:
+        raise SpecError(
+            problems[0],
+            parameter="build_meta()",
+            also=listed(problems[1:], most=4) or None,
+            remedy="text, finite numbers, lists and dicts of them; .tolist() of an array",
+        )
+    return plain
+
+
+def _plain(value: Any, path: str, problems: list[str]) -> Any:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy, torch or JAX
+        value = value.item()
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)  # the text alone, also of an enum
+        case int():
+            return int(value)
+        case float() if math.isfinite(value):
+            return float(value)
+        case list() | tuple():
+            return [_plain(item, f"{path}[{number}]", problems) for number, item in enumerate(value)]
+        case Mapping() if all(isinstance(key, str) for key in value):
+            return {str.__str__(key): _plain(item, f"{path}[{key!r}]", problems) for key, item in value.items()}
+        case Mapping():
+            problems.append(f"{path} has keys that are not strings, which JSON does not have")
+        case float():
+            problems.append(f"{path} is {value}, which JSON does not have")
+        case _:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            problems.append(f"{path} is a {kind}, which JSON does not have")
+    return None

@@ -1,4 +1,4 @@
-"""Remove a queue: its files and all that it remembers. What is not a queue's is left, and named."""
+"""Removing a queue: its files and all that it remembers. Other files in its folder are left, and named."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from pathlib import Path
 
 from batchwright.base.errors import BusyError, QueueError, SpecError
 from batchwright.base.files import one_at_a_time
+from batchwright.base.words import counted
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census
+from batchwright.queue.members import Liveness
 from batchwright.queue.status import find_queue, names_of_splits
 
 __all__ = ["Purged", "is_of_a_queue", "purge"]
 
-_PART = r"\.(?:[^/]+\.(?:\d+\.\d+|provider-[\w-]+)|next|taken|begin|\d+)\.part"
-"""What somebody wrote and did not finish."""
+_PART = r"\.[^/]+\.part"
 _OF_A_SPLIT = (
-    rf"SPLIT/(?:(?:\d+|kept)\.batches|next|{_PART})",
-    rf"control/SPLIT/(?:taken|seen|{_PART})",
-    rf"control/SPLIT/claimed/(?:\d+\.[\w-]+\.(?:batches|rows)|{_PART})",
-    rf"control/SPLIT/(?:returned|wanted)/(?:\d+|{_PART})",
-    rf"control/SPLIT/ranks/(?:begin|\d+-of-\d+|{_PART})",
-    r"quarantine/\.?SPLIT-(?:\d+|kept)\.\d+\.(?:batches|json|json(?:\.\d+\.\d+)?\.part)",
+    rf"SPLIT/((\d+|kept)\.batches|next|{_PART})",
+    rf"control/SPLIT/(taken|seen|{_PART})",
+    rf"control/SPLIT/(claimed|returned|wanted|ranks)/(\d+(\.[\w-]+\.(batches|rows)|-of-\d+)?|begin|{_PART})",
+    rf"quarantine/(SPLIT-(\d+|kept)\.\d+\.(batches|json)|\.SPLIT-{_PART[2:]})",
 )
-_OF_ALL = (r"meta\.json", _PART, rf"who/(?:(?:provider|consumer)-[\w-]+(?:\.died)?|{_PART})")
+_OF_ALL = (r"meta\.json", _PART, rf"who/((provider|consumer)-[\w-]+(\.died)?|{_PART})")
 
 
 def is_of_a_queue(name: str, splits: Sequence[str], *, all_of_it: bool = True) -> bool:
-    """Whether a queue with these splits writes files of this name, given from its folder on; or whether the splits do.
+    """Whether a queue with these splits writes a file of this name, given from its folder on; or whether a split does.
 
     >>> is_of_a_queue("train/00000117.batches", ["train"]), is_of_a_queue("train/notes.txt", ["train"])
     (True, False)
     >>> is_of_a_queue("meta.json", ["train"]), is_of_a_queue("meta.json", ["train"], all_of_it=False)
     (True, False)
     """
-    one_of_them = f"(?:{'|'.join(map(re.escape, splits))})"
-    patterns = [pattern.replace("SPLIT", one_of_them) for pattern in _OF_A_SPLIT if splits]
-    return any(re.fullmatch(pattern, name) for pattern in (*patterns, *(_OF_ALL if all_of_it else ())))
+    patterns = [pattern.replace("SPLIT", re.escape(split)) for pattern in _OF_A_SPLIT for split in splits]
+    if all_of_it:
+        patterns += _OF_ALL
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 @dataclass
 class Purged:
-    """What a purge did."""
+    """The result of a purge."""
 
     queue: Path
     removed: list[str] = field(default_factory=list)
     """Files, as named from the queue's folder on."""
     num_bytes: int = 0
     left: list[str] = field(default_factory=list)
-    """What is there and not of a queue: it was not touched."""
+    """Files that are not of a queue: they were not touched."""
 
 
 def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool = False) -> Purged:
@@ -72,59 +71,63 @@ def purge(path: str | os.PathLike[str], split: str | None = None, *, force: bool
             splits=", ".join(splits) or "none",
             remedy=f"--split {splits[0]}" if splits else "leave out --split",
         )
-    chosen = splits if split is None else [split]
+    is_all, chosen, tops = split is None, splits, [queue.path]
+    if split is not None:
+        chosen, tops = [split], [queue.path / split, queue.path / "control" / split]
     done = Purged(queue.path)
-    # Whoever comes now waits for this lock, or finds that the queue is gone.
+    # A process that comes now waits for this lock, or finds that the queue is gone.
     with contextlib.nullcontext() if force else one_at_a_time(queue.path):
         if not force:
             _refuse_if_used(queue)
-        files = _files_below(queue.path)
-        _refuse_if_not_allowed(files)
-        for file in files:
+        for file in _removable_files(queue.path):
             name = file.relative_to(queue.path).as_posix()
-            if is_of_a_queue(name, chosen, all_of_it=split is None) and not file.is_symlink():
+            if file.is_symlink() or not is_of_a_queue(name, splits):
+                done.left.append(name)
+            elif is_of_a_queue(name, chosen, all_of_it=is_all):
                 with contextlib.suppress(FileNotFoundError):
                     num_bytes = file.stat().st_size
                     file.unlink()
                     done.num_bytes += num_bytes
                     done.removed.append(name)
-            elif file.is_symlink() or not is_of_a_queue(name, splits):
-                done.left.append(name)
-        _remove_empty_folders(queue, chosen, all_of_it=split is None)
+        for top in tops:
+            _remove_empty_folders(top)
     return done
 
 
+def _remove_empty_folders(top: Path) -> None:
+    for folder, _, _ in os.walk(top, topdown=False):
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(folder)
+
+
 def _refuse_if_used(queue: QueueFolder) -> None:
-    census = Census(queue.who)
-    living = [facts for role in ("provider", "consumer") for facts in census.living(role)]
+    living = Liveness(queue.who).living()
     if living:
         raise BusyError(
-            f"{len(living)} {'process uses' if len(living) == 1 else 'processes use'} this queue",
+            f"{counted(len(living), 'process uses', 'processes use')} this queue",
             folder=queue.path,
             process="\n".join(facts.name for facts in living),
             remedy="stop them first; --force removes the queue under them",
         )
 
 
-def _files_below(folder: Path) -> list[Path]:
-    """Everything that is no folder; a link to one is not followed. meta.json first: without it nobody begins."""
+def _removable_files(top: Path) -> list[Path]:
+    """All files; a link to a folder is not followed. meta.json first: without it no process begins.
+
+    Refused before the first one is gone: half a queue, without its meta, would be taken for a new one.
+    """
 
     def refuse(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # which somebody removed meanwhile
+        if not isinstance(error, FileNotFoundError):  # which another process has removed just now
             raise _not_allowed(error.filename, error.strerror) from error
 
-    names = []
-    for parent, folders, files in os.walk(folder, onerror=refuse):
+    found = []
+    for parent, folders, files in os.walk(top, onerror=refuse):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        names += [Path(parent, name) for name in (*files, *links)]
-    return sorted(names, key=lambda path: (path.name != "meta.json", path))
-
-
-def _refuse_if_not_allowed(files: Sequence[Path]) -> None:
-    """Before the first file is gone: half a queue, without its meta, would be taken for a new one."""
-    for folder in dict.fromkeys(file.parent for file in files):
-        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-            raise _not_allowed(folder, os.strerror(errno.EACCES))
+        found += [Path(parent, name) for name in (*files, *links)]
+        if (files or links) and not os.access(parent, os.W_OK | os.X_OK):
+            raise _not_allowed(parent, os.strerror(errno.EACCES))
+    return sorted(found, key=lambda path: (path.name != "meta.json", path))
 
 
 def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:
@@ -134,14 +137,3 @@ def _not_allowed(folder: str | Path, reason: str | None) -> QueueError:
         reason=reason,
         remedy=f"chmod u+rwx {shlex.quote(str(folder))}, or as the user that it belongs to; nothing was removed",
     )
-
-
-def _remove_empty_folders(queue: QueueFolder, splits: Sequence[str], *, all_of_it: bool) -> None:
-    """Folders of a queue that hold nothing any more."""
-    parts = ("claimed", "returned", "wanted", "ranks")
-    folders = [f"control/{name}/{part}" for name in splits for part in parts]
-    folders += [*(f"control/{name}" for name in splits), *splits]
-    folders += ["control", "who", "quarantine", ""] if all_of_it else []
-    for name in folders:
-        with contextlib.suppress(OSError):  # not there, a link, or not empty
-            (queue.path / name).rmdir()

@@ -1,4 +1,4 @@
-"""How far ranks are that read a split together, as files of `control/SPLIT/ranks`.
+"""Records of the ranks that read a split together, as files of `control/SPLIT/ranks`.
 
     begin              where their run began, and the members that have joined it
     00001-of-00004     rank 1 of 4: the place before which it needs nothing again, and up to where it was handed rows
@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from batchwright.queue.reading import Position
 
-__all__ = ["Progress", "RankRecords"]
+__all__ = ["RankProgress", "RankRecords"]
 
 _PLACES = struct.Struct("<qqqq")
 
 
-class Progress(NamedTuple):
-    """How far somebody is in a split."""
+class RankProgress(NamedTuple):
+    """How far one rank is, or a whole run."""
 
     recorded: Position
     """Nothing before it comes again."""
@@ -34,20 +34,20 @@ class Progress(NamedTuple):
 
 
 class RankRecords:
-    """The records of all ranks of a split. Whoever writes more than its own holds the split's lock."""
+    """The records of all ranks of a split. To write another rank's record takes the split's lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._begin = folder / "begin"
 
     def are_there(self) -> bool:
-        """Whether ranks have read here, and nobody has gone on for them."""
+        """Whether ranks have read here, and no single consumer has gone on for them."""
         return any(not name.startswith(".") for name in os.listdir(self.folder))
 
     def path(self, rank: int, world_size: int) -> Path:
         return self.folder / f"{rank:05d}-of-{world_size:05d}"
 
-    def began(self) -> tuple[Progress | None, list[str]]:
+    def began(self) -> tuple[RankProgress | None, list[str]]:
         """Where a run of ranks began, and the members that have joined it."""
         try:
             content = self._begin.read_bytes()
@@ -55,20 +55,20 @@ class RankRecords:
             return None, []
         return _unpacked(content[: _PLACES.size]), content[_PLACES.size :].decode(errors="replace").split()
 
-    def write_began(self, progress: Progress, members: list[str]) -> None:
+    def write_began(self, progress: RankProgress, members: list[str]) -> None:
         part = self._begin.with_name(".begin.part")  # under the lock: one at a time
         part.write_bytes(progress.packed() + "\n".join(members).encode())
         os.rename(part, self._begin)
 
-    def of_rank(self, rank: int, world_size: int) -> Progress | None:
+    def of_rank(self, rank: int, world_size: int) -> RankProgress | None:
         """How far a rank is. None: nothing is known of it."""
         return self.written(rank, world_size) or self.began()[0]
 
-    def written(self, rank: int, world_size: int) -> Progress | None:
+    def written(self, rank: int, world_size: int) -> RankProgress | None:
         """What a rank has recorded. None: nothing."""
         return _read(self.path(rank, world_size))
 
-    def left_off(self) -> Progress | None:
+    def left_off(self) -> RankProgress | None:
         """Where all ranks of a run that ended go on together: where the slowest one is. None where there was no run."""
         began = self.began()[0]
         worlds = {int(path.name.partition("-of-")[2]) for path in self._of_ranks()}
@@ -76,23 +76,30 @@ class RankRecords:
         known = [progress for progress in found or [began] if progress is not None]
         if not known:
             return None
-        return Progress(min(one.recorded for one in known), max(one.handed for one in known))
+        return RankProgress(min(one.recorded for one in known), max(one.handed for one in known))
 
-    def begin_again(self, progress: Progress, world_size: int, members: list[str]) -> None:
+    def all(self) -> list[tuple[int, int, RankProgress]]:
+        """(rank, world size, progress) of each rank that has written a record."""
+        found = []
+        for path in self._of_ranks():
+            progress = _read(path)
+            if progress is not None:
+                rank, _, world_size = path.name.partition("-of-")
+                found.append((int(rank), int(world_size), progress))
+        return found
+
+    def begin_again(self, progress: RankProgress, world_size: int, members: list[str]) -> None:
         """A new run, which goes on from one place. What each rank was handed before, it remembers."""
         self.write_began(progress, members)
         for path in self._of_ranks():
             before = _read(path)
             if before is not None and path.name.endswith(f"-of-{world_size:05d}"):
                 with open(path, "r+b") as file:  # the same file: who seemed dead, and wakes up, writes into it
-                    file.write(Progress(progress.recorded, min(before.handed, progress.handed)).packed())
+                    file.write(RankProgress(progress.recorded, min(before.handed, progress.handed)).packed())
             else:
                 path.unlink(missing_ok=True)
 
-    def clear(self, progress: Progress | None = None) -> None:
-        """No ranks read here any more. `progress`: where they were, until somebody else has written it down."""
-        if progress is not None:
-            self.write_began(progress, [])
+    def clear(self) -> None:
         for path in self._of_ranks():
             path.unlink(missing_ok=True)
         self._begin.unlink(missing_ok=True)
@@ -101,15 +108,15 @@ class RankRecords:
         return sorted(path for path in self.folder.glob("*-of-*") if path.name.replace("-of-", "").isdigit())
 
 
-def _read(path: Path) -> Progress | None:
+def _read(path: Path) -> RankProgress | None:
     try:
         return _unpacked(path.read_bytes())
     except FileNotFoundError:
         return None
 
 
-def _unpacked(content: bytes) -> Progress | None:
+def _unpacked(content: bytes) -> RankProgress | None:
     if len(content) != _PLACES.size:
         return None
     numbers = _PLACES.unpack(content)
-    return Progress(Position(*numbers[:2]), Position(*numbers[2:]))
+    return RankProgress(Position(*numbers[:2]), Position(*numbers[2:]))

@@ -1,4 +1,4 @@
-"""Rows of files, one after another: a file in memory, the next one read ahead, and any number of rows at a time."""
+"""Files of batches in memory: the current one, and the next one, which a thread reads ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchwright.base.memory import BlockPool
 from batchwright.queue.batch_file import FileFacts, pooled, read_batches
 
-__all__ = ["Arrays", "FileShape", "LoadedFile", "Position", "Reader", "joined"]
+__all__ = ["Arrays", "FileReader", "FileShape", "LoadedFile", "Position", "joined"]
 
 Arrays = list[NDArray[Any]]
 """Rows of a batch, an array for each field of the schema."""
@@ -37,7 +37,7 @@ class Position(NamedTuple):
 
 
 class FileShape(NamedTuple):
-    """How the rows of a file were cut. A state counts in these batches, so it belongs to files that have them."""
+    """How the rows of a file are cut into batches. A state counts in these batches."""
 
     batch_size: int
     num_batches: int
@@ -64,14 +64,14 @@ class LoadedFile:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A file that a thread reads: what came of it, and a word that it is there."""
+    """A file that a thread reads: its result, and a signal that it is there."""
 
     identity: tuple[int, ...]
     found: list[LoadedFile | BaseException] = field(default_factory=list)
     is_there: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
 
-class Reader:
+class FileReader:
     """Reads files into memory that is used again when no batch of them is held; the next one in a thread."""
 
     def __init__(self, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> None:
@@ -98,7 +98,7 @@ class Reader:
         return found
 
     def read_ahead(self, path: Path) -> None:
-        """Begin to read a file that will be needed soon. Nothing happens where it is not there, or too large."""
+        """Begin to read a file that will be needed soon. Nothing happens if it is not there, or is too large."""
         if self._ahead is not None:
             return
         try:

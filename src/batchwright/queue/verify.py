@@ -1,4 +1,4 @@
-"""Read every file of a queue, all bytes of it, and compare it with its checksums, its name and the queue's meta."""
+"""Verification of a queue: every byte of each file against its checksums, its name and the queue's meta."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchwright.base.errors import QueueError, SpecError
-from batchwright.queue.batch_file import DamagedFile, FileFacts, read_batches
-from batchwright.queue.entries import number_of
+from batchwright.base.memory import BlockPool
+from batchwright.queue.batch_file import DamagedFile, FileFacts, pooled, read_batches
+from batchwright.queue.file_names import file_in_words, number_and_member, number_of
 from batchwright.queue.folder import QueueFolder, SplitFolder
-from batchwright.queue.members import Census
-from batchwright.queue.meta_file import Meta, read_meta
-from batchwright.queue.schema import Field, fields_of
+from batchwright.queue.members import Liveness
+from batchwright.queue.meta import Meta, read_meta
+from batchwright.queue.quarantine import quarantine as quarantine_file
+from batchwright.queue.schema import BatchField, fields_of
 from batchwright.queue.status import find_queue, names_of_splits
 
-__all__ = ["Damage", "Verified", "verify_queue"]
+__all__ = ["FileDamage", "Verified", "verify_queue"]
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class FileDamage:
     file: Path
     what: str
     moved_to: Path | None = None
@@ -33,14 +32,14 @@ class Damage:
 
 @dataclass
 class Verified:
-    """What was read, and what of it is damaged."""
+    """The files that were read, and those that are damaged."""
 
     queue: Path
     num_files: int = 0
     num_bytes: int = 0
     num_gone: int = 0
     """Read and deleted by a consumer, or claimed, while this looked."""
-    damaged: list[Damage] = field(default_factory=list)
+    damaged: list[FileDamage] = field(default_factory=list)
 
 
 def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> Verified:
@@ -51,58 +50,44 @@ def verify_queue(path: str | os.PathLike[str], *, quarantine: bool = False) -> V
     queue = find_queue(path)
     found = Verified(queue.path)
     meta, fields = _meta_of(queue, found)
-    memory = _Memory()
-    census = Census(queue.who)
-    for split in (queue.split(name, census) for name in names_of_splits(queue)):
+    memory = pooled(BlockPool())
+    liveness = Liveness(queue.who)
+    for split in (queue.split(name, liveness) for name in names_of_splits(queue)):
         _check_counters(split, found)
         for number, file, is_claimed in _files_of(split):
             try:
-                inode = file.stat().st_ino
-                facts, _ = read_batches(file, memory.of)
-                num_bytes = file.stat().st_size
+                status = file.stat()
+                facts = read_batches(file, memory)[0]
             except FileNotFoundError:
                 found.num_gone += 1
                 continue
             except DamagedFile as error:
                 what: str | None = error.reason
             except PermissionError as error:
-                found.damaged.append(Damage(file, f"it may not be read: {error.strerror}"))
+                found.damaged.append(FileDamage(file, f"it may not be read: {error.strerror}"))
                 continue
             else:
                 what = _mismatch(facts, split.name, number, meta, fields)
                 found.num_files += 1
-                found.num_bytes += num_bytes
+                found.num_bytes += status.st_size
             if what is not None:
                 moved_to = None
                 if quarantine and not is_claimed:
-                    moved_to = split.quarantine(number, what, file, inode)
-                found.damaged.append(Damage(file, what, moved_to))
+                    moved_to = quarantine_file(split, number, what, file, status.st_ino)
+                found.damaged.append(FileDamage(file, what, moved_to))
     return found
 
 
-class _Memory:
-    """Room for one file at a time, used again for the next."""
-
-    def __init__(self) -> None:
-        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def of(self, num_bytes: int) -> NDArray[np.uint8]:
-        if len(self._bytes) < num_bytes:
-            self._bytes = np.empty(0, np.uint8)  # not both at once
-            self._bytes = np.empty(num_bytes, np.uint8)
-        return self._bytes[:num_bytes]
-
-
-def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[Field, ...] | None]:
+def _meta_of(queue: QueueFolder, found: Verified) -> tuple[Meta | None, tuple[BatchField, ...] | None]:
     """What the queue's meta says; what is wrong with it is a damage like any other."""
     try:
         meta = read_meta(queue.meta)
         fields = None if meta is None else fields_of(meta.said)
     except (QueueError, SpecError) as error:
-        found.damaged.append(Damage(queue.meta, error.headline))
+        found.damaged.append(FileDamage(queue.meta, error.headline))
         return None, None
     if meta is None:
-        found.damaged.append(Damage(queue.meta, "it is not there"))
+        found.damaged.append(FileDamage(queue.meta, "it is not there"))
     return meta, fields
 
 
@@ -115,37 +100,29 @@ def _check_counters(split: SplitFolder, found: Verified) -> None:
         except UnicodeDecodeError:
             text = ""
         if not re.fullmatch(r"[0-9]+", text):
-            found.damaged.append(Damage(file, "it does not hold a number"))
+            found.damaged.append(FileDamage(file, "it does not hold a number"))
 
 
 def _files_of(split: SplitFolder) -> Iterator[tuple[int | None, Path, bool]]:
     """(number, file, whether a consumer has it) of all files of a split; None for that of the kept batches."""
     if split.kept_path.exists():
         yield None, split.kept_path, False
-    for name in sorted(_names_in(split.path)):
-        number = number_of(name)
+    for file in sorted(split.path.glob("*")):
+        number = number_of(file.name)
         if number is not None:
-            yield number, split.path / name, False
-    for name in sorted(_names_in(split.claimed)):
-        match = re.fullmatch(r"(\d+)\.[\w-]+\.batches", name)
-        if match:
-            yield int(match[1]), split.claimed / name, True
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+            yield number, file, False
+    for file in sorted(split.claimed.glob("*")):
+        claimed = number_and_member(file.name)
+        if claimed is not None:
+            yield claimed[0], file, True
 
 
 def _mismatch(
-    facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[Field, ...] | None
+    facts: FileFacts, split: str, number: int | None, meta: Meta | None, fields: tuple[BatchField, ...] | None
 ) -> str | None:
-    """How a whole file does not belong where it lies."""
+    """How an undamaged file does not belong in its place."""
     if (facts.split, facts.number) != (split, number or 0):
-        name = f"the kept {split} batches" if number is None else f"{split} file {number}"
-        return f"it is {facts.split} file {facts.number}, under the name of {name}"
+        return f"it is {facts.split} file {facts.number}, under the name of {file_in_words(split, number)}"
     if meta is None:
         return None
     if facts.stamp != meta.fingerprint:

@@ -1,4 +1,4 @@
-"""Waiting for a file that somebody else makes: woken by changes, ended by a provider's death or by time."""
+"""Waiting for a file that a provider makes: woken by changes, ended by a failed provider or by time."""
 
 from __future__ import annotations
 
@@ -6,47 +6,52 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from batchwright.base.errors import NotReadyError, SpecError, WorkerError
+from batchwright.base.errors import NotReadyError, SpecError
 from batchwright.base.machine import FolderWatch
+from batchwright.queue.file_names import file_in_words
 from batchwright.queue.folder import QueueFolder
-from batchwright.queue.members import Census, read_deaths
-from batchwright.queue.refused import deleted
+from batchwright.queue.members import Activity, Liveness, raise_failure
+from batchwright.queue.system_errors import deleted
 
 __all__ = ["Waiter"]
 
 T = TypeVar("T")
 
 _LONGEST_LOOK_SECONDS = 0.5
-"""Not everywhere does the death of a process wake those who wait: so often is looked for it."""
+"""The death of a process wakes nobody: it is looked for this often."""
+_AFTER_A_FAILURE = (
+    "mend it and start the provider again: batchwright prepare CONFIG --accept-change; this consumer then goes on"
+)
 
 
 class Waiter:
-    """How one consumer waits, and how long it has waited in all."""
+    """The waits of one split, and how long they took in all."""
 
-    def __init__(self, queue: QueueFolder, census: Census, timeout_seconds: float) -> None:
+    def __init__(self, queue: QueueFolder, split: str, liveness: Liveness, timeout_seconds: float) -> None:
         self.queue = queue
-        self.census = census
+        self.split = split
+        self.liveness = liveness
         self.timeout_seconds = timeout_seconds
         self.seconds: float = 0.0
         self.longest_seconds: float = 0.0
         self.is_stopped: bool = False
-        self._watches: dict[str, FolderWatch] = {}
+        self._watch: FolderWatch | None = None
 
     def stop(self) -> None:
         """End a wait in another thread, or in the call that a signal handler interrupted."""
         self.is_stopped = True
-        for watch in [*self._watches.values()]:
-            watch.wake()
+        if self._watch is not None:
+            self._watch.wake()
 
-    def until(self, split: str, look: Callable[[], T | int], what: str | None = None) -> T:
+    def until(self, look: Callable[[], T | int], what: str | None = None) -> T:
         """What `look` finds; while it gives a number, that file is waited for, or `what`."""
         found = look()
         if not isinstance(found, int):
             return found
         began = time.monotonic()
-        watch = self._watches.get(split)
+        watch = self._watch
         if watch is None:
-            watch = self._watches[split] = FolderWatch(self.queue.path / split, self.queue.who)
+            watch = self._watch = FolderWatch(self.queue.path / self.split, self.queue.who)
         try:
             while True:
                 found = look()
@@ -58,10 +63,12 @@ class Waiter:
                         parameter="consumer",
                         remedy="DatasetConsumer(...) opens the queue again",
                     )
-                self._raise_if_a_provider_died()
+                raise_failure(self.queue.who, _AFTER_A_FAILURE)
+                if not self.queue.path.is_dir():
+                    raise deleted(self.queue.path)
                 left = self.timeout_seconds - (time.monotonic() - began)
                 if left <= 0:
-                    raise self._late(what or f"{split} file {found}")
+                    raise self._late(what or file_in_words(self.split, found))
                 watch.wait(min(left, _LONGEST_LOOK_SECONDS))
         finally:
             passed = time.monotonic() - began
@@ -69,44 +76,33 @@ class Waiter:
             self.longest_seconds = max(self.longest_seconds, passed)
 
     def close(self) -> None:
-        for watch in self._watches.values():
+        watch, self._watch = self._watch, None
+        if watch is not None:
             watch.close()
-        self._watches.clear()
-
-    def _raise_if_a_provider_died(self) -> None:
-        deaths = read_deaths(self.queue.who)
-        if deaths:
-            raise WorkerError(
-                deaths[-1].headline,
-                traceback=deaths[-1].traceback,
-                remedy="mend it and start the provider again: batchwright prepare CONFIG --accept-change; "
-                "this consumer then goes on",
-            )
-        if not self.queue.path.is_dir():
-            raise deleted(self.queue.path)
 
     def _late(self, what: str) -> NotReadyError:
-        providers = []
-        for facts, doing in self.census.look("provider"):
-            if not self.census.is_alive(facts.id):
-                continue
-            said = doing.what or "is there"
-            if doing.number >= 0:
-                said += (
-                    f" {doing.split} file {doing.number}"
-                    if said == "makes"
-                    else f" ({doing.split} file {doing.number})"
-                )
-            providers.append(f"{facts.name}: {said}" + (f", since {_ago(doing.since)}" if doing.since else ""))
+        members = list(self.liveness.members("provider"))
+        providers = [
+            f"{facts.name}: {_in_words(activity)}" for facts, activity in members if self.liveness.is_alive(facts.id)
+        ]
+        remedy = "timeout_seconds= waits longer"
+        if not providers:
+            remedy = "batchwright prepare CONFIG, with the same config, in another terminal"
         return NotReadyError(
             f"{what} was not there after {self.timeout_seconds:g} s",
             folder=self.queue.path,
-            providers="\n".join(providers) if providers else "none is running",
-            remedy="timeout_seconds= waits longer"
-            if providers
-            else "batchwright prepare CONFIG, with the same config, in another terminal",
+            providers="\n".join(providers) or "none is running",
+            remedy=remedy,
         )
 
 
-def _ago(since: float) -> str:
-    return f"{time.strftime('%H:%M:%S', time.localtime(since))} ({max(time.time() - since, 0):.0f} s ago)"
+def _in_words(activity: Activity) -> str:
+    said = activity.what or "is there"
+    if activity.number >= 0 and said == "makes":
+        said += f" {activity.split} file {activity.number}"
+    elif activity.number >= 0:
+        said += f" ({activity.split} file {activity.number})"
+    if not activity.since:
+        return said
+    clock = time.strftime("%H:%M:%S", time.localtime(activity.since))
+    return f"{said}, since {clock} ({max(time.time() - activity.since, 0):.0f} s ago)"

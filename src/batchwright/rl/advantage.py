@@ -1,4 +1,4 @@
-"""Advantages as pure functions of arrays, each with its formula: nothing here knows a batch, a rank or a framework.
+"""Advantages as pure functions of arrays, each with its formula. Batches, ranks and frameworks are unknown here.
 
 | function | advantage |
 |---|---|
@@ -7,12 +7,11 @@
 | `leave_one_out` | `r - mean of the others in its group` |
 | `reinforce` | `r - baseline` |
 | `discounted` | `G_t = r_t + gamma G_{t+1}`, the reward to come |
-| `whiten` | `(x - mean) / sqrt(variance + eps)` over what a mask has |
+| `whiten` | `(x - mean) / sqrt(variance + eps)` over the places of a mask |
 
-Arrays (or lists, or tensors in main memory) in, NumPy arrays out: float32 where the numbers are float32 or smaller,
-else float64, which is also what everything is computed in. No input is changed. Rewards and values that are NaN or
-infinite are refused with their row; what lies where a mask is 0 is never looked at. Groups of one and groups of equal
-rewards have a defined result, never NaN.
+Arrays (or lists, or tensors in main memory) in, NumPy arrays out: float32 for numbers that are float32 or smaller, else
+float64. All arithmetic is in float64. Inputs are not changed. Rewards and values that are NaN or infinite are refused
+with their row, except where a mask is 0. Groups of one and groups of equal rewards have a defined result, never NaN.
 
 Other libraries differ in the details: `batchwright.rl.dialects` has their conventions as values.
 """
@@ -80,16 +79,16 @@ def gae(
 
     With numba the rows are walked one by one, else NumPy walks all rows step by step; the bits are the same.
     """
-    rewards, values = _rows_by_time("rewards", rewards), np.asarray(values)
-    _same_shape("values", values, rewards, "one value for each reward")
+    rewards, values = _rows_by_time("rewards", rewards), _numeric("values", values)
+    _same_shape("values", values, rewards.shape, "one value per reward")
     is_mine = _flags("mask", mask, rewards)
     is_done = _flags("dones", dones, rewards)
     gamma, lam = _fraction(gamma=gamma), _fraction(lam=lam)
     one_of(GAPS, gaps=gaps)
     dtype = _result_dtype(rewards, values)
     _refuse_not_finite("rewards", rewards, is_mine)
-    _refuse_not_finite("values", _numeric("values", values), is_mine)
-    after = np.zeros(len(rewards)) if bootstrap is None else _rows("bootstrap", bootstrap, len(rewards))
+    _refuse_not_finite("values", values, is_mine)
+    after = np.zeros(len(rewards)) if bootstrap is None else _one_per_row("bootstrap", bootstrap, len(rewards))
     rewards, values = rewards.astype(dtype, copy=False), values.astype(dtype, copy=False)
     return _advantages_of(_Steps(rewards, values, after, is_mine, is_done, gamma, gamma * lam, gaps == "carry"))
 
@@ -153,7 +152,9 @@ def group_relative(
     if std:
         spread = np.sqrt(squares / np.maximum(count - unbiased, 1))
         apart = apart / np.where(spread > 0, spread + eps, 1.0)
-    alone = raw.astype(np.float64) / (1 + eps if std else 1) if singles == "reward" else 0.0
+    alone: Any = 0.0
+    if singles == "reward":
+        alone = raw.astype(np.float64) / (1 + eps * std)
     return np.where(size > 1, apart, alone).astype(_result_dtype(raw))
 
 
@@ -184,11 +185,13 @@ def reinforce(rewards: ArrayLike, baseline: ArrayLike | str | None = "mean") -> 
     exact = raw.astype(np.float64)
     if isinstance(baseline, str):
         one_of(("mean",), baseline=baseline)
-        apart = exact - exact[:1]  # equal rewards give exactly 0
-        exact = apart - (apart.mean() if len(apart) else 0.0)
+        if len(raw):
+            apart = exact - exact[0]  # equal rewards give exactly 0
+            exact = apart - apart.mean()
     elif baseline is not None:
-        number = np.asarray(baseline)
-        exact = exact - _rows("baseline", np.full(len(raw), number) if number.ndim == 0 else number, len(raw))
+        if np.ndim(baseline) == 0:
+            baseline = np.full(len(raw), baseline)
+        exact = exact - _one_per_row("baseline", baseline, len(raw))
     return exact.astype(_result_dtype(raw))
 
 
@@ -201,7 +204,7 @@ def whiten(
     eps: float = 1e-8,
     eps_in: str = "variance",
 ) -> Floats:
-    """To mean 0 and variance 1 over what the mask has; 0 elsewhere: `(x - mean) / divisor`.
+    """`(x - mean) / divisor` over the places of the mask, for mean 0 and variance 1; 0 elsewhere.
 
     The divisor is `whitening_divisor` of the numbers in the mask. Without `shift_mean` the mean is added again.
     One number, or equal numbers, give 0 (or with `shift_mean=False` the mean).
@@ -209,29 +212,29 @@ def whiten(
     >>> whiten([1.0, 2.0, 3.0, 99.0], mask=[1, 1, 1, 0], unbiased=True, eps=0)
     array([-1.,  0.,  1.,  0.])
     """
-    given = _numeric("values", np.asarray(values))
-    is_in = _flags("mask", mask, given, of="values")
+    given = _numeric("values", values)
+    is_in = _flags("mask", mask, given)
     _refuse_not_finite("values", given, is_in)
+    whitened = np.zeros(given.shape, _result_dtype(given))
     chosen = (given if is_in is None else given[is_in]).astype(np.float64)
-    first = chosen.flat[0] if chosen.size else 0.0
+    if not chosen.size:
+        return whitened
+    first = chosen.flat[0]
     chosen -= first  # equal numbers give exactly 0
-    mean = float(chosen.mean()) if chosen.size else 0.0
+    mean = float(chosen.mean())
     chosen -= mean
     squares = float(np.vdot(chosen, chosen))
     chosen /= whitening_divisor(chosen.size, squares, unbiased=unbiased, eps=eps, eps_in=eps_in)
     if not shift_mean:
         chosen += first + mean
-    if is_in is None:
-        return chosen.astype(_result_dtype(given))
-    whitened = np.zeros(given.shape, _result_dtype(given))
-    whitened[is_in] = chosen
+    whitened[... if is_in is None else is_in] = chosen
     return whitened
 
 
 def whitening_divisor(
     count: float, squares: float, *, unbiased: bool = False, eps: float = 1e-8, eps_in: str = "variance"
 ) -> float:
-    """What `whiten` divides by, for `count` numbers whose squared distances from their mean sum to `squares`.
+    """The divisor of `whiten`, for `count` numbers whose squared distances from their mean sum to `squares`.
 
     With `v = squares / (count - 1 if unbiased else count)`, by `eps_in`:
 
@@ -260,7 +263,7 @@ def whitening_divisor(
 
 
 class _Steps(NamedTuple):
-    """What the recursion goes over, checked: [rows, time] of one floating type, and how it goes."""
+    """Checked arguments of the recursion: arrays of [rows, time] of one floating type."""
 
     rewards: NDArray[Any]
     values: NDArray[Any]
@@ -298,41 +301,28 @@ def _advantages_of(steps: _Steps) -> tuple[Floats, Floats]:
 
 
 def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
-    """All rows at once, step by step from the end: blocks of steps are turned time-major, nothing whole is copied."""
+    """All rows at once, step by step from the end: blocks of steps are turned time-major, so no whole copy is made."""
     rewards, values, after, mask, dones, gamma, decay, carry = given
     next_value, running = after.copy(), np.zeros(len(rewards))
     for end in range(rewards.shape[1], 0, -_BLOCK_STEPS):
         steps = slice(max(end - _BLOCK_STEPS, 0), end)
-
-        def turned(array: NDArray[Any], steps: slice = steps) -> NDArray[np.float64]:
-            return np.ascontiguousarray(array[:, steps].astype(np.float64).T)  # both at once would take twice as long
-
-        reward, value = turned(rewards), turned(values)
-        factor: Any = decay  # of what comes after each step
-        live: Any = 1.0  # 0 where nothing comes after
-        if dones is not None:
-            live = 1.0 - turned(dones)
-        if mask is not None:
-            is_gap = np.ascontiguousarray(~mask[:, steps].T)
+        reward, value = _time_major(rewards, steps), _time_major(values, steps)
+        is_gap: Any = None if mask is None else np.ascontiguousarray(~mask[:, steps].T)
+        live: Any = 1.0 if dones is None else 1.0 - _time_major(dones, steps)  # 0 where nothing comes after
+        factor: Any = decay  # of the advantage after each step
+        carried = None
+        if is_gap is not None:
             for array in (reward, value):
                 np.copyto(array, 0.0, where=is_gap)  # whatever stood there, NaN too
             if carry:
                 factor = np.where(is_gap, 1.0, decay)
-        delta = np.empty_like(value)  # first the value after each step
-        if mask is not None and carry:
-            kept = np.broadcast_to(is_gap * live, value.shape)
-            for t in range(len(value) - 1, -1, -1):
-                delta[t] = next_value
-                next_value = kept[t] * next_value
-                next_value += value[t]
-        else:
-            delta[:-1], delta[-1] = value[1:], next_value
-            next_value = value[0]
+                carried = np.broadcast_to(is_gap * live, value.shape)
+        delta, next_value = _values_after(value, next_value, carried)
         delta *= live
         delta *= gamma
         delta += reward
         delta -= value
-        if mask is not None and carry:
+        if carried is not None:
             np.copyto(delta, 0.0, where=is_gap)
         factor = np.broadcast_to(factor * live, value.shape)
         scaled = np.empty_like(running)
@@ -340,11 +330,31 @@ def _step_all_rows(given: _Steps, advantages: Floats, returns: Floats) -> None:
             np.multiply(running, factor[t], out=scaled)
             running = np.add(delta[t], scaled, out=delta[t])
         running = running.copy()  # it is a row of delta, which is zeroed in gaps below
-        if mask is not None:
+        if is_gap is not None:
             np.copyto(delta, 0.0, where=is_gap)
         advantages[:, steps] = delta.T
         delta += value
         returns[:, steps] = delta.T
+
+
+def _time_major(array: NDArray[Any], steps: slice) -> NDArray[np.float64]:
+    """Some steps of all rows as [time, rows] of float64. Both at once would take twice as long."""
+    return np.ascontiguousarray(array[:, steps].astype(np.float64).T)
+
+
+def _values_after(
+    value: NDArray[np.float64], next_value: NDArray[np.float64], carried: NDArray[Any] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(V_{t+1} of each step, V of the first step). Where `carried` is 1, a step has the value of the one after it."""
+    after = np.empty_like(value)
+    if carried is None:
+        after[:-1], after[-1] = value[1:], next_value
+        return after, value[0]
+    for t in range(len(value) - 1, -1, -1):
+        after[t] = next_value
+        next_value = carried[t] * next_value
+        next_value += value[t]
+    return after, next_value
 
 
 def _walk_each_row(
@@ -384,7 +394,7 @@ def _walk_each_row(
 
 @cache
 def _compiled_walk(dtype_name: str) -> Any:
-    """For one floating type; written out, so that arrays that may not be written to are no other type."""
+    """For one floating type. Types are explicit, so that read-only arrays do not compile it again."""
     numba = numba_or_none()
     types = numba.types
     number = types.float32 if dtype_name == "float32" else types.float64
@@ -407,20 +417,12 @@ def _by_group(
     Nothing here depends on the height of rewards; and those of a group that are equal are exactly 0.
     """
     ids = np.asarray(group)
-    if ids.shape != rewards.shape:
-        raise SpecError(
-            f"group has shape {ids.shape}, rewards {rewards.shape}",
-            parameter="group",
-            remedy="one id for each reward; rows of one prompt have the same",
-        )
+    _same_shape("group", ids, rewards.shape, "one id per reward, the same for rows of one prompt")
     try:
         _, first, number, sizes = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
     except TypeError:
-        raise SpecError(
-            "group has ids that cannot be compared with each other",
-            parameter="group",
-            remedy="all numbers or all text",
-        ) from None
+        what = "group has ids that cannot be compared with each other"
+        raise SpecError(what, parameter="group", remedy="all numbers or all text") from None
     exact = rewards.astype(np.float64)
     return exact - exact[first][number], number, sizes[number]
 
@@ -486,78 +488,63 @@ def _merged(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
 def _result_dtype(*arrays: NDArray[Any]) -> np.dtype[Any]:
     """The floating type of the inputs; float64 for whole numbers, and float32 for halves, which hold no sums."""
     floating = [array.dtype for array in arrays if array.dtype.kind == "f"]
-    dtype = np.result_type(*floating) if floating else np.dtype(np.float64)
-    return np.dtype(np.float32) if dtype.itemsize < 4 else np.dtype(np.float64) if dtype.itemsize > 8 else dtype
+    if not floating:
+        return np.dtype(np.float64)
+    return np.dtype(np.float32 if np.result_type(*floating).itemsize <= 4 else np.float64)
 
 
-def _numeric(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _numeric(name: str, given: ArrayLike) -> NDArray[Any]:
+    array = np.asarray(given)
     if array.dtype.kind not in "fiub":
-        raise SpecError(
-            f"{name} must be numbers, got {array.dtype}", parameter=name, remedy="an array of one floating type"
-        )
+        remedy = "an array of one floating type"
+        raise SpecError(f"{name} must be numbers, got {array.dtype}", parameter=name, remedy=remedy)
     return array
 
 
 def _rows_by_time(name: str, given: ArrayLike) -> NDArray[Any]:
-    array = _numeric(name, np.asarray(given))
+    array = _numeric(name, given)
     if array.ndim != 2:
-        raise SpecError(
-            f"{name} must be [rows, time], got shape {array.shape}",
-            parameter=name,
-            remedy=f"{name}[None, :] for one row; pad rows of several lengths, with mask=0 there",
-        )
+        remedy = f"{name}[None, :] for one row; pad rows of several lengths, with mask=0 there"
+        raise SpecError(f"{name} must be [rows, time], got shape {array.shape}", parameter=name, remedy=remedy)
     return array
 
 
 def _row_rewards(given: ArrayLike) -> NDArray[Any]:
-    array = _numeric("rewards", np.asarray(given))
+    array = _numeric("rewards", given)
     if array.ndim != 1:
-        raise SpecError(
-            f"rewards must be one number for each row, got shape {array.shape}",
-            parameter="rewards",
-            remedy="(rewards * mask).sum(1) of rewards of tokens",
-        )
+        what = f"rewards must be one number per row, got shape {array.shape}"
+        raise SpecError(what, parameter="rewards", remedy="(rewards * mask).sum(1) of token rewards")
     _refuse_not_finite("rewards", array, None)
     return array
 
 
-def _rows(name: str, given: ArrayLike, num_rows: int) -> NDArray[np.float64]:
-    array = _numeric(name, np.asarray(given))
-    if array.shape != (num_rows,):
-        raise SpecError(
-            f"{name} has shape {array.shape}, and there are {num_rows} rows",
-            parameter=name,
-            remedy=f"one number for each row: shape ({num_rows},)",
-        )
+def _one_per_row(name: str, given: ArrayLike, num_rows: int) -> NDArray[np.float64]:
+    array = _numeric(name, given)
+    _same_shape(name, array, (num_rows,), "one number per row")
     _refuse_not_finite(name, array, None)
     return np.ascontiguousarray(array, np.float64)
 
 
-def _same_shape(name: str, array: NDArray[Any], like: NDArray[Any], what: str, of: str = "rewards") -> None:
-    if array.shape != like.shape:
-        raise SpecError(
-            f"{name} has shape {array.shape}, {of} {like.shape}", parameter=name, remedy=f"{what}: shape {like.shape}"
-        )
+def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+    if array.shape != shape:
+        remedy = f"{what}: shape {shape}"
+        raise SpecError(f"{name} has shape {array.shape}, not {shape}", parameter=name, remedy=remedy)
 
 
-def _flags(name: str, given: ArrayLike | None, like: NDArray[Any], of: str = "rewards") -> NDArray[np.bool_] | None:
+def _flags(name: str, given: ArrayLike | None, like: NDArray[Any]) -> NDArray[np.bool_] | None:
     """True where not 0."""
     if given is None:
         return None
-    array = np.asarray(given)
-    _same_shape(name, array, like, "true or false for each number", of)
-    return array if array.dtype == np.bool_ else _numeric(name, array) != 0
+    array = _numeric(name, given)
+    _same_shape(name, array, like.shape, "true or false for each number")
+    return array if array.dtype == np.bool_ else array != 0
 
 
 def _fraction(**parameter: float) -> float:
     ((name, value),) = parameter.items()
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= 1:
+    if not isinstance(value, int | float | np.number) or not 0 <= value <= 1:
         raise SpecError(f"{name} must be between 0 and 1, got {value!r}", parameter=name, remedy=f"{name}=0.99")
-    return number
+    return float(value)
 
 
 def _not_negative(**parameter: float) -> float:
@@ -568,19 +555,17 @@ def _not_negative(**parameter: float) -> float:
 
 
 def _refuse_not_finite(name: str, array: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
-    """One pass where all is well. A sum that is finite has no other numbers in it."""
+    """One pass where all is well: a finite sum has finite terms."""
     if array.dtype.kind != "f":
         return
     with np.errstate(all="ignore"):
         if math.isfinite(array.sum()):
             return
-    is_bad = ~np.isfinite(array) if mask is None else ~np.isfinite(array) & mask
+    is_bad = ~np.isfinite(array)
+    if mask is not None:
+        is_bad &= mask
     if is_bad.any():
-        at = np.unravel_index(int(np.argmax(is_bad)), array.shape)
-        row, *rest = (int(index) for index in at)
-        raise SampleError(
-            f"{name} has {array[at]} in row {row}" + "".join(f", step {step}" for step in rest),
-            row=row,
-            column=name,
-            remedy="leave the row out, or give it a number" + ("; mask=0 where it does not count" if rest else ""),
-        )
+        row, *steps = (int(index) for index in np.argwhere(is_bad)[0])
+        place = "".join(f", step {step}" for step in steps)
+        remedy = "leave the row out, give it a number, or set mask=0 where it does not count"
+        raise SampleError(f"{name} has {array[row, *steps]} in row {row}{place}", row=row, column=name, remedy=remedy)

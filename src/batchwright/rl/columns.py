@@ -1,4 +1,4 @@
-"""Rollouts by column: the tokens of all rows end to end, and what belongs to each token and to each row."""
+"""Rollouts by column: the tokens of all rows end to end, and one number per token or per row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OF_ROWS = ("reward", "policy_version")
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Sequences by column: the tokens of all rows end to end, and what belongs to each token and to each row.
+    """Sequences by column: the tokens of all rows end to end, and one number per token or per row.
 
-    What is said of tokens is as long as `tokens`, and belongs to its own token: nothing is shifted here. A column that
-    the data does not have is None.
+    Columns per token are as long as `tokens`, and aligned with them: nothing is shifted here. A column that the data
+    does not have is None.
     """
 
     tokens: NDArray[np.int32]
@@ -33,21 +33,21 @@ class Rollouts:
     starts: NDArray[np.int64]
     """[rows + 1]"""
     trained: NDArray[np.bool_]
-    """Of each token: whether the policy wrote it. False for prompts and tool output."""
+    """Per token: whether the policy wrote it. False for prompts and tool output."""
     reward: NDArray[np.float64] | None
-    """Of each row: its reward, or the sum of those of its tokens."""
+    """Per row: its reward, or the sum of those of its tokens."""
     token_rewards: NDArray[np.float32] | None = None
-    """Of each token, where rewards came per token."""
+    """Per token, where rewards came so."""
     group: NDArray[np.int64] | None = None
     """Number of each row's group, from 0 in order of first appearance; None: there are no groups."""
     group_names: tuple[Any, ...] = ()
-    """What the data calls group 0, 1, ..."""
+    """The data's names for groups 0, 1, ..."""
     values: NDArray[np.float32] | None = None
-    """Of each token, 0 where none was given; the same for the next two."""
+    """Per token, 0 where none was given; the same for the next two."""
     old_log_probs: NDArray[np.float32] | None = None
     ref_log_probs: NDArray[np.float32] | None = None
     policy_version: NDArray[np.int64] | None = None
-    """Of each row."""
+    """Per row."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -74,11 +74,11 @@ class Rollouts:
         begins, lengths = self.starts[:-1][index], self.lengths()[index]
         found: dict[str, Any] = {"starts": offsets(lengths)}
         for name in OF_TOKENS:
-            column = getattr(self, name)
-            found[name] = None if column is None else cut_rows(column, begins, lengths)
+            if getattr(self, name) is not None:
+                found[name] = cut_rows(getattr(self, name), begins, lengths)
         for name in OF_ROWS:
-            column = getattr(self, name)
-            found[name] = None if column is None else column[index]
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)[index]
         if self.group is not None:
             found["group"], old = _numbered(self.group[index])
             found["group_names"] = tuple(self.group_names[number] for number in old)
@@ -120,4 +120,6 @@ def _numbered(group: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
 
 
 def _as_json(name: Any) -> Any:
-    return name if isinstance(name, str | int | float | bool) else repr(name)
+    if isinstance(name, str | int | float | bool):
+        return name
+    return repr(name)

@@ -42,6 +42,7 @@ At masked places some of them leave numbers that their losses then mask; here th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -51,10 +52,12 @@ from batchwright.rl.advantage import BASELINES, EPS_IN, GAPS, SINGLES, Floats
 
 __all__ = ["DIALECTS", "Dialect", "dialect"]
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """How one library computes advantages. A value: print it, compare it, `dataclasses.replace` a part of it."""
+    """The conventions of one library. A value: print it, compare it, `dataclasses.replace` a part of it."""
 
     name: str = "batchwright"
     group_baseline: str = "mean"
@@ -63,12 +66,12 @@ class Dialect:
     group_unbiased: bool = True
     group_eps: float = 1e-6
     group_singles: str = "zero"
-    """What a group of one gets: "zero", or its "reward" as if the mean were 0 and the std 1."""
+    """The advantage of a group of one: "zero", or its "reward" as if the mean were 0 and the std 1."""
     leave_one_out_singles: str = "zero"
     gamma: float = 1.0
     lam: float = 0.95
     gaps: str = "carry"
-    """What masked steps are to a recursion over time: "carry" or "zero"."""
+    """Masked steps in a recursion over time: "carry" or "zero"."""
     whitens_gae: bool = False
     """Whether the library whitens the advantages of GAE unless told not to. `gae` itself never does."""
     whiten_unbiased: bool = False
@@ -87,7 +90,7 @@ class Dialect:
         return advantage.group_relative(
             rewards,
             group,
-            std=self.group_std if std is None else std,
+            std=_given(std, self.group_std),
             unbiased=self.group_unbiased,
             eps=self.group_eps,
             singles=self.group_singles,
@@ -113,8 +116,8 @@ class Dialect:
         return advantage.gae(
             rewards,
             values,
-            gamma=self.gamma if gamma is None else gamma,
-            lam=self.lam if lam is None else lam,
+            gamma=_given(gamma, self.gamma),
+            lam=_given(lam, self.lam),
             bootstrap=bootstrap,
             mask=mask,
             dones=dones,
@@ -123,7 +126,7 @@ class Dialect:
 
     def discounted(self, rewards: ArrayLike, mask: ArrayLike | None = None, gamma: float | None = None) -> Floats:
         """`advantage.discounted` with these conventions."""
-        return advantage.discounted(rewards, mask, self.gamma if gamma is None else gamma, gaps=self.gaps)
+        return advantage.discounted(rewards, mask, _given(gamma, self.gamma), gaps=self.gaps)
 
     def whiten(self, values: ArrayLike, mask: ArrayLike | None = None, *, shift_mean: bool = True) -> Floats:
         """`advantage.whiten` with these conventions."""
@@ -141,6 +144,10 @@ class Dialect:
         return advantage.whitening_divisor(
             count, squares, unbiased=self.whiten_unbiased, eps=self.whiten_eps, eps_in=self.whiten_eps_in
         )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 DIALECTS = {
@@ -171,4 +178,4 @@ def dialect(name: str | Dialect | None) -> Dialect:
     """
     if isinstance(name, Dialect):
         return name
-    return DIALECTS["batchwright" if name is None else one_of(DIALECTS, dialect=name)]
+    return DIALECTS[one_of(DIALECTS, dialect=name or "batchwright")]

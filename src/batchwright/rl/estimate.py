@@ -1,6 +1,6 @@
-"""What each token was worth: rewards, advantages and returns of whole rollouts, by the method that the data allows.
+"""Rewards, advantages and returns of whole rollouts, by the method that the data allows.
 
-Everything is computed over the data before it is cut into batches, so nothing depends on how that is done.
+They are computed over the data before it is cut into batches, so they do not depend on the cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import one_of
 from batchwright.base.errors import SpecError
-from batchwright.rl.advantage import reinforce
+from batchwright.rl.advantage import Floats, reinforce
 from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
 from batchwright.rl.dialects import dialect as dialect_of
@@ -25,15 +25,15 @@ __all__ = ["METHODS", "Advantages", "Estimate", "last_trained", "token_rewards"]
 
 METHODS = ("gae", "group_relative", "leave_one_out", "reinforce")
 _ALSO_CALLED = {"ppo": "gae", "grpo": "group_relative", "rloo": "leave_one_out"}
-"""The losses that use them: offered, not taken."""
-_AT_ONCE = 1 << 21
-"""Tokens, padding included, that are laid out for a recursion over time."""
+"""The losses that use these methods: suggested, not taken."""
+_MAX_TOKENS = 1 << 21
+"""Tokens, padding included, that are padded at once for a recursion over time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Each is of every token (0 where the policy did not write it), or of every row: then it is that of all the tokens
-    that the policy wrote; of `rewards`, that of the last of them."""
+    """Each column has one number per token (0 where the policy did not write it), or one per row: then it holds for
+    all tokens that the policy wrote; of `rewards`, for the last of them."""
 
     rewards: NDArray[np.float32] | None
     advantages: NDArray[np.float32] | None = None
@@ -42,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """How advantages are computed: `compute_advantages=Advantages("gae", gamma=0.99)`. Print it, compare it.
+    """The settings of advantages: `compute_advantages=Advantages("gae", gamma=0.99)`. Print it, compare it.
 
     `method` is "gae", "group_relative", "leave_one_out" or "reinforce"; True: the best that the columns of the data
     allow; False: rewards only. `dialect` takes another library's conventions: "verl", "trl", "openrlhf" or "nemo_rl".
@@ -59,24 +59,20 @@ class Advantages:
     kl_coef: float = 0.0
 
     def __post_init__(self) -> None:
-        dialect_of(self.dialect)  # refuses a name that is none
+        dialect_of(self.dialect)  # refuses an unknown name
         if not isinstance(self.method, bool):
             try:
                 one_of(METHODS, compute_advantages=self.method)
             except SpecError as error:
                 meant = _ALSO_CALLED.get(str(self.method).lower())
-                error.remedy = f"compute_advantages={meant!r}" if meant else error.remedy
+                if meant:
+                    error.remedy = f"compute_advantages={meant!r}"
                 raise
         for name in ("gamma", "lam"):
             number = getattr(self, name)
-            if number is not None and not (_is_number(number) and 0 <= number <= 1):
-                raise SpecError(f"{name} must be between 0 and 1, got {number!r}", parameter=name, remedy=f"{name}=1.0")
-        if not (_is_number(self.kl_coef) and math.isfinite(self.kl_coef)):
-            raise SpecError(f"kl_coef must be a number, got {self.kl_coef!r}", parameter="kl_coef", remedy="kl_coef=0")
-        if self.whiten not in (None, True, False):
-            raise SpecError(
-                f"whiten must be true or false, got {self.whiten!r}", parameter="whiten", remedy="whiten=True"
-            )
+            _check(number is None or (_is_number(number) and 0 <= number <= 1), name, number, "between 0 and 1", 1.0)
+        _check(_is_number(self.kl_coef) and math.isfinite(self.kl_coef), "kl_coef", self.kl_coef, "a number", 0)
+        _check(self.whiten in (None, True, False), "whiten", self.whiten, "true or false", True)
         if self.whiten and self.method is False:
             raise SpecError(
                 "whiten=True whitens advantages, and none are computed",
@@ -92,7 +88,9 @@ class Advantages:
         if self.method is True:
             if rollouts.values is not None:
                 return "gae"
-            return "group_relative" if self._compares(rollouts) else "reinforce"
+            if self._compares(rollouts):
+                return "group_relative"
+            return "reinforce"
         if self.method == "gae":
             _refuse_missing("values", rollouts.values, "GAE needs values", "compute_advantages='reinforce'")
         elif self.method != "reinforce":
@@ -101,14 +99,16 @@ class Advantages:
         return str(self.method)
 
     def _compares(self, rollouts: Rollouts) -> bool:
-        """Whether any row has another in its group: else all would be worth 0, in silence."""
+        """Whether any group has two rows: else all advantages would silently be 0."""
         if rollouts.group is None:
             return False
         return self.conventions.group_singles != "zero" or int(np.bincount(rollouts.group).max()) > 1
 
     def whitens(self, method: str | None) -> bool:
         """Whether advantages by this `method` are whitened over the global batch."""
-        return self.whiten if self.whiten is not None else method == "gae" and self.conventions.whitens_gae
+        if self.whiten is None:
+            return method == "gae" and self.conventions.whitens_gae
+        return self.whiten
 
     def in_words(self, method: str | None) -> str:
         """The line of a loader's repr, for a `method`.
@@ -118,39 +118,49 @@ class Advantages:
         """
         if method is None:
             return "no advantages"
-        said = []
-        if method == "gae":
-            said += [f"gamma {self._gamma:g}", f"lam {self._lam:g}"]
-        said += ["whitened over the global batch"] * self.whitens(method)
-        said += [f"kl_coef {self.kl_coef:g}"] * bool(self.kl_coef)
-        said += [f"as {self.conventions.name} does"] * (self.conventions.name != "batchwright")
-        return f"advantages by {method}" + (f" ({', '.join(said)})" if said else "")
+        details = {
+            f"gamma {self._gamma:g}, lam {self._lam:g}": method == "gae",
+            "whitened over the global batch": self.whitens(method),
+            f"kl_coef {self.kl_coef:g}": self.kl_coef,
+            f"as {self.conventions.name} does": self.conventions.name != "batchwright",
+        }
+        said = ", ".join(detail for detail, applies in details.items() if applies)
+        return f"advantages by {method} ({said})" if said else f"advantages by {method}"
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         method = self.method_for(rollouts)
         if rollouts.reward is None:
             return Estimate(None)
-        is_final = rollouts.token_rewards is None and not self.kl_coef
+        is_final = rollouts.token_rewards is None and not self.kl_coef  # one reward per row, at its last token
         rewards = rollouts.reward.astype(np.float32) if is_final else token_rewards(rollouts, self.kl_coef)
         if method is None:
             return Estimate(rewards)
+        steps = rewards
+        if is_final and (method == "gae" or self._gamma != 1):
+            steps = token_rewards(rollouts)
         if method == "gae":
             assert rollouts.values is not None
-            function = partial(self.conventions.gae, gamma=self._gamma, lam=self._lam)
-            steps = token_rewards(rollouts) if is_final else rewards
-            return Estimate(rewards, *_over_time(rollouts, function, steps, rollouts.values))
+            gae = partial(self.conventions.gae, gamma=self._gamma, lam=self._lam)
+            return Estimate(rewards, *_over_time(rollouts, gae, steps, rollouts.values))
         total = rollouts.reward
         if self.kl_coef:
             total = np.add.reduceat(rewards.astype(np.float64), rollouts.starts[:-1])
-        if method == "reinforce":
-            worth = reinforce(total)
-        else:
-            assert rollouts.group is not None
-            worth = getattr(self.conventions, method)(total, rollouts.group)
+        worth = self._worth(method, total, rollouts.group).astype(np.float32)
         if is_final and self._gamma == 1:
-            return Estimate(rewards, worth.astype(np.float32), rewards)
-        steps = token_rewards(rollouts) if is_final else rewards
-        return Estimate(rewards, worth.astype(np.float32), self._to_come(rollouts, steps))
+            return Estimate(rewards, worth, rewards)
+        # Row by row: no row sees how large the rewards of others are.
+        discounted = partial(self.conventions.discounted, gamma=self._gamma)
+        (returns,) = _over_time(rollouts, lambda r, mask: (discounted(r, mask),), steps)
+        return Estimate(rewards, worth, returns)
+
+    def _worth(self, method: str, total: NDArray[np.float64], group: NDArray[np.int64] | None) -> Floats:
+        """The advantage of each row."""
+        if method == "reinforce":
+            return reinforce(total)
+        assert group is not None
+        if method == "group_relative":
+            return self.conventions.group_relative(total, group)
+        return self.conventions.leave_one_out(total, group)
 
     @property
     def conventions(self) -> Dialect:
@@ -165,15 +175,14 @@ class Advantages:
     def _lam(self) -> float:
         return self.conventions.lam if self.lam is None else self.lam
 
-    def _to_come(self, rollouts: Rollouts, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The discounted sum of the rewards from each token on. Row by row: none sees how large those of others are."""
-        function = partial(self.conventions.discounted, gamma=self._gamma)
-        (returns,) = _over_time(rollouts, lambda r, mask: (function(r, mask),), rewards)
-        return returns
-
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _check(holds: bool, name: str, value: Any, what: str, example: Any) -> None:
+    if not holds:
+        raise SpecError(f"{name} must be {what}, got {value!r}", parameter=name, remedy=f"{name}={example}")
 
 
 def _refuse_missing(column: str, values: Any, what: str, otherwise: str) -> None:
@@ -206,7 +215,7 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> NDArray[np.float3
 
 
 def last_trained(rollouts: Rollouts) -> NDArray[np.int64]:
-    """Where each row's last learned token is; its last token where none is learned."""
+    """The place of each row's last learned token; its last token where none is learned."""
     ends = rollouts.starts[1:] - 1
     if rollouts.trained[ends].all():  # as rows mostly are, and found without looking at every token
         return ends
@@ -218,9 +227,9 @@ def last_trained(rollouts: Rollouts) -> NDArray[np.int64]:
 def _over_time(
     rollouts: Rollouts, function: Callable[..., Any], *columns: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], ...]:
-    """A recursion over the tokens of each row, for rows of like length at once: [rows, time] in, flat columns out."""
+    """A recursion over the tokens of each row, for similar rows at once: [rows, time] in, flat columns out."""
     out: list[NDArray[np.float32]] = []
-    for index, is_token in _laid_out(rollouts):
+    for index, is_token in _padded_places(rollouts):
         mask = rollouts.trained[index] & is_token
         results = function(*(np.where(mask, column[index], 0) for column in columns), mask=mask)
         if not out:
@@ -230,7 +239,7 @@ def _over_time(
     return tuple(out)
 
 
-def _laid_out(rollouts: Rollouts) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def _padded_places(rollouts: Rollouts) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """(where the token at each [row, time] is, whether there is one), from each row's first learned token on."""
     places = np.where(rollouts.trained, np.arange(len(rollouts.tokens)), len(rollouts.tokens))
     ends = last_trained(rollouts) + 1
@@ -240,7 +249,7 @@ def _laid_out(rollouts: Rollouts) -> Iterator[tuple[NDArray[np.int64], NDArray[n
     first = 0
     while first < len(order):
         last = len(order)
-        while (last - first) * spans[order[last - 1]] > _AT_ONCE and last > first + 1:
+        while (last - first) * spans[order[last - 1]] > _MAX_TOKENS and last > first + 1:
             last = first + max((last - first) // 2, 1)
         rows = order[first:last]
         time = np.arange(int(spans[rows[-1]]))

@@ -1,4 +1,4 @@
-"""Rollouts with everything that a batch takes of them: each column aligned with targets, and what a row counts for."""
+"""Rollouts with every column of a batch, each aligned with targets, and the token counts of each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.rl.columns import Rollouts
 from batchwright.rl.dialects import Dialect
 from batchwright.rl.estimate import Advantages, last_trained
 
-__all__ = ["Laid", "Moments", "RolloutRows"]
+__all__ = ["IGNORED", "Moments", "PaddedRollouts", "RolloutRows"]
 
 Allocate = Callable[[tuple[int, int], Any], NDArray[Any]]
 """(shape, dtype) -> memory of any content."""
@@ -25,7 +25,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How many numbers there are, their mean, and the sum of their squared distances from it."""
+    """The number of some values, their mean, and the sum of their squared distances from it."""
 
     count: float
     mean: float
@@ -33,7 +33,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class PaddedRollouts:
     """Some rows one below the other, [rows, width] each."""
 
     input_ids: NDArray[np.int64]
@@ -44,13 +44,13 @@ class Laid:
 
 
 class RolloutRows:
-    """Rows of rollouts, and batches of them: place t of a row has what belongs to the token that place t predicts."""
+    """Rows of rollouts, and batches of them: place t of a row is about the token that place t predicts."""
 
     def __init__(self, rollouts: Rollouts, estimator: Advantages) -> None:
         self.rollouts = rollouts
         self.method: str | None = estimator.method_for(rollouts)
         self.whitening: Dialect | None = estimator.conventions if estimator.whitens(self.method) else None
-        """By whose rules advantages are whitened over a global batch; None: they are not."""
+        """The conventions by which advantages are whitened over a global batch; None: they are not."""
         estimate = estimator(rollouts)
         self.lengths: NDArray[np.int64] = rollouts.lengths()
         self._trained = rollouts.trained
@@ -72,15 +72,25 @@ class RolloutRows:
             "ref_log_probs": rollouts.ref_log_probs,
         }
         self._columns = {name: column for name, column in columns.items() if column is not None}
-        """Of tokens; or of rows, as an Estimate may have them."""
+        """One number per token; or one per row, as an Estimate may have them."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def _is_of_rows(self, name: str) -> bool:
+    def _is_per_row(self, name: str) -> bool:
         return len(self._columns[name]) == len(self.lengths)
 
-    def lay(self, rows: NDArray[np.int64], width: int, *, pad: int, left: bool, allocate: Allocate) -> Laid:
+    def row_columns(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The columns of some rows with one number per row."""
+        found = {"group": self.rollouts.group, "policy_version": self.rollouts.policy_version}
+        columns = {name: column[rows] for name, column in found.items() if column is not None}
+        if self.rollouts.reward is not None:
+            columns["reward"] = self.rollouts.reward[rows].astype(np.float32)
+        return columns
+
+    def padded(
+        self, rows: NDArray[np.int64], width: int, *, pad: int, left: bool, allocate: Allocate
+    ) -> PaddedRollouts:
         """Some rows as [rows, width]: one copy for each row and column."""
         starts, lengths = self.rollouts.starts[rows], self.lengths[rows]
         offsets = width - lengths if left else np.zeros(len(rows), np.int64)
@@ -88,7 +98,7 @@ class RolloutRows:
         spans = list(zip(starts.tolist(), (starts + lengths).tolist(), offsets.tolist(), strict=True))
 
         def copied(flat: NDArray[Any], out: NDArray[Any], shift: int = 1) -> NDArray[Any]:
-            """What place t predicts: the token that comes after it. Nothing is written elsewhere."""
+            """Place t gets the number of the token after it. Nothing is written elsewhere."""
             for row, (start, stop, offset) in enumerate(spans):
                 out[row, offset : offset + stop - start - shift] = flat[start + shift : stop]
             return out
@@ -110,7 +120,7 @@ class RolloutRows:
         columns = {}
         for name, column in self._columns.items():
             out = columns[name] = allocate(shape, np.float32)
-            if not self._is_of_rows(name):
+            if not self._is_per_row(name):
                 copied(column, out)
                 np.copyto(out, 0, where=is_ignored)
             elif name == "rewards":
@@ -119,17 +129,13 @@ class RolloutRows:
                 out[learned, (offsets + self._last_place[rows])[learned]] = column[rows][learned]
             else:
                 np.multiply(loss, column[rows][:, None], out=out)
-                out += 0  # of what is negative, the others are -0
-        return Laid(tokens, targets, loss, attention, columns)
-
-    def num_groups(self, rows: NDArray[np.int64]) -> int | None:
-        """How many groups some rows are of."""
-        return None if self.rollouts.group is None else len(np.unique(self.rollouts.group[rows]))
+                out += 0  # -0 becomes 0
+        return PaddedRollouts(tokens, targets, loss, attention, columns)
 
     def moments(self, rows: NDArray[np.int64]) -> Moments:
-        """Of the advantages of the learned tokens of some rows: what whitening over them needs.
+        """Moments of the advantages of the learned tokens of some rows, for whitening over them.
 
-        Sums of each row's, so that every rank gets the same for the same rows, in whatever order it has them.
+        They are sums over rows in ascending order, so that every rank gets the same bits.
         """
         rows = np.sort(rows)
         counts, means, squares = (column[rows] for column in self._row_moments)
@@ -144,7 +150,7 @@ class RolloutRows:
         """(count, mean, squared distances) of each row's advantages, over its learned tokens."""
         starts, counts = self.rollouts.starts[:-1], self.trained_tokens.astype(np.float64)
         advantages = self._columns["advantages"].astype(np.float64)
-        if self._is_of_rows("advantages"):
+        if self._is_per_row("advantages"):
             return counts, advantages, np.zeros(len(counts))
         means = np.add.reduceat(advantages, starts) / np.maximum(counts, 1)
         apart = np.where(self._trained, advantages - np.repeat(means, self.lengths), 0)

@@ -1,7 +1,8 @@
-"""Prompts that are messages, through a chat template: with their answers, or up to where an answer begins."""
+"""Prompts of messages through a chat template: with their answers, or up to where an answer begins."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import numpy as np
 from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import layout_of
+from batchwright.prepare.chat.layout_settings import layout_of
 from batchwright.prepare.chat.messages import MESSAGES_ROLES
 from batchwright.prepare.chat.policy import LossPolicy
 from batchwright.prepare.chat.render import ChatTemplate, find_template
@@ -34,15 +35,15 @@ _REMEDIES = {
 
 
 def conversations_of(tokenizer: Any, chat_template: Any) -> Conversations:
-    """What renders and encodes by a template: a built-in name, Jinja, the path of a file, or None for the tokenizer's.
+    """Conversations by a template: a built-in name, Jinja, the path of a file, or None for the tokenizer's.
 
-    The last few are remembered: a log is read a few groups at a time, and to know a template takes 20 ms.
+    The last few are cached: a log is read a few groups at a time, and parsing a template takes 20 ms.
     """
-    return _remembered(tokenizer, find_template(chat_template, tokenizer))
+    return _cached(tokenizer, find_template(chat_template, tokenizer))
 
 
 @lru_cache(maxsize=4)
-def _remembered(tokenizer: Any, template: ChatTemplate) -> Conversations:
+def _cached(tokenizer: Any, template: ChatTemplate) -> Conversations:
     return Conversations(tokenizer, template)
 
 
@@ -58,8 +59,8 @@ class Conversations:
     def whole(self, prompts: Sequence[Any], responses: Sequence[Any], tools: Sequence[Any] | None) -> Sequences:
         """Prompts and responses as one conversation each.
 
-        A response begins with what its first turn says: what the template writes before it was given to the model. It
-        ends with the marker that ends its last turn; a model does not write what a template puts after it.
+        A response begins with the words of its first turn: the template's text before them was given to the model. It
+        ends with the marker that ends its last turn: a model does not write the template's text after that.
         """
         rows = [
             {"prompt": _plain(prompt), "response": _plain(response), "tools": has_tools}
@@ -89,15 +90,12 @@ class Conversations:
 
     def prompts(self, prompts: Sequence[Any], tools: Sequence[Any] | None) -> Ragged:
         """Prompts up to where an answer begins. Each is rendered once: those of a group are alike."""
-        keys = [
-            msgspec.json.encode(row, enc_hook=repr) for row in zip(prompts, tools or [None] * len(prompts), strict=True)
-        ]
+        rows = list(zip(prompts, tools or [None] * len(prompts), strict=True))
+        keys = [msgspec.json.encode(row, enc_hook=repr) for row in rows]
         first_with = {key: number for number, key in reversed(list(enumerate(keys)))}
         numbers = sorted(first_with.values())
         try:
-            rendered = _each(
-                [(prompts[n], None if tools is None else tools[n]) for n in numbers], lambda row: self._asking(*row)
-            )
+            rendered = _each([rows[n] for n in numbers], lambda row: self._rendered_prompt(*row))
             encoded = self._encoded(rendered)
         except BadValue as bad:
             bad.row = numbers[bad.row]
@@ -105,12 +103,11 @@ class Conversations:
         tokens = {keys[n]: one.tokens for n, one in zip(numbers, encoded, strict=True)}
         return ragged_of([tokens[key] for key in keys])
 
-    def _asking(self, prompt: Any, tools: Any) -> Rendered:
+    def _rendered_prompt(self, prompt: Any, tools: Any) -> Rendered:
         conversation = self._asked({"prompt": _plain(prompt), "tools": tools})
-        whole = self.template.render(conversation, add_generation_prompt=True)
+        asking = self.template.render(conversation, add_generation_prompt=True)
         plain = self.template.rendered(conversation)
-        differs = (n for n, (a, b) in enumerate(zip(plain.text, whole, strict=False)) if a != b)
-        shared = next(differs, min(len(plain.text), len(whole)))
+        shared = len(os.path.commonprefix([plain.text, asking]))  # noqa: RUF071  (of characters, as meant)
         if plain.said and plain.said[-1][1] > shared:
             raise ChatError(
                 "no generation prompt",
@@ -118,9 +115,9 @@ class Conversations:
                 remedy="token ids as the prompt too",
             )
         spans = [span._replace(stop=min(span.stop, shared)) for span in plain.spans if span.start < shared]
-        if shared < len(whole):
-            spans.append(TextSpan(shared, len(whole), 0, TEMPLATE, -1))
-        return Rendered(whole, tuple(spans), plain.said)
+        if shared < len(asking):
+            spans.append(TextSpan(shared, len(asking), 0, TEMPLATE, -1))
+        return Rendered(asking, tuple(spans), plain.said)
 
     def _encoded(self, rendered: Sequence[Rendered]) -> list[Any]:
         try:
@@ -130,7 +127,7 @@ class Conversations:
 
 
 def _reader(format: str, columns: dict[str, str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes one conversation of a row that has it in this format."""
+    """The function from a row of this format to a conversation."""
     layout = layout_of(format, columns, None)
     assert layout is not None
     return layout.normalise  # type: ignore[return-value]  # only a preference has two
@@ -146,7 +143,7 @@ def _num_turns(response: Any) -> int:
 
 
 def _each(rows: Any, function: Callable[[Any], T], of_prompts: Sequence[int] | None = None) -> list[T]:
-    """What a function gives of each row; BadValue names the one that it refuses.
+    """The results of a function for each row. BadValue names the row that it refuses.
 
     Messages count through prompt and response; `of_prompts` says how many are of the prompt.
     """

@@ -1,4 +1,4 @@
-"""Values of many rows, each as long as it likes -> one flat array and the lengths. Checked as a whole, not row by row.
+"""Values of rows of any length as one flat array and the lengths, checked all at once and not row by row.
 
 Lists of Python numbers are packed by `struct`: it takes no fraction for a whole number, and NumPy takes half as long
 again. Arrays and tensors are joined; Arrow lists are flat already.
@@ -6,15 +6,17 @@ again. Arrays and tensors are joined; Arrow lists are flat already.
 
 from __future__ import annotations
 
+import array
 import struct
 import sys
-from collections.abc import Callable, Sequence
-from operator import attrgetter, methodcaller
+from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchwright.base.words import first_line
 from batchwright.rl.columns import cut_rows, offsets
 
 __all__ = [
@@ -33,10 +35,12 @@ __all__ = [
 _CODES = {"ids": ("i", np.int32), "numbers": ("d", np.float64), "floats": ("f", np.float32), "flags": ("b", np.int8)}
 _KINDS = {"ids": "iu", "numbers": "fiub", "floats": "fiub", "flags": "iub"}
 _WANTED = {"ids": "whole numbers", "numbers": "numbers", "floats": "numbers of 32 bits", "flags": "0s and 1s"}
+_UNFIT = (struct.error, TypeError, OverflowError, ValueError)
+"""Raised by `struct` for a value that does not fit its code."""
 
 
 class BadValue(Exception):
-    """A row whose value cannot be used, before anyone knows the file that it is in, or what the column is called."""
+    """A row whose value cannot be used, before its file and the name of its column are known."""
 
     def __init__(self, row: int, what: str, remedy: str = "", *, key: str | None = None) -> None:
         super().__init__(what)
@@ -66,13 +70,14 @@ def ragged_of(pieces: Sequence[NDArray[Any]]) -> Ragged:
     return Ragged(concatenated(pieces), np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
 
-def concatenated(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Ids of several arrays; one type for all, because NumPy makes floats of int64 and uint64, and of nothing."""
-    filled = [array for array in arrays if len(array)]
+def concatenated(arrays: Sequence[NDArray[Any]], wide: type[np.generic] = np.int64) -> NDArray[Any]:
+    """Arrays end to end; as `wide` if their types differ: NumPy makes floats of int64 and uint64, and of nothing."""
+    filled = [each for each in arrays if len(each)]
     if not filled:
         return np.empty(0, np.int32)
-    kinds = {array.dtype for array in filled}
-    return np.concatenate(filled) if len(kinds) == 1 else np.concatenate(filled, dtype=np.int64, casting="unsafe")
+    if len({each.dtype for each in filled}) == 1:
+        return np.concatenate(filled)
+    return np.concatenate(filled, dtype=wide, casting="unsafe")
 
 
 def is_arrow(column: Any) -> bool:
@@ -85,24 +90,23 @@ def is_tensor(value: Any) -> bool:
 
 
 def kind_of_value(value: Any) -> str:
-    """What a value of a row is: "text", "list" (of numbers, or empty), "turns" (objects), "number" or "other"."""
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, list | tuple):
-        if not value:
+    """The kind of a row's value: "text", "list" (of numbers, or empty), "turns" (objects), "number" or "other"."""
+    match value:
+        case str():
+            return "text"
+        case bool() | int() | float() | np.number() | np.bool_():
+            return "number"
+        case list() | tuple():
+            inner = kind_of_value(value[0]) if value else "number"
+            return {"number": "list", "object": "turns"}.get(inner, "other")
+        case range() | array.array():
             return "list"
-        first = kind_of_value(value[0])
-        return {"number": "list", "object": "turns"}.get(first, "other")
-    if isinstance(value, bool | int | float | np.number | np.bool_):
-        return "number"
     if hasattr(value, "keys"):
         return "object"
-    ndim = getattr(value, "ndim", None)  # of an array or tensor of any library
-    if ndim is None:
-        return "list" if isinstance(value, range) or hasattr(value, "typecode") else "other"
     if getattr(getattr(value, "dtype", None), "hasobject", False):  # pandas keeps lists of anything so
         return kind_of_value(value.tolist())
-    return "number" if ndim == 0 else "list" if ndim == 1 else "other"
+    ndim = getattr(value, "ndim", -1)  # of an array or tensor of any library
+    return {0: "number", 1: "list"}.get(ndim, "other")
 
 
 def joined(column: Any, kind: str) -> Ragged:
@@ -110,110 +114,79 @@ def joined(column: Any, kind: str) -> Ragged:
     if is_arrow(column):
         return _joined_arrow(column, kind)
     kinds = set(map(type, column))
+    if kinds <= {list, tuple}:
+        lengths = np.fromiter(map(len, column), np.int64, len(column))
+        return Ragged(_packed(column, kind), lengths)
     if len(kinds) == 1 and is_tensor(column[0]):
         found = _of_tensors(column)
-        if found is not None:
-            return Ragged(_checked(found.flat, kind, column), found.lengths)
-    lengths = _lengths(column)
-    if kinds <= {list, tuple}:
-        code, dtype = _CODES[kind]
-        pack = struct.pack
-        try:
-            flat = np.frombuffer(b"".join([pack(f"{len(row)}{code}", *row) for row in column]), dtype)
-        except (struct.error, TypeError, OverflowError, ValueError):
-            raise _first_bad(column, kind, lambda row: pack(f"{len(row)}{code}", *row)) from None
-        return Ragged(flat, lengths)
-    return Ragged(_joined_arrays(column, kind), lengths)
+        if found is not None and found.flat.dtype.kind in _KINDS[kind]:
+            return found
+    arrays = [_array_of(value, kind, number) for number, value in enumerate(column)]
+    flat = concatenated(arrays, np.int64 if kind in ("ids", "flags") else np.float64)
+    return Ragged(flat, np.fromiter(map(len, arrays), np.int64, len(arrays)))
 
 
-def _lengths(column: Sequence[Any]) -> NDArray[np.int64]:
+def _packed(column: Sequence[Any], kind: str) -> NDArray[Any]:
+    """Lists of Python numbers."""
+    code, dtype = _CODES[kind]
+    pack = struct.pack
     try:
-        return np.fromiter(map(len, column), np.int64, len(column))
-    except TypeError:
-        number = next(n for n, value in enumerate(column) if not hasattr(value, "__len__") or not _has_length(value))
-        raise BadValue(number, f"it is a {type(column[number]).__name__}, not a list") from None
+        return np.frombuffer(b"".join([pack(f"{len(row)}{code}", *row) for row in column]), dtype)
+    except _UNFIT:
+        raise _first_unfit(column, kind) from None
 
 
-def _has_length(value: Any) -> bool:
-    try:
-        return len(value) >= 0
-    except TypeError:  # an array of no dimensions
-        return False
+def _first_unfit(column: Sequence[Any], kind: str) -> BadValue:
+    for number, row in enumerate(column):
+        for place, value in enumerate(row):
+            try:
+                struct.pack(_CODES[kind][0], value)
+            except _UNFIT:
+                got = "null" if value is None else repr(value)[:60]
+                return BadValue(number, f"number {place} of it is {got}, and {_WANTED[kind]} are needed")
+    raise AssertionError("every number fits by itself")
 
 
 def _of_tensors(column: Sequence[Any]) -> Ragged | None:
-    """Tensors of torch, joined by torch itself; None where they do not go together: one by one says why."""
+    """Tensors of torch, joined by torch itself; None if they do not go together: one by one says why."""
     try:
-        whole = sys.modules["torch"].cat(column)
+        flat = sys.modules["torch"].cat(column)
     except (RuntimeError, TypeError):  # of several devices, types or shapes
         return None
-    if whole.ndim != 1:
+    if flat.ndim != 1:
         return None
-    return Ragged(_numpy_of(whole), np.fromiter(map(methodcaller("numel"), column), np.int64, len(column)))
+    return Ragged(_numpy_of(flat), np.fromiter(map(methodcaller("numel"), column), np.int64, len(column)))
 
 
 def _numpy_of(tensor: Any) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point() and tensor.element_size() < 4:
         tensor = tensor.float()  # NumPy has no bfloat16
-    array: NDArray[Any] = tensor.numpy()
-    return array
+    values: NDArray[Any] = tensor.numpy()
+    return values
 
 
-def _joined_arrays(column: Sequence[Any], kind: str) -> NDArray[Any]:
-    arrays = list(column)
-    if set(map(type, arrays)) != {np.ndarray}:
-        arrays = [_array_of(value, number) for number, value in enumerate(column)]
-    dtypes = set(map(attrgetter("dtype"), arrays))
-    if any(dtype.hasobject for dtype in dtypes) and all(array.ndim for array in arrays):  # pandas has numbers so
-        return joined([array.tolist() for array in arrays], kind).flat
-    for dtype in dtypes:
-        if dtype.kind not in _KINDS[kind]:
-            wrong = [n for n, array in enumerate(arrays) if array.dtype == dtype and array.size]
-            if wrong:
-                raise BadValue(wrong[0], f"it holds {dtype}, not {_WANTED[kind]}")
-            arrays = [array if array.size else np.empty(0, np.int64) for array in arrays]
-    if set(map(attrgetter("ndim"), arrays)) != {1}:
-        number = next(n for n, array in enumerate(arrays) if array.ndim != 1)
-        raise BadValue(number, f"it has {arrays[number].ndim} dimensions, not one", "array.reshape(-1)")
-    if len(dtypes) > 1:  # NumPy would make floats of int64 and uint64
-        arrays = [array.astype(np.int64 if kind in ("ids", "flags") else np.float64) for array in arrays]
-    return np.concatenate(arrays)
-
-
-def _array_of(value: Any, number: int) -> NDArray[Any]:
-    if isinstance(value, list | tuple) and not value:
-        return np.empty(0, np.int64)
-    try:
-        array = _numpy_of(value) if is_tensor(value) else np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise BadValue(number, (str(error).splitlines() or [""])[0], "a list of numbers, or an array") from None
-    if not array.ndim:
-        raise BadValue(number, f"it is a {type(value).__name__}, not a list", "a list of numbers, or an array")
-    return array
-
-
-def _checked(flat: NDArray[Any], kind: str, column: Sequence[Any]) -> NDArray[Any]:
-    if flat.dtype.kind not in _KINDS[kind]:
-        number = next((n for n, value in enumerate(column) if len(value)), None)
-        if number is not None:
-            raise BadValue(number, f"it holds {flat.dtype}, not {_WANTED[kind]}")
-    return flat
-
-
-def _first_bad(column: Sequence[Any], kind: str, attempt: Callable[[Any], Any]) -> BadValue:
-    """Which row it was: found only after all of them together failed."""
-    for number, row in enumerate(column):
+def _array_of(value: Any, kind: str, number: int) -> NDArray[Any]:
+    """The list of one row as an array."""
+    if isinstance(value, list | tuple):
         try:
-            attempt(row)
-        except (struct.error, TypeError, OverflowError, ValueError):
-            for place, value in enumerate(row):
-                try:
-                    attempt([value])
-                except (struct.error, TypeError, OverflowError, ValueError):
-                    got = "null" if value is None else repr(value)
-                    return BadValue(number, f"number {place} of it is {got[:60]}, and {_WANTED[kind]} are needed")
-    raise AssertionError("every row is good by itself")
+            return _packed([value], kind)
+        except BadValue as bad:
+            bad.row = number
+            raise
+    try:
+        values = _numpy_of(value) if is_tensor(value) else np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BadValue(number, first_line(error), "a list of numbers, or an array") from None
+    if not values.ndim:
+        raise BadValue(number, f"it is a {type(value).__name__}, not a list", "a list of numbers, or an array")
+    if values.ndim > 1:
+        raise BadValue(number, f"it has {values.ndim} dimensions, not one", "array.reshape(-1)")
+    if values.dtype.hasobject:  # pandas has numbers so
+        return _array_of(values.tolist(), kind, number)
+    if values.dtype.kind not in _KINDS[kind] and values.size:
+        raise BadValue(number, f"it holds {values.dtype}, not {_WANTED[kind]}")
+    return values
 
 
 def _joined_arrow(column: Any, kind: str) -> Ragged:
@@ -233,52 +206,39 @@ def _joined_arrow(column: Any, kind: str) -> Ragged:
 
 
 def _of_chunk(chunk: Any, kind: str) -> Ragged:
-    import pyarrow as pa
+    from batchwright.columns.arrays import arrow_to_numpy, lists_of, numpy_dtype
 
-    is_a = pa.types
-    if isinstance(chunk.type, pa.BaseExtensionType):
-        if len(getattr(chunk.type, "shape", ())) > 1:
-            raise BadValue(0, f"it has {len(chunk.type.shape)} dimensions, not one")
-        chunk = chunk.storage
-    if is_a.is_list_view(chunk.type):
-        chunk = chunk.cast(pa.list_(chunk.type.value_type))
-    elif is_a.is_large_list_view(chunk.type):
-        chunk = chunk.cast(pa.large_list(chunk.type.value_type))
-    if is_a.is_fixed_size_list(chunk.type):
-        size = chunk.type.list_size
-        values = chunk.values.slice(chunk.offset * size, len(chunk) * size)
-        lengths = np.full(len(chunk), size, np.int64)
-    elif is_a.is_list(chunk.type) or is_a.is_large_list(chunk.type):
-        ends = chunk.offsets.to_numpy().astype(np.int64)
-        values = chunk.values.slice(ends[0], ends[-1] - ends[0])
-        lengths = np.diff(ends)
-    else:
+    if len(getattr(chunk.type, "shape", ())) > 1:
+        raise BadValue(0, f"it has {len(chunk.type.shape)} dimensions, not one")
+    lists = lists_of(chunk)
+    if lists is None:
         raise BadValue(0, f"it is {chunk.type}, not a list")
+    values, borders = lists
+    values, lengths = values.slice(borders[0], borders[-1] - borders[0]), np.diff(borders).astype(np.int64)
     ragged = Ragged(np.empty(0, np.int32), lengths)
-    if is_a.is_null(values.type) or values.null_count:
-        is_null = values.is_null().to_numpy(zero_copy_only=False)
-        if is_null.any():
-            place = int(np.argmax(is_null))
-            raise BadValue(ragged.row_of(place), f"number {place - ragged.starts[ragged.row_of(place)]} of it is null")
+    if values.null_count:
+        place = values.is_null().to_pylist().index(True)
+        row = ragged.row_of(place)
+        raise BadValue(row, f"number {place - ragged.starts[row]} of it is null")
+    if not len(values):
         return ragged
-    flat = values.to_numpy(zero_copy_only=False)
-    if flat.dtype.kind not in _KINDS[kind] and len(flat):
+    dtype = numpy_dtype(values.type)
+    if dtype is None or dtype.kind not in _KINDS[kind]:
         raise BadValue(int(np.argmax(lengths > 0)), f"it holds {values.type}, not {_WANTED[kind]}")
-    return Ragged(flat, lengths)
+    return Ragged(arrow_to_numpy(values), lengths)
 
 
 def scalars(column: Any, kind: str) -> NDArray[Any]:
     """One number of each row: "whole" ones, or any "numbers"."""
-    code, dtype = ("q", np.int64) if kind == "whole" else ("d", np.float64)
-    wanted = "a whole number" if kind == "whole" else "a number"
+    code, dtype, wanted = {"whole": ("q", np.int64, "a whole number")}.get(kind, ("d", np.float64, "a number"))
     values = column.to_pylist() if is_arrow(column) else column
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), dtype)
-    except (struct.error, TypeError, OverflowError, ValueError):
+    except _UNFIT:
         for number, value in enumerate(values):
             try:
                 struct.pack(code, value)
-            except (struct.error, TypeError, OverflowError, ValueError):
+            except _UNFIT:
                 raise BadValue(number, f"it is {repr(value)[:60]}, not {wanted}") from None
         raise
 

@@ -1,8 +1,8 @@
-"""Rollouts from whatever holds them -> columns, checked as a whole: `read_rollouts`."""
+"""`read_rollouts`: rows, tables and files of rollouts as columns, checked column by column."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from batchwright.base.checks import at_least
 from batchwright.base.errors import SampleError, SpecError
-from batchwright.base.words import suggest
+from batchwright.base.words import listed, suggest
 from batchwright.rl.columns import Rollouts
 from batchwright.rollouts.ragged import BadValue, Ragged, is_arrow, joined, kind_of_value, scalars, spread
 from batchwright.rollouts.sequences import Encoder, NeedsTokenizer, Sequences, interleave, sequences_of
-from batchwright.rollouts.table import Table, table_of
+from batchwright.rollouts.table import RolloutTable, table_of
 
 __all__ = ["KEYS", "read_rollouts"]
 
@@ -27,9 +27,9 @@ _ALSO_CALLED = {
     "response": ("responses", "completion", "completions", "answer", "output", "generation", "text"),
     "reward": ("rewards", "score", "scores", "reward_score"),
 }
-"""What others call these: offered, not taken."""
-_MOST = 2**31
-"""Ids are kept in 32 bits."""
+"""Other names of these keys: suggested, not taken."""
+_MAX_IDS = 2**31
+"""Ids have 32 bits."""
 
 
 def read_rollouts(
@@ -50,13 +50,12 @@ def read_rollouts(
 
     `rollout_data` is a list (or other iterable) of dicts or dataclasses; the path of a JSONL, Parquet, Arrow or other
     file, a folder, a glob or a list of them; an Arrow, pandas, polars or Hugging Face table; a DatasetBuffer or a
-    version of one. Its keys are `prompt`, `response`, and as far as there are any `reward` (or `rewards`), `group`,
-    `values`, `old_log_probs`, `ref_log_probs`, `policy_version`, `response_mask` and `tools`; other keys are ignored,
-    and `columns={"response": "completion"}` says where one has another name. A key that any row has, all must have.
-    Nothing of the data is changed.
+    version of one. Its keys are `prompt` and `response`, and optionally `reward` (or `rewards`), `group`, `values`,
+    `old_log_probs`, `ref_log_probs`, `policy_version`, `response_mask` and `tools`; other keys are ignored.
+    `columns={"response": "completion"}` renames. A key that any row has, all must have. The data is not changed.
 
-    With `group_size`, every group must have so many rows. Ids must be below `vocab_size` (that of the tokenizer, if it
-    is not given). Text needs a tokenizer; each distinct one is encoded once.
+    With `group_size`, every group must have that many rows. Ids must be below `vocab_size`, by default that of the
+    tokenizer. Text needs a tokenizer; each distinct text is encoded once.
     """
     if vocab_size is not None:
         vocab_size = at_least(1, vocab_size=vocab_size)
@@ -66,8 +65,8 @@ def read_rollouts(
     return _Reading(table_of(rollout_data), columns).rollouts(encoder, vocab_size or encoder.limit, group_size)
 
 
-class _Laid(NamedTuple):
-    """The tokens of all rows end to end, and which of them a number may be given for."""
+class _Tokens(NamedTuple):
+    """The tokens of all rows end to end, and the tokens that per-token columns are about."""
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
@@ -78,42 +77,48 @@ class _Laid(NamedTuple):
     num_trained: NDArray[np.int64]
 
     def placed(self, numbers: Ragged) -> NDArray[np.float32]:
-        """Numbers of all responses' tokens, or of all trained ones, at these; 0 elsewhere."""
+        """Numbers of all response tokens, or of all trained ones, at their tokens; 0 elsewhere."""
         is_of_all = len(numbers.flat) == int(self.num_response.sum())
         return spread(numbers.flat, self.is_response if is_of_all else self.is_trained, np.float32)
 
 
-def _laid_out(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | None) -> _Laid:
+def _end_to_end(prompt: Ragged, response: Ragged, trained: NDArray[np.bool_] | None) -> _Tokens:
     tokens, starts, is_response = interleave(prompt, response)
     if trained is None:
-        return _Laid(tokens, starts, is_response, is_response, response.lengths, response.lengths)
+        return _Tokens(tokens, starts, is_response, is_response, response.lengths, response.lengths)
     is_trained = spread(trained, is_response, bool)
     num_trained = np.diff(np.append(0, np.cumsum(trained, dtype=np.int64))[response.starts])
-    return _Laid(tokens, starts, is_response, is_trained, response.lengths, num_trained)
+    return _Tokens(tokens, starts, is_response, is_trained, response.lengths, num_trained)
 
 
 class _Reading:
-    """One table that is being read. Remembers it, and how it calls its columns, for what an error says."""
+    """A table that is being read, and the names of its columns, which errors need."""
 
-    def __init__(self, table: Table, columns: Mapping[str, str] | None) -> None:
+    def __init__(self, table: RolloutTable, columns: Mapping[str, str] | None) -> None:
         self.table, self.names = table, _checked_names(columns, table)
         self.names["reward"] = self._reward_name()
 
     def rollouts(self, encoder: Encoder, limit: int | None, group_size: int | None) -> Rollouts:
-        # What must be there, before anything is encoded, which may take long.
-        prompts, responses, rewards = self._needed("prompt"), self._needed("response"), self._column("reward")
+        # Required columns first: encoding may take long.
+        prompts, responses, rewards = self._required("prompt"), self._required("response"), self._column("reward")
         prompt, response, trained = self._sequences(prompts, responses, encoder)
-        self._check_sequences(prompt, response, limit)
-        laid = _laid_out(prompt, response, self._mask(response, trained))
-        values, old, ref = (self._of_tokens(key, laid) for key in ("values", "old_log_probs", "ref_log_probs"))
-        reward, token_rewards = self._rewards(rewards, laid)
+        self._refuse_empty("prompt", prompt, "nothing could predict the first token", "begin it with a BOS token")
+        self._refuse_empty("response", response, "it has no token", "leave the row out, or end it with an EOS token")
+        self._check_ids("prompt", prompt, limit)
+        self._check_ids("response", response, limit)
+        tokens = _end_to_end(prompt, response, self._mask(response, trained))
+        values, old, ref = (self._token_column(key, tokens) for key in ("values", "old_log_probs", "ref_log_probs"))
+        reward, token_rewards = self._rewards(rewards, tokens)
         if values is not None and reward is None:
-            raise self._values_alone()
+            name, missing = self.names["values"], self.names["reward"]
+            remedy = self._offered("reward") or f"{missing!r} in every row, or no {name!r}"
+            raise self._error("reward", 0, f"{name!r} are there, and no {missing!r}: a value predicts rewards", remedy)
         group, group_names = self._groups(group_size)
+        versions = self._column("policy_version")
         return Rollouts(
-            tokens=laid.tokens,
-            starts=laid.starts,
-            trained=laid.is_trained,
+            tokens=tokens.tokens,
+            starts=tokens.starts,
+            trained=tokens.is_trained,
             reward=reward,
             token_rewards=token_rewards,
             group=group,
@@ -121,128 +126,110 @@ class _Reading:
             values=values,
             old_log_probs=old,
             ref_log_probs=ref,
-            policy_version=self._versions(),
+            policy_version=None if versions is None else self._scalars("policy_version", versions, "whole"),
         )
 
     # Columns
 
     def _column(self, key: str, name: str | None = None) -> Any:
-        """A column without gaps; None where no row has it."""
+        """A column that every row has; None where no row has it."""
         name = name or self.names[key]
         column = self.table.column(name)
         if column is None:
             return None
-        if is_arrow(column):
-            missing = column.null_count
-            first = 0 if not missing else int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        else:
-            missing = sum(value is None for value in column) if type(None) in set(map(type, column)) else 0
-            first = 0 if not missing else next(n for n, value in enumerate(column) if value is None)
-        if missing == len(self.table):
+        missing = _missing(column)
+        if not len(missing):
+            return column
+        if len(missing) == len(self.table):
             return None
-        if missing:
-            raise self._error(
-                key,
-                first,
-                f"this row has no {name!r}, and {len(self.table) - missing:,} of {len(self.table):,} have one",
-                f"{name!r} in every row" + ("" if key in ("prompt", "response", "reward") else ", or in none"),
-                column=name,
-            )
-        return column
+        what = f"this row has no {name!r}, and {len(self.table) - len(missing):,} of {len(self.table):,} have one"
+        otherwise = "" if key in ("prompt", "response", "reward") else ", or in none"
+        raise self._error(key, int(missing[0]), what, f"{name!r} in every row{otherwise}", column=name)
 
-    def _needed(self, key: str) -> Any:
+    def _required(self, key: str) -> Any:
         column = self._column(key)
         if column is None:
-            has = ", ".join(map(repr, self.table.names[:12]))
-            raise self._error(
-                key,
-                0,
-                f"no row has a {self.names[key]!r}: these are no rollouts",
-                self._offered(key) or f"a {key!r} in every row, or columns={{{key!r}: 'COLUMN'}}",
-                has=has or "nothing",
-            )
+            what = f"no row has a {self.names[key]!r}: these are not rollouts"
+            remedy = self._offered(key) or f"a {key!r} in every row, or columns={{{key!r}: 'COLUMN'}}"
+            raise self._error(key, 0, what, remedy, has=listed(map(repr, self.table.names), 12) or "nothing")
         return column
 
     def _reward_name(self) -> str:
-        """What rewards are called: "reward" or "rewards", unless columns= says it."""
+        """The name of the rewards: "reward" or "rewards", unless columns= says it."""
         name = self.names["reward"]
-        if name != "reward" or "rewards" not in self.table.names:
+        if name != "reward" or self._column("reward", "rewards") is None:
             return name
-        one, many = self._column("reward"), self._column("reward", "rewards")
-        if one is not None and many is not None:
-            raise self._error(
-                "reward", 0, "rows have both 'reward' and 'rewards'", "columns={'reward': 'rewards'}, or 'reward'"
-            )
-        return "reward" if many is None else "rewards"
+        if self._column("reward") is not None:
+            remedy = "columns={'reward': 'rewards'}, or 'reward'"
+            raise self._error("reward", 0, "rows have both 'reward' and 'rewards'", remedy)
+        return "rewards"
 
     def _offered(self, key: str) -> str | None:
-        """What may have been meant by a column that no row has."""
-        taken = set(self.names.values())
-        others = [name for name in self.table.names if name not in taken]
+        """A suggestion for a column that no row has."""
+        others = [name for name in self.table.names if name not in self.names.values()]
         near = next((name for name in _ALSO_CALLED.get(key, ()) if name in others), None) or suggest(key, others)
-        return None if near is None else f"columns={{{key!r}: {near!r}}}, if that is what {near!r} is"
+        return near and f"columns={{{key!r}: {near!r}}}, if that is what {near!r} is"
 
     # Numbers
 
-    def _of_tokens(self, key: str, laid: _Laid) -> NDArray[np.float32] | None:
-        """A column of one number for each token, beside the tokens; None where no row has it."""
-        column = self._column(key)
-        return None if column is None else laid.placed(self._for_each_token(key, column, laid))
-
-    def _rewards(self, column: Any, laid: _Laid) -> tuple[NDArray[np.float64] | None, NDArray[np.float32] | None]:
-        """(the reward of each row, that of each token where rewards came so)."""
+    def _rewards(self, column: Any, tokens: _Tokens) -> tuple[NDArray[np.float64] | None, NDArray[np.float32] | None]:
+        """(the reward of each row, that of each token where rewards came per token)."""
         if column is None:
             return None, None
-        token_rewards = None
-        if _is_per_token(column):
-            numbers = self._for_each_token("reward", column, laid)
-            token_rewards = laid.placed(numbers)
-            self._refuse_unearned(token_rewards, laid)
-            rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
-            reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
-        else:
+        if not _is_per_token(column):
             reward = self._scalars("reward", column, "numbers")
             self._check_finite("reward", reward)
-        self._refuse_huge(reward)
-        return reward, token_rewards
+            return reward, None
+        numbers = self._per_token("reward", column, tokens)
+        rewards = tokens.placed(numbers)
+        unearned = np.flatnonzero((rewards != 0) & ~tokens.is_trained)
+        if len(unearned):  # it would have no effect
+            row = int(np.searchsorted(tokens.starts, unearned[0], side="right")) - 1
+            what = f"a reward of {rewards[unearned[0]]:g} at a token that the policy did not write"
+            raise self._error("reward", row, what, "it belongs to the last token that the policy wrote before")
+        rows = np.repeat(np.arange(len(self.table)), numbers.lengths)
+        reward = np.bincount(rows, numbers.flat, len(self.table)).astype(np.float64)
+        self._check_finite("reward", reward)
+        return reward, rewards
 
-    def _values_alone(self) -> SampleError:
-        values, reward = self.names["values"], self.names["reward"]
-        return self._error(
-            "reward",
-            0,
-            f"{values!r} are there, and no {reward!r}: a value predicts rewards",
-            self._offered("reward") or f"{reward!r} in every row, or no {values!r}",
-        )
+    def _token_column(self, key: str, tokens: _Tokens) -> NDArray[np.float32] | None:
+        """A column of one number per token, beside the tokens; None where no row has it."""
+        column = self._column(key)
+        if column is None:
+            return None
+        return tokens.placed(self._per_token(key, column, tokens))
 
-    def _versions(self) -> NDArray[np.int64] | None:
-        column = self._column("policy_version")
-        return None if column is None else self._scalars("policy_version", column, "whole")
-
-    def _for_each_token(self, key: str, column: Any, laid: _Laid) -> Ragged:
+    def _per_token(self, key: str, column: Any, tokens: _Tokens) -> Ragged:
         """A number for each token of a response, or for each that is trained."""
-        name, of_response, of_trained = self.names[key], laid.num_response, laid.num_trained
-        try:
-            numbers = joined(column, "numbers" if key == "reward" else "floats")  # rewards are added up
-        except BadValue as bad:
-            raise self._unusable(key, bad) from None
+        name, of_response, of_trained = self.names[key], tokens.num_response, tokens.num_trained
+        numbers = self._joined(key, column, "numbers" if key == "reward" else "floats")  # rewards are added up
         if not np.array_equal(numbers.lengths, of_response) and not np.array_equal(numbers.lengths, of_trained):
             is_wrong = (numbers.lengths != of_response) & (numbers.lengths != of_trained)
             if not is_wrong.any():  # some rows have the one, some the other
                 is_wrong = numbers.lengths != of_response
             row = int(np.argmax(is_wrong))
-            trained = f", of which {of_trained[row]:,} are trained" if of_trained[row] != of_response[row] else ""
-            raise self._error(
-                key,
-                row,
-                f"mismatched lengths: {numbers.lengths[row]:,} of {name!r} for a response of "
-                f"{of_response[row]:,} tokens{trained}",
-                f"one of {name!r} for each token of the response"
-                + (", or for each that is trained, in all rows alike" if trained else ""),
-            )
-        with np.errstate(over="ignore"):
-            self._check_finite(key, numbers.flat.astype(np.float32, copy=False), numbers)
+            if of_trained[row] == of_response[row]:
+                raise self._mismatched(
+                    key, row, numbers, of_response, "", f"one of {name!r} for each token of the response"
+                )
+            trained = f", of which {of_trained[row]:,} are trained"
+            remedy = f"one of {name!r} for each token of the response, or for each that is trained, in all rows alike"
+            raise self._mismatched(key, row, numbers, of_response, trained, remedy)
+        self._check_finite(key, numbers.flat, numbers)
         return numbers
+
+    def _mismatched(
+        self, key: str, row: int, numbers: Ragged, wanted: NDArray[np.int64], more: str, remedy: str
+    ) -> SampleError:
+        got = f"{numbers.lengths[row]:,} of {self.names[key]!r}"
+        what = f"mismatched lengths: {got} for a response of {wanted[row]:,} tokens{more}"
+        return self._error(key, row, what, remedy)
+
+    def _joined(self, key: str, column: Any, kind: str) -> Ragged:
+        try:
+            return joined(column, kind)
+        except BadValue as bad:
+            raise self._unusable(key, bad) from None
 
     def _scalars(self, key: str, column: Any, kind: str) -> NDArray[Any]:
         try:
@@ -252,35 +239,24 @@ class _Reading:
             raise self._unusable(key, bad) from None
 
     def _check_finite(self, key: str, flat: NDArray[Any], ragged: Ragged | None = None) -> None:
-        is_finite = np.isfinite(flat)
+        with np.errstate(over="ignore"):
+            numbers = flat.astype(np.float32, copy=False)  # as in a batch, where larger ones would be infinite
+        is_finite = np.isfinite(numbers)
         if is_finite.all():
             return
-        place = int(np.argmin(is_finite))
-        row = place if ragged is None else ragged.row_of(place)
-        token = "" if ragged is None else f" of token {place - int(ragged.starts[row]):,}"
-        raise self._error(
-            key,
-            row,
-            f"{self.names[key]!r}{token} is {flat[place]}",
-            "a finite number: 0 where there is nothing to reward"
-            if key == "reward"
-            else "finite numbers; leave the row out if the policy had none",
-        )
-
-    def _refuse_huge(self, reward: NDArray[np.float64]) -> None:
-        """Rewards are 32-bit numbers in a batch: what is larger would be infinite there."""
-        is_huge = np.abs(reward) > np.finfo(np.float32).max
-        if is_huge.any():
-            row = int(np.argmax(is_huge))
-            raise self._error(
-                "reward", row, f"a reward of {reward[row]:g} is too large for 32 bits", "rewards of a smaller scale"
-            )
+        row = place = int(np.argmin(is_finite))
+        token = ""
+        if ragged is not None:
+            row = ragged.row_of(place)
+            token = f" of token {place - int(ragged.starts[row]):,}"
+        remedy = "a finite number of 32 bits; leave the row out if there is none"
+        raise self._error(key, row, f"{self.names[key]!r}{token} is {numbers[place]}", remedy)
 
     # Tokens
 
     def _sequences(self, prompts: Any, responses: Any, encoder: Encoder) -> Sequences:
-        """Prompts and responses as tokens, and which of these the policy wrote."""
-        tools = self.table.column(self.names["tools"])  # a row may do without
+        """Prompts and responses as tokens, and which of them the policy wrote."""
+        tools = self.table.column(self.names["tools"])  # optional in each row
         try:
             found = sequences_of(prompts, responses, tools, encoder)
         except NeedsTokenizer as bad:
@@ -296,125 +272,82 @@ class _Reading:
             )
         return found
 
-    def _check_sequences(self, prompt: Ragged, response: Ragged, limit: int | None) -> None:
-        self._check_ids("prompt", prompt, limit)
-        self._check_ids("response", response, limit)
-        self._refuse_empty(
-            "prompt", prompt, "nothing could predict the first token of the response", "begin it with a BOS token"
-        )
-        self._refuse_empty("response", response, "it has no token", "leave the row out, or end it with an EOS token")
-
-    def _check_ids(self, key: str, ids: Ragged, limit: int | None) -> None:
-        limit = _MOST if limit is None else min(limit, _MOST)
-        flat = ids.flat
-        if not len(flat) or (int(flat.min()) >= 0 and int(flat.max()) < limit):
-            return
-        place = int(np.argmax((flat < 0) | (flat >= limit)))
-        row = ids.row_of(place)
-        raise self._error(
-            key,
-            row,
-            f"token {place - int(ids.starts[row]):,} of {self.names[key]!r} is {flat[place]}, outside a vocabulary of "
-            f"{limit:,}",
-            f"ids from 0 to {limit - 1:,}, or vocab_size=, if the model has more"
-            if flat[place] >= 0
-            else "ids from 0 on, without padding",
-        )
-
     def _refuse_empty(self, key: str, ids: Ragged, why: str, remedy: str) -> None:
         if not ids.lengths.all():
             raise self._error(key, int(np.argmin(ids.lengths)), f"an empty {key}: {why}", remedy)
 
-    def _refuse_unearned(self, rewards: NDArray[np.float32], laid: _Laid) -> None:
-        """A reward at a token that the policy did not write would be of no use to anybody, in silence."""
-        places = np.flatnonzero((rewards != 0) & ~laid.is_trained)
-        if len(places):
-            row = int(np.searchsorted(laid.starts, places[0], side="right")) - 1
-            raise self._error(
-                "reward",
-                row,
-                f"a reward of {rewards[places[0]]:g} at a token that the policy did not write",
-                "it belongs to the last token that the policy wrote before",
-            )
+    def _check_ids(self, key: str, ids: Ragged, limit: int | None) -> None:
+        limit = min(limit or _MAX_IDS, _MAX_IDS)
+        if int(ids.flat.min()) >= 0 and int(ids.flat.max()) < limit:
+            return
+        place = int(np.argmax((ids.flat < 0) | (ids.flat >= limit)))
+        row = ids.row_of(place)
+        token = f"token {place - int(ids.starts[row]):,} of {self.names[key]!r} is {ids.flat[place]}"
+        remedy = f"ids from 0 to {limit - 1:,}, without padding, or vocab_size=, if the model has more"
+        raise self._error(key, row, f"{token}, outside a vocabulary of {limit:,}", remedy)
 
     def _mask(self, response: Ragged, trained: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
         """Which tokens of the responses are trained; None: all."""
-        column, name = self._column("response_mask"), self.names["response_mask"]
+        key = "response_mask"
+        column, name = self._column(key), self.names[key]
         if column is None:
             return trained
         if trained is not None:
-            raise self._error(
-                "response_mask", 0, f"{name!r} beside turns, which say themselves who speaks", "'train' in a turn"
-            )
-        try:
-            mask = joined(column, "flags")
-        except BadValue as bad:
-            raise self._unusable("response_mask", bad) from None
+            raise self._error(key, 0, f"{name!r} beside turns, whose roles say who speaks", "'train' in a turn")
+        mask, remedy = self._joined(key, column, "flags"), "0 or 1 for each token of the response"
         if not np.array_equal(mask.lengths, response.lengths):
             row = int(np.argmax(mask.lengths != response.lengths))
-            raise self._error(
-                "response_mask",
-                row,
-                f"mismatched lengths: {mask.lengths[row]:,} of {name!r} for a response of "
-                f"{response.lengths[row]:,} tokens",
-                "0 or 1 for each token of the response",
-            )
+            raise self._mismatched(key, row, mask, response.lengths, "", remedy)
         flags = mask.flat.astype(bool)
-        if mask.flat.dtype != bool and not np.array_equal(flags, mask.flat):
+        if not np.array_equal(flags, mask.flat):
             row = mask.row_of(int(np.argmax(flags != mask.flat)))
-            raise self._error(
-                "response_mask", row, f"{name!r} has a number that is neither 0 nor 1", "1 for what the policy wrote"
-            )
+            what = f"{name!r} has a number that is neither 0 nor 1"
+            raise self._error(key, row, what, f"{remedy}, 1 for what the policy wrote")
         return flags
 
     # Groups
 
     def _groups(self, group_size: int | None) -> tuple[NDArray[np.int64] | None, tuple[Any, ...]]:
         column = self._column("group")
-        name = self.names["group"]
         if column is None:
             if group_size is not None:
+                name = self.names["group"]
+                remedy = self._offered("group") or f"{name!r} in every row: a number or a name"
                 raise SpecError(
-                    f"group_size={group_size}, and no row has a {name!r}",
-                    parameter="group_size",
-                    remedy=self._offered("group") or f"{name!r} in every row: a number or a name",
+                    f"group_size={group_size}, and no row has a {name!r}", parameter="group_size", remedy=remedy
                 )
             return None, ()
-        values = column.to_pylist() if is_arrow(column) else list(map(_plain, column))
+        values = column.to_pylist() if is_arrow(column) else list(map(_as_python, column))
         numbers: dict[Any, int] = {}
         try:
-            group = [numbers.setdefault(value, len(numbers)) for value in values]
+            group = np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
         except TypeError:
-            row = next(n for n, value in enumerate(values) if _unhashable(value))
-            what = type(values[row]).__name__
-            raise self._error("group", row, f"{name!r} is a {what}", "a number or a name") from None
+            row = next(row for row, value in enumerate(values) if not isinstance(value, Hashable))
+            raise self._bad_name(row, f"a {type(values[row]).__name__}") from None
         for value, number in numbers.items():
-            if hasattr(value, "ndim") or value != value:  # a tensor is its own hash, and NaN is not itself
-                what = "NaN" if not hasattr(value, "ndim") else f"a {type(value).__name__}"
-                raise self._error("group", group.index(number), f"{name!r} is {what}", "a number or a name")
-        found = np.array(group, np.int64)
+            if hasattr(value, "ndim"):
+                raise self._bad_name(int(np.argmax(group == number)), f"a {type(value).__name__}")
+            if value != value:
+                raise self._bad_name(int(np.argmax(group == number)), "NaN")
         if group_size is not None:
-            self._check_sizes(found, tuple(numbers), group_size)
-        return found, tuple(numbers)
+            self._check_sizes(group, tuple(numbers), group_size)
+        return group, tuple(numbers)
+
+    def _bad_name(self, row: int, what: str) -> SampleError:
+        return self._error("group", row, f"{self.names['group']!r} is {what}", "a number or a name")
 
     def _check_sizes(self, group: NDArray[np.int64], names: tuple[Any, ...], group_size: int) -> None:
-        sizes = np.bincount(group, minlength=len(names))
-        if (sizes == group_size).all():
+        wrong = np.flatnonzero(np.bincount(group) != group_size)
+        if not len(wrong):
             return
-        number = int(np.argmax(sizes != group_size))
-        rows = np.flatnonzero(group == number)
-        others = int((sizes != group_size).sum()) - 1
-        raise self._error(
-            "group",
-            int(rows[0]),
-            f"group {names[number]!r} has {len(rows):,} of {group_size:,} rows"
-            + (f", and {others:,} other groups are not whole" if others else ""),
-            f"all {group_size:,} rows of every group, or leave the group out"
-            if len(rows) < group_size
-            else f"another name for each group of {group_size:,}",
-            group=names[number],
-            rows=", ".join(map(str, rows[:12].tolist())) + (", ..." if len(rows) > 12 else ""),
-        )
+        rows = np.flatnonzero(group == wrong[0])
+        what = f"group {names[wrong[0]]!r} has {len(rows):,} of {group_size:,} rows"
+        if len(wrong) > 1:
+            what += f", and {len(wrong) - 1:,} other groups are incomplete or too large"
+        remedy = f"all {group_size:,} rows of every group, or leave the group out"
+        if len(rows) > group_size:
+            remedy = f"another name for each group of {group_size:,}"
+        raise self._error("group", int(rows[0]), what, remedy, group=names[wrong[0]], rows=listed(rows.tolist(), 12))
 
     # Errors
 
@@ -424,22 +357,21 @@ class _Reading:
     def _error(
         self, key: str, row: int, what: str, remedy: str = "", *, column: str | None = None, **more: Any
     ) -> SampleError:
-        where = self.table.where(row)
-        if "group" not in more and key not in ("group", "prompt", "response"):
+        if key not in ("group", "prompt", "response"):
             more["group"] = self._group_of(row)
         column = column or self.names[key]
-        return SampleError(what, **where, column=column, **more, remedy=remedy or f"another {column!r} for this row")
+        remedy = remedy or f"another {column!r} for this row"
+        return SampleError(what, **self.table.where(row), column=column, **more, remedy=remedy)
 
     def _group_of(self, row: int) -> Any:
         column = self.table.column(self.names["group"])
         if column is None:
             return None
-        value = column[row]
-        return value.as_py() if hasattr(value, "as_py") else _plain(value)
+        return _as_python(column[row])
 
 
-def _checked_names(columns: Mapping[str, str] | None, table: Table) -> dict[str, str]:
-    """What the data calls each key."""
+def _checked_names(columns: Mapping[str, str] | None, table: RolloutTable) -> dict[str, str]:
+    """The column of each key."""
     for key, name in (columns or {}).items():
         if key not in KEYS:
             near = suggest(str(key), KEYS)
@@ -454,27 +386,34 @@ def _checked_names(columns: Mapping[str, str] | None, table: Table) -> dict[str,
             raise SpecError(
                 f"columns= takes {key!r} from {name!r}, which no row has",
                 parameter="columns",
-                has=", ".join(map(repr, table.names[:12])),
+                has=listed(map(repr, table.names), 12),
                 remedy=f"{near!r}" if near else "a column that the rows have",
             )
     return {key: key for key in KEYS} | dict(columns or {})
 
 
+def _missing(column: Any) -> NDArray[np.int64]:
+    """The rows that do not have the column."""
+    if is_arrow(column):
+        if not column.null_count:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+    if type(None) not in set(map(type, column)):
+        return np.empty(0, np.int64)
+    return np.flatnonzero([value is None for value in column])
+
+
 def _is_per_token(column: Any) -> bool:
-    """Whether a column of rewards has lists. The first row tells, and the others are checked as what it is."""
+    """Whether a column of rewards has lists. The first row decides; the others are checked accordingly."""
     if is_arrow(column):
         return hasattr(column.type, "value_type") or hasattr(column.type, "storage_type")
     return kind_of_value(column[0]) in ("list", "other")
 
 
-def _plain(value: Any) -> Any:
-    """A number of NumPy or of a framework as Python's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-
-
-def _unhashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return True
-    return False
+def _as_python(value: Any) -> Any:
+    """A number of Arrow, NumPy or a framework as Python's."""
+    if hasattr(value, "as_py"):
+        return value.as_py()
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return value

@@ -1,9 +1,8 @@
-"""Raw bytes -> rows: formats, compression, and which files a source means."""
+"""Rows of raw data: formats, compression, and the files that a source means."""
 
-from batchwright.sources import arrow as arrow
 from batchwright.sources import csv as csv
 from batchwright.sources import json as json
-from batchwright.sources import parquet as parquet
+from batchwright.sources import tables_on_disk as tables_on_disk
 from batchwright.sources import tar as tar
 from batchwright.sources.formats import Format, Malformed, format_for, known_formats, register_format
 from batchwright.sources.listing import InputFile, list_files, looks_like_paths

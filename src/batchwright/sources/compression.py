@@ -7,12 +7,15 @@ was read of it. gzip cannot exceed 1,032:1 and a bomb comes near that; text hard
 
 from __future__ import annotations
 
+import functools
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from batchwright.base.errors import SourceError
+from batchwright.base.words import first_line
 
 __all__ = [
     "COMPRESSED",
@@ -61,31 +64,26 @@ def uncompressed_name(name: str) -> str:
 
 
 def compression_of_bytes(head: bytes) -> str | None:
-    """What the first 16 bytes of a file say. None of these can begin a text.
+    """The compression that the first 16 bytes of a file show. No text begins with any of these.
 
     >>> compression_of_bytes(bytes.fromhex("1f8b0800")), compression_of_bytes(b"BZh is a kind of archive")
     ('gzip', None)
     """
-    for kind, beginnings in _MAGIC.items():
-        if any(head[: len(magic)] == magic for magic in beginnings):
-            return kind
-    return None
+    return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
 
 
-# Frames that decoders skip may begin zstd files (pzstd writes them) and lz4 files: zstd, if nothing else says which.
-_SKIPPED = [bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60)]
 _MAGIC = {
-    "gzip": [b"\x1f\x8b\x08"],
-    "zstd": [b"\x28\xb5\x2f\xfd", *_SKIPPED],
-    "lz4": [b"\x04\x22\x4d\x18"],
+    "gzip": re.compile(rb"\x1f\x8b\x08"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # pzstd begins with a frame to be skipped
+    "lz4": re.compile(rb"\x04\x22\x4d\x18"),
     # "BZh9" alone could be a word: the six bytes after it begin a block, or the end of a stream without one.
-    "bz2": [b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")],
-    "xz": [b"\xfd7zXZ\x00"],
+    "bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
 }
 
 
 def is_compressed(path: str) -> bool:
-    """By its name, or by its first bytes. A file that cannot be opened is not: whoever reads it will say so."""
+    """By its name, or by its first bytes. False for a file that cannot be opened: the error comes when it is read."""
     if compression_of(path):
         return True
     try:
@@ -97,31 +95,11 @@ def is_compressed(path: str) -> bool:
 
 def open_raw(path: Path) -> io.BufferedReader:
     """The uncompressed bytes of a file, as a stream. A cut-off archive is an error when its end is reached."""
-    file = open(path, "rb")  # noqa: SIM115
-    try:
-        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-    except BaseException:
-        file.close()
-        raise
-    said, found = compression_of(path.name), compression_of_bytes(head)
-    if said is None and found is None:
-        return file
-    file.close()
-    if said is not None and found != said and not _may_begin(said, head):
-        raise SourceError(
-            f"this file is named as {said}, and its bytes are {found or f'not {said}'}",
-            file=path,
-            remedy="give it the extension that it should have, or fetch it again",
-        )
-    kind = said or found
-    assert kind is not None
+    with open(path, "rb") as file:
+        kind = compression_of(path.name) or compression_of_bytes(file.read(_HEAD_BYTES))
+    if kind is None:
+        return open(path, "rb")
     return io.BufferedReader(_Decompressed(path, kind), _BUFFER_BYTES)
-
-
-def _may_begin(kind: str, head: bytes) -> bool:
-    """Whether a file is all too short, but not wrong; or a frame that decoders skip comes first."""
-    beginnings = [*_MAGIC[kind], *(_SKIPPED if kind == "lz4" else [])]
-    return any(magic[: len(head)] == head[: len(magic)] for magic in beginnings)
 
 
 class _Decompressed(io.RawIOBase):
@@ -131,19 +109,26 @@ class _Decompressed(io.RawIOBase):
         self._path, self._kind = path, kind
         self._file: Any
         self._stream: Any
-        self._errors: tuple[type[Exception], ...]
-        if kind in ("bz2", "xz"):
-            begin, error = _standard_library(kind)
+        self._errors: tuple[type[Exception], ...] = (OSError, EOFError)
+        self._given_bytes = 0
+        if kind == "bz2":
+            import bz2  # some Pythons are built without it, or without lzma
+
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-            self._stream = _Members(self._file, begin, may_have_zeros=kind == "xz")
-            self._errors = (OSError, EOFError, error)
+            self._stream = _Members(self._file, bz2.BZ2Decompressor, padding=b"")
+        elif kind == "xz":
+            import lzma
+
+            begin = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            self._stream = _Members(self._file, begin, padding=b"\0")
+            self._errors = (OSError, EOFError, lzma.LZMAError)
         else:
             import pyarrow as pa
 
             self._file = pa.OSFile(str(path))
             self._stream = pa.CompressedInputStream(self._file, kind)
             self._errors = (OSError, pa.ArrowException)
-        self._given_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -158,8 +143,9 @@ class _Decompressed(io.RawIOBase):
             raise SourceError(
                 f"this {self._kind} file is truncated or damaged",
                 file=self._path,
-                reason=str(error).splitlines()[0],
-                remedy="fetch or compress the file again, or on_error='skip' to leave out what cannot be read",
+                reason=first_line(error),
+                remedy="fetch or compress it again, or give it the extension of what it is; "
+                "or on_error='skip' to leave out what cannot be read",
             ) from None
         view[: len(data)] = data
         self._given_bytes += len(data)
@@ -184,49 +170,45 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-def _standard_library(kind: str) -> tuple[Callable[[], Any], type[Exception]]:
-    """What begins a member, and what it raises."""
-    if kind == "bz2":
-        import bz2
-
-        return bz2.BZ2Decompressor, OSError
-    import lzma
-
-    return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), lzma.LZMAError
-
-
 class _Members:
-    """bz2 or xz streams end to end.
+    """bz2 or xz streams end to end, with zeros between them if the format allows padding.
 
-    Python's own file objects ignore what follows the first stream, if it is not another one; and Arrow fails at an
-    empty one between others.
+    Python's own file objects ignore what follows the first stream if it is not another one, and Arrow fails at an empty
+    one between others.
     """
 
-    def __init__(self, file: IO[bytes], begin: Callable[[], Any], *, may_have_zeros: bool) -> None:
-        self._file, self._begin, self._may_have_zeros = file, begin, may_have_zeros
+    def __init__(self, file: IO[bytes], begin: Callable[[], Any], *, padding: bytes) -> None:
+        self._file, self._begin, self._padding = file, begin, padding
         self._member: Any = None
-        self._waiting = b""
+        self._unused = b""
 
     def read(self, num_bytes: int) -> bytes:
-        while True:
-            if self._member is not None and self._member.eof:
-                self._waiting, self._member = self._member.unused_data, None
+        given = b""
+        while not given:
+            if self._member is None and not self._begin_member():
+                return b""
             data = b""
-            if self._member is None or self._member.needs_input:
-                data, self._waiting = self._waiting or self._file.read(_BUFFER_BYTES), b""
-                if not data and self._member is None:
-                    return b""
+            if self._member.needs_input:
+                data = self._next_bytes()
                 if not data:
                     raise EOFError("Truncated compressed stream")
-            if self._member is None:
-                if self._may_have_zeros:  # xz allows them between streams
-                    data = data.lstrip(b"\0")
-                    if not data:
-                        continue
+            given = self._member.decompress(data, num_bytes)
+            if self._member.eof:
+                self._unused, self._member = self._member.unused_data, None
+        return given
+
+    def _begin_member(self) -> bool:
+        """Begin to decompress the next stream; False at the end of the file."""
+        while data := self._next_bytes():
+            self._unused = data.lstrip(self._padding) if self._padding else data
+            if self._unused:
                 self._member = self._begin()
-            given: bytes = self._member.decompress(data, num_bytes)
-            if given:
-                return given
+                return True
+        return False
+
+    def _next_bytes(self) -> bytes:
+        data, self._unused = self._unused or self._file.read(_BUFFER_BYTES), b""
+        return data
 
     def close(self) -> None:
         self._member = None

@@ -7,17 +7,17 @@ rest of the file is lost with it, and the line where the quote opens is named.
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import functools
 import json
 import re
-import threading
-from collections import Counter
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BufferedReader
 
 from batchwright.base.errors import SpecError
+from batchwright.base.words import counted
 from batchwright.sources.formats import BOM, MAX_ROW_BYTES, Malformed, Row, encoding_fault, register_format, too_long
 
 __all__: list[str] = []
@@ -31,108 +31,87 @@ def _read_csv(
     stream: BufferedReader,
     *,
     columns: Sequence[str] | None = None,
-    delimiter: str | None = None,
+    delimiter: str = ",",
     quotechar: str | None = '"',
     header: Sequence[str] | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> Iterator[Row | Malformed]:
-    return _read(stream, columns, delimiter, quotechar, header, max_row_bytes, ",")
-
-
-@register_format("tsv", extensions=(".tsv", ".tab"), version="1")
-def _read_tsv(
-    stream: BufferedReader,
-    *,
-    columns: Sequence[str] | None = None,
-    delimiter: str | None = None,
-    quotechar: str | None = '"',
-    header: Sequence[str] | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
-) -> Iterator[Row | Malformed]:
-    return _read(stream, columns, delimiter, quotechar, header, max_row_bytes, "\t")
-
-
-def _read(
-    stream: BufferedReader,
-    columns: Sequence[str] | None,
-    given_delimiter: str | None,
-    quotechar: str | None,
-    header: Sequence[str] | None,
-    max_row_bytes: int,
-    usual_delimiter: str,
-) -> Iterator[Row | Malformed]:
-    delimiter = usual_delimiter if given_delimiter is None else given_delimiter
     _check_options(delimiter, quotechar, header)
     fault = encoding_fault(stream.peek(8))
     if fault is not None:
         yield fault
         return
     records = _records(_Lines(stream, delimiter, quotechar, max_row_bytes))
-    if header is None:
-        line, names = next(records, (1, None))
-        if not isinstance(names, list):
-            yield replace(names, rest=True, rows=0) if names else Malformed("empty file", "no header row", rows=0)
-            return
-        fault = _header_fault(names, line) or _delimiter_fault(names, columns, delimiter, given_delimiter is not None)
-        if fault is not None:
-            yield fault
-            return
-    else:
-        names = list(header)
+    names = _names_in_header(records, columns, delimiter) if header is None else list(header)
+    if isinstance(names, Malformed):
+        yield names
+        return
     for line, record in records:
         if isinstance(record, Malformed):
             yield record
         elif len(record) == len(names):
             yield dict(zip(names, record, strict=True))
         else:
-            yield _ragged(record, names, line, delimiter)
+            yield _ragged(record, len(names), line, delimiter)
+
+
+register_format("tsv", extensions=(".tsv", ".tab"), version="1")(functools.partial(_read_csv, delimiter="\t"))
 
 
 def _check_options(delimiter: str, quotechar: str | None, header: Sequence[str] | None) -> None:
-    for name, value in (("delimiter", delimiter), ("quotechar", quotechar)):
-        is_character = isinstance(value, str) and len(value) == 1 and value not in "\r\n\0"
-        if not is_character and not (name == "quotechar" and value is None):
-            raise SpecError(
-                f"{name}={value!r} is not one character",
-                parameter="options",
-                remedy='options={"delimiter": ";"}' if name == "delimiter" else 'options={"quotechar": "\'"}, or None',
-            )
+    for name, value, remedy in (
+        ("delimiter", delimiter, 'options={"delimiter": ";"}'),
+        ("quotechar", quotechar, 'options={"quotechar": "\'"}, or None'),
+    ):
+        is_none = value is None and name == "quotechar"
+        if not is_none and not (isinstance(value, str) and re.fullmatch(r"[^\r\n\0]", value)):
+            raise SpecError(f"{name}={value!r} is not one character", parameter="options", remedy=remedy)
     if delimiter == quotechar:
         raise SpecError(
             f"delimiter and quotechar are both {delimiter!r}", parameter="options", remedy="two different characters"
         )
-    if header is not None and (
-        isinstance(header, str) or not header or not all(isinstance(n, str) and n for n in header)
-    ):
+    if header is None:
+        return
+    if isinstance(header, str) or not header or not all(isinstance(name, str) and name for name in header):
         raise SpecError(
             f"header={header!r} is not a list of names",
             parameter="options",
             remedy='options={"header": ["id", "text"]}, for files without a header row',
         )
-    twice = [name for name, count in Counter(header or ()).items() if count > 1]
-    if twice:
-        raise SpecError(f"header names {twice[0]!r} twice", parameter="options", remedy="a name for each column")
+    if len(set(header)) < len(header):
+        twice = max(header, key=list(header).count)
+        raise SpecError(f"header names {twice!r} twice", parameter="options", remedy="a name for each column")
+
+
+def _names_in_header(
+    records: Iterator[tuple[int, list[str] | Malformed]], columns: Sequence[str] | None, delimiter: str
+) -> list[str] | Malformed:
+    line, names = next(records, (1, []))
+    if isinstance(names, Malformed):
+        return replace(names, rest=True, rows=0)
+    if not names:
+        return Malformed("empty file", "no header row", rows=0)
+    return _header_fault(names, line) or _delimiter_fault(names, columns, delimiter) or names
 
 
 def _header_fault(names: list[str], line: int) -> Malformed | None:
     """A header that does not name every column once."""
-    empty = [number for number, name in enumerate(names, 1) if not name]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if not empty and not twice:
+    remedy = "name each column once in the header row"
+    if "" in names:
+        what = f"column {names.index('') + 1:,} of {len(names):,} has no name"
+        remedy += " (pandas: to_csv(index=False))"
+    elif len(set(names)) < len(names):
+        what = f"two columns are named {max(names, key=names.count)!r}"
+    else:
         return None
-    what = f"column {empty[0]:,} of {len(names):,} has no name" if empty else f"two columns are named {twice[0]!r}"
-    remedy = "name each column once in the header row" + (" (pandas: to_csv(index=False))" if empty else "")
     return Malformed("bad header", f"line {line:,}: {what}", rest=True, rows=0, remedy=remedy)
 
 
-def _delimiter_fault(
-    names: list[str], columns: Sequence[str] | None, delimiter: str, is_given: bool
-) -> Malformed | None:
-    """A header of one column that another delimiter would cut, where that column is not the one that is wanted."""
-    if len(names) > 1 or (is_given if columns is None else not columns or names[0] in columns):
-        return None
+def _delimiter_fault(names: list[str], columns: Sequence[str] | None, delimiter: str) -> Malformed | None:
+    """A header of one column that another delimiter would cut, unless that column is the one that is wanted."""
+    is_wanted = columns is not None and (not columns or names[0] in columns)
     other = _other_delimiter(names[0], delimiter)
-    if other is None:
+    if len(names) > 1 or is_wanted or other is None:
         return None
     return Malformed(
         "wrong delimiter",
@@ -148,8 +127,8 @@ def _other_delimiter(text: str, delimiter: str) -> str | None:
     >>> _other_delimiter("id;text", ","), _other_delimiter("text", ",")
     (';', None)
     """
-    counts = {other: text.count(other) for other in _DELIMITERS if other != delimiter and other in text}
-    return max(counts, key=lambda other: counts[other]) if counts else None
+    others = [other for other in _DELIMITERS if other != delimiter and other in text]
+    return max(others, key=text.count, default=None)
 
 
 def _try_delimiter(delimiter: str) -> str:
@@ -160,11 +139,12 @@ def _try_delimiter(delimiter: str) -> str:
     return f'options={{"delimiter": {json.dumps(delimiter)}}}'
 
 
-def _ragged(record: list[str], names: list[str], line: int, delimiter: str) -> Malformed:
-    fields = f"{len(record):,} field{'s' if len(record) != 1 else ''}"
-    other = _other_delimiter(record[0], delimiter) if len(record) == 1 else None
-    remedy = f"{_try_delimiter(other)}, if that is the delimiter" if other else ""
-    return Malformed("ragged row", f"line {line:,} has {fields}, and there are {len(names):,} columns", remedy=remedy)
+def _ragged(record: list[str], num_columns: int, line: int, delimiter: str) -> Malformed:
+    reason = f"line {line:,} has {counted(len(record), 'field')}, and there are {num_columns:,} columns"
+    other = _other_delimiter(record[0], delimiter)
+    if len(record) > 1 or other is None:
+        return Malformed("ragged row", reason)
+    return Malformed("ragged row", reason, remedy=f"{_try_delimiter(other)}, if that is the delimiter")
 
 
 class _TooLong(Exception):
@@ -210,8 +190,7 @@ class _Lines:
 
     def skip_record(self) -> bool:
         """Pass over the rest of a record that cannot be read. False if it has no end."""
-        quote = self.quotechar.encode() if self.quotechar else None
-        quotes = sum(line.count(quote) for line in self.raw) if quote else 0
+        quotes = sum(map(self._num_quotes, self.raw))
         last = self.raw[-1]
         while not (last.endswith(b"\n") and quotes % 2 == 0):
             if last.endswith(b"\n"):
@@ -219,12 +198,16 @@ class _Lines:
             last = self.stream.readline(_SKIP_BYTES)
             if not last:
                 return quotes % 2 == 0
-            quotes += last.count(quote) if quote else 0
+            quotes += self._num_quotes(last)
         return True
+
+    def _num_quotes(self, line: bytes) -> int:
+        return line.count(self.quotechar.encode()) if self.quotechar else 0
 
 
 def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
-    """(the line that it begins in, record) of every record that is not a blank line."""
+    """(number of its first line, record) of every record that is not a blank line."""
+    csv.field_size_limit(sys.maxsize)  # of the whole process; here it is max_row_bytes that limits
     reader = csv.reader(
         lines,
         delimiter=lines.delimiter,
@@ -232,24 +215,22 @@ def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | Malformed]]:
         quoting=csv.QUOTE_MINIMAL if lines.quotechar else csv.QUOTE_NONE,
         strict=True,
     )
-    with _wide_fields(lines.max_row_bytes):
-        while True:
-            lines.begin_record()
-            first = lines.line + 1
-            try:
-                record = next(reader)
-            except StopIteration:
+    while True:
+        lines.begin_record()
+        first = lines.line + 1
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except (csv.Error, _TooLong, _NulByte, UnicodeDecodeError) as error:
+            fault = _fault(error, lines, first)
+            if not lines.skip_record():
+                yield first, _unclosed(lines, first)
                 return
-            except (csv.Error, _TooLong, _NulByte, UnicodeDecodeError) as error:
-                fault = _fault(error, lines, first)
-                if not lines.skip_record():
-                    fault = _unclosed(lines, first)
-                yield first, fault
-                if fault.rest:
-                    return
-                continue
-            if record:
-                yield first, record
+            yield first, fault
+            continue
+        if record:
+            yield first, record
 
 
 def _fault(error: Exception, lines: _Lines, first: int) -> Malformed:
@@ -268,57 +249,22 @@ def _fault(error: Exception, lines: _Lines, first: int) -> Malformed:
 
 
 def _unclosed(lines: _Lines, first: int) -> Malformed:
-    line = first + _line_of_open_quote(b"".join(lines.raw), lines.delimiter, lines.quotechar or '"')
+    raw = b"".join(lines.raw).decode("utf-8", errors="replace")
+    line = first + _line_of_open_quote(raw, lines.delimiter, lines.quotechar or '"')
     return Malformed(
         "unclosed quote", f"a quote opens in line {line:,}, and the rest of the file is inside it", rest=True
     )
 
 
-def _line_of_open_quote(raw: bytes, delimiter: str, quotechar: str) -> int:
+def _line_of_open_quote(raw: str, delimiter: str, quotechar: str) -> int:
     """Lines before the one where a quote opens that does not close, or not before the end of a value.
 
-    >>> _line_of_open_quote(b'1,"closed\\n",2,"open\\nand more', ",", '"')
+    >>> _line_of_open_quote('1,"closed\\n",2,"open\\nand more', ",", '"')
     1
     """
-    delimiter_bytes, quote = re.escape(delimiter.encode()), quotechar.encode()
-    next_field = re.compile(b"(?:" + delimiter_bytes + rb"|[\r\n]+)")
-    ends_field = re.compile(next_field.pattern + rb"|\Z")
-    at = 0
-    while at < len(raw):
-        if raw.startswith(quote, at):
-            end = raw.find(quote, at + 1)
-            while end >= 0 and raw.startswith(quote, end + len(quote)):
-                end = raw.find(quote, end + 2 * len(quote))
-            if end < 0 or not ends_field.match(raw, end + len(quote)):
-                return raw.count(b"\n", 0, at)
-            at = end + len(quote)
-        found = next_field.search(raw, at)
-        if found is None:
-            break
-        at = found.end()
-    return 0
-
-
-_limit_lock = threading.Lock()
-_limit_users = 0
-_limit_before = 0
-_limit_set = 0
-
-
-@contextlib.contextmanager
-def _wide_fields(num_bytes: int) -> Iterator[None]:
-    """Let the csv module read fields of this size. Its limit is the whole process's: the last to leave restores it."""
-    global _limit_users, _limit_before, _limit_set
-    with _limit_lock:
-        if not _limit_users:
-            _limit_before = csv.field_size_limit()
-        _limit_users += 1
-        _limit_set = max(num_bytes + 1, csv.field_size_limit())
-        csv.field_size_limit(_limit_set)
-    try:
-        yield
-    finally:
-        with _limit_lock:
-            _limit_users -= 1
-            if not _limit_users and csv.field_size_limit() == _limit_set:
-                csv.field_size_limit(_limit_before)
+    quote, comma = re.escape(quotechar), re.escape(delimiter)
+    quoted = f"{quote}(?:[^{quote}]++|{quote}{quote})*+{quote}"
+    plain = f"[^{quote}{comma}\r\n][^{comma}\r\n]*+"
+    closed = re.match(f"(?:(?:{quoted}|{plain})?(?:{comma}|[\r\n]))*+", raw)
+    assert closed is not None
+    return raw.count("\n", 0, closed.end())

@@ -1,4 +1,4 @@
-"""Where a row is that cannot be used, in words that a person can use, and the error that says so."""
+"""Errors for rows that cannot be used, with the file and the line or row of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SKIP_FILE = "on_error='skip' to pass over it and count it"
 
 
 def place(unit: Unit, span: int, row_number: int, formats: Mapping[str, Format]) -> dict[str, Any]:
-    """Where a row is: file and line (from 1), or file and row (from 0)."""
+    """File and line (from 1) of a row, or file and row (from 0)."""
     if not unit.spans:
         return {"file": "<memory>", "row": unit.first_row + row_number}
     where = unit.spans[min(span, len(unit.spans) - 1)]
@@ -38,20 +38,22 @@ def error_of(fault: Malformed, unit: Unit, span: int, row_number: int, formats: 
         where["rows"] = f"{first:,} to {first + fault.rows - 1:,}"
     if fault.turn is not None:
         where["turn"] = fault.turn
+    headline = f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind
+    return SourceError(headline, **where, remedy=_remedy(fault))
+
+
+def _remedy(fault: Malformed) -> str:
     of_file = fault.rest or fault.kind == "empty file"
-    return SourceError(
-        f"{fault.kind}: {fault.reason}" if fault.reason else fault.kind,
-        **where,
-        remedy=f"{fault.remedy}; or {_SKIP_FILE if of_file else _SKIP_ROWS}"
-        if fault.remedy
-        else f"mend or leave out the file, or {_SKIP_FILE}"
-        if of_file
-        else f"text= with the column that holds the text, or {_SKIP_ROWS}"
-        if fault.kind.startswith("no column")
-        else f"write the file again, or {_SKIP_ROWS}"
-        if fault.rows > 1
-        else f"mend the row, or {_SKIP_ROWS}",
-    )
+    skip = _SKIP_FILE if of_file else _SKIP_ROWS
+    if fault.remedy:
+        return f"{fault.remedy}; or {skip}"
+    if of_file:
+        return f"mend or leave out the file, or {skip}"
+    if fault.kind.startswith("no column"):
+        return f"text= with the column that holds the text, or {skip}"
+    if fault.rows > 1:
+        return f"write the file again, or {skip}"
+    return f"mend the row, or {skip}"
 
 
 def failure_of(

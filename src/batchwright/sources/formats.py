@@ -1,4 +1,4 @@
-"""Formats as plug-ins: what turns a line, a stream of bytes, or a file into rows (dicts).
+"""Formats as plug-ins: functions that turn a line, a stream of bytes, or a file into rows (dicts).
 
 A format by line is a function of one line; its files are cut into byte ranges and read in parallel, and a bad line is
 located for it. A format by file is a function of a path, for libraries that seek. Any other format is a function of an
@@ -46,7 +46,7 @@ __all__ = [
 
 Row = dict[str, Any]
 MAX_ROW_BYTES = 128 << 20
-"""What one row may have, unless options={"max_row_bytes": ...} says otherwise: it must fit in memory, several times."""
+"""Limit of one row, unless options={"max_row_bytes": ...} sets another: a row must fit in memory several times."""
 BOM = b"\xef\xbb\xbf"
 """Some editors write it at the beginning of a file. It is no text."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,14 +57,14 @@ class Malformed:
     """Rows that could not be read, and why."""
 
     kind: str
-    """What the report counts it under."""
+    """Its name in the counts of a report."""
     reason: str = ""
     rest: bool = False
     """The rest of the file is lost with it."""
     rows: int = 1
     """How many rows this stands for: those after it keep their numbers."""
     remedy: str = ""
-    """What to do about it, where that is more than mending the row or the file."""
+    """What to do about it, if that is more than mending the row or the file."""
     turn: int | None = None
     """The message of a conversation that is to blame."""
 
@@ -89,8 +89,12 @@ class Format:
     def fingerprint(self) -> str:
         """Changes when the same bytes may give other rows."""
         reads = function_fingerprint(self.read, name=f"format {self.name!r}", version=self.version)
-        more = {"options": dict(self.options) or None, "package": self.package}
-        return fingerprint([self.name, self.by_line, reads, {k: v for k, v in more.items() if v is not None}])
+        more: dict[str, Any] = {}
+        if self.options:
+            more["options"] = dict(self.options)
+        if self.package is not None:
+            more["package"] = self.package
+        return fingerprint([self.name, self.by_line, reads, more])
 
     @property
     def can_be_cut(self) -> bool:
@@ -192,24 +196,28 @@ def format_for(path: str, named: str | None = None) -> Format:
     for known in reversed(_formats.known()):  # a format that was registered later wins
         if suffix in known.extensions:
             return known
-    offered = sorted((f for f in _formats.offered() if suffix in f.extensions), key=lambda f: f.name)
-    if len(offered) == 1:
-        return offered[0]
-    if offered:
+    names = sorted(kind.name for kind in _formats.offered() if suffix in kind.extensions)
+    if not names:
+        raise _unknown_extension(path, suffix)
+    if len(names) > 1:
         raise SourceError(
             f"several installed packages offer a format for the extension {suffix!r}",
             file=path,
             parameter="format",
-            known=", ".join(kind.name for kind in offered),
-            remedy=f"add_ingredient(..., format={offered[0].name!r})",
+            known=", ".join(names),
+            remedy=f"add_ingredient(..., format={names[0]!r})",
         )
-    raise SourceError(
-        f"cannot tell the format of a file from its extension {suffix!r}"
-        if suffix
-        else "cannot tell the format of a file without an extension",
+    return _formats.get(names[0])
+
+
+def _unknown_extension(path: str, suffix: str) -> SourceError:
+    what = f"from its extension {suffix!r}" if suffix else "without an extension"
+    extensions = {extension for kind in (*_formats.known(), *_formats.offered()) for extension in kind.extensions}
+    return SourceError(
+        f"cannot tell the format of a file {what}",
         file=path,
         parameter="format",
-        known=", ".join(sorted({e for f in (*_formats.known(), *_formats.offered()) for e in f.extensions})),
+        known=", ".join(sorted(extensions)),
         failed=_formats.failures(),
         remedy="add_ingredient(..., format='text') (a file is a document), 'lines' (a line is one) or 'jsonl'",
     )
@@ -239,7 +247,7 @@ def too_long(max_row_bytes: int, what: str = "row", where: str = "", *, rest: bo
 
 
 def encoding_fault(head: bytes) -> Malformed | None:
-    """What is wrong with a text file by its first bytes: UTF-16 or UTF-32, which would be nothing but bad rows.
+    """The fault of a text file whose first bytes show UTF-16 or UTF-32: it would have nothing but bad rows.
 
     >>> encoding_fault("text".encode("utf-16-le")).reason
     'this file is UTF-16, little-endian'
@@ -249,10 +257,10 @@ def encoding_fault(head: bytes) -> Malformed | None:
     for mark, name in _MARKS.items():
         if head.startswith(mark):
             return _other_encoding(name, name.split(",")[0])  # iconv finds the byte order by the mark
-    # Without a mark: where NUL bytes are, in the first characters of text in Latin letters.
-    nul = [byte == 0 for byte in head[:8]]
+    # Without a mark: by the places of NUL bytes in the first characters of text in Latin letters.
+    nul = "".join("0x"[byte != 0] for byte in head[:8])
     for pattern, name in _NUL_PATTERNS.items():
-        if len(nul) >= 4 and nul == list(pattern * 2)[: len(nul)]:
+        if len(nul) >= 4 and (pattern * 2).startswith(nul):
             return _other_encoding(name, name.split(",")[0] + ("LE" if "little" in name else "BE"))
     return None
 
@@ -264,10 +272,10 @@ _MARKS = {  # the longer ones first: UTF-32's begins with UTF-16's
     b"\xfe\xff": "UTF-16, big-endian",
 }
 _NUL_PATTERNS = {
-    (False, True, True, True): "UTF-32, little-endian",
-    (True, True, True, False): "UTF-32, big-endian",
-    (False, True, False, True): "UTF-16, little-endian",
-    (True, False, True, False): "UTF-16, big-endian",
+    "x000": "UTF-32, little-endian",
+    "000x": "UTF-32, big-endian",
+    "x0x0": "UTF-16, little-endian",
+    "0x0x": "UTF-16, big-endian",
 }
 
 
@@ -295,7 +303,7 @@ def parse_json(line: bytes, *, unique_keys: bool = False) -> Row | Malformed:
         raise ValueError("nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected an object, got {_JSON_NAMES.get(type(row), type(row).__name__)}")
-    return row if not unique_keys else _key_given_twice(line, row) or row
+    return (unique_keys and _key_given_twice(line, row)) or row
 
 
 def _key_given_twice(line: bytes, row: Row) -> Malformed | None:
@@ -308,12 +316,15 @@ def _key_given_twice(line: bytes, row: Row) -> Malformed | None:
         return None
     to_look_at: list[tuple[tuple[Any, ...], Any]] = [((), json.loads(line, object_pairs_hook=_pairs))]
     for path, value in to_look_at:  # which grows
-        if isinstance(value, _Twice):
-            reason = f"{'.'.join(map(str, path)) or 'the row'} has {value.key!r} twice"
-            turn = path[1] if len(path) > 1 and isinstance(path[1], int) else None
-            return Malformed("duplicate keys", reason, turn=turn)
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        to_look_at += [((*path, name), item) for name, item in items]
+        match value:
+            case _Twice():
+                reason = f"{'.'.join(map(str, path)) or 'the row'} has {value.key!r} twice"
+                turn = path[1] if len(path) > 1 and isinstance(path[1], int) else None
+                return Malformed("duplicate keys", reason, turn=turn)
+            case dict():
+                to_look_at += [((*path, name), item) for name, item in value.items()]
+            case list():
+                to_look_at += [((*path, number), item) for number, item in enumerate(value)]
     return None
 
 
@@ -328,7 +339,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Row:
     if len(found) == len(pairs):
         return found
     twice, names = _Twice(found), [name for name, _ in pairs]
-    twice.key = next(name for name in names if names.count(name) > 1)
+    twice.key = max(names, key=names.count)
     return twice
 
 

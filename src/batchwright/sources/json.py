@@ -41,30 +41,38 @@ def _read_json(
         return
     text = _Text(stream, max_row_bytes)
     try:
-        is_array = text.take("[")
-        while not text.is_at_end():
-            if is_array and text.take("]"):
-                if not text.is_at_end():
-                    raise ValueError(f"{text.place()}: there is more after the array")
-                return
-            place = text.place()
-            value = text.take_value().encode("utf-8")
-            try:
-                if len(value) > max_row_bytes:
-                    yield too_long(max_row_bytes, where=f"{place}: ")
-                else:
-                    row = parse_json(value, unique_keys=unique_keys)
-                    yield replace(row, reason=f"{place}: {row.reason}") if isinstance(row, Malformed) else row
-            except ValueError as error:
-                yield Malformed("malformed row", f"{place}: {error}")
-            if is_array and (text.is_next("]") if text.take(",") else not text.is_next("]")):
-                raise ValueError(f"{text.place()}: expected another object after ',', or ']' without it")
-        if is_array:
-            raise ValueError(f"{text.place()}: the array has no end")
+        for place, value in _objects(text):
+            yield _row_of(place, value, max_row_bytes, unique_keys)
     except UnicodeDecodeError as error:
         yield Malformed("not UTF-8", f"byte 0x{error.object[error.start]:02x} at {text.byte_of(error):,}", rest=True)
     except _TooLong:
         yield too_long(max_row_bytes, where=f"{text.place()}: ", rest=True)
+
+
+def _objects(text: _Text) -> Iterator[tuple[str, str]]:
+    """(place, JSON) of each value: those of an array, or those that follow one another."""
+    is_array = text.take("[")
+    while not text.is_at_end():
+        if is_array and text.take("]"):
+            if not text.is_at_end():
+                raise ValueError(f"{text.place()}: there is more after the array")
+            return
+        yield text.place(), text.take_value()
+        if is_array and text.take(",") == text.is_next("]"):
+            raise ValueError(f"{text.place()}: expected another object after ',', or ']' without it")
+    if is_array:
+        raise ValueError(f"{text.place()}: the array has no end")
+
+
+def _row_of(place: str, text: str, max_row_bytes: int, unique_keys: bool) -> Row | Malformed:
+    try:
+        value = text.encode("utf-8")
+        if len(value) > max_row_bytes:
+            return too_long(max_row_bytes, where=f"{place}: ")
+        row = parse_json(value, unique_keys=unique_keys)
+    except ValueError as error:
+        return Malformed("malformed row", f"{place}: {error}")
+    return replace(row, reason=f"{place}: {row.reason}") if isinstance(row, Malformed) else row
 
 
 class _TooLong(Exception):
@@ -108,18 +116,24 @@ class _Text:
             try:
                 _, end = self._scan(self._kept, self._at)
             except json.JSONDecodeError as error:
-                may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._kept) - _UNSURE
-                if may_go_on and self._read_more():
-                    continue
-                what = "the file ends inside it" if may_go_on and self._is_whole else error.msg
-                self._at = error.pos
-                raise ValueError(f"{self.place()}: {what}") from None
+                self._read_on_after(error)
+                continue
             except RecursionError:
                 raise ValueError(f"{self.place()}: nested too deeply") from None
-            if end == len(self._kept) and self._kept[-1] not in '}]"' and self._read_more():
-                continue  # a number may go on
+            may_be_number = end == len(self._kept) and self._kept[-1] not in '}]"'
+            if may_be_number and self._read_more():
+                continue  # which goes on
             value, self._at = self._kept[self._at : end], end
             return value
+
+    def _read_on_after(self, error: json.JSONDecodeError) -> None:
+        """Read more if the value may only be cut off; otherwise raise what is wrong with it, and where."""
+        may_go_on = error.msg.startswith("Unterminated string") or error.pos >= len(self._kept) - _UNSURE
+        if may_go_on and self._read_more():
+            return
+        what = "the file ends inside it" if may_go_on and self._is_whole else error.msg
+        self._at = error.pos
+        raise ValueError(f"{self.place()}: {what}") from None
 
     def place(self) -> str:
         """The line, counted on from where it was asked for last: from the beginning it would take ever longer."""

@@ -1,4 +1,4 @@
-"""Which files a source means: a path, a folder, a glob, or a list of them, in the order of their path bytes.
+"""The files of a source: a path, a folder, a glob, or a list of them, in the order of their path bytes.
 
 A folder that `datasets.Dataset.save_to_disk` wrote means the files that it lists, in its order.
 """
@@ -9,7 +9,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,17 +18,19 @@ from batchwright.base.errors import SourceError
 
 __all__ = ["InputFile", "list_files", "looks_like_paths"]
 
+T = TypeVar("T")
+
 _STORE_POINTER = "batchwright.json"
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One raw file, and what of it tells cheaply that it changed."""
+    """One raw file, with the size and time that show cheaply whether it changed."""
 
     path: str
     """As the user named it."""
     name: str
-    """Relative to what all files of the source share, so that choices by name do not depend on where a corpus lies."""
+    """Relative to what all files of the source share, so that choices by name do not depend on where a corpus is."""
     num_bytes: int
     modified_ns: int
 
@@ -79,26 +81,26 @@ def looks_like_paths(parts: Sequence[object], extensions: Sequence[str]) -> bool
     if any(isinstance(part, os.PathLike) for part in parts):
         return True
     names = [str(part) for part in parts]
-    if any(len(name) > 4096 or "\n" in name or "\0" in name for name in names):
-        return False
     unclear = [name for name in names if not _could_only_be_path(name, extensions)]
-    if not unclear:
-        return True
     if len(unclear) > 10_000:  # nobody lists so many paths by hand, and looking for each takes time
         return False
-    there = [name for name in unclear if os.path.exists(os.path.expanduser(name))]
-    if there and (len(there) < len(unclear)):
-        missing = next(name for name in unclear if name not in there)
+    by_existence = {_exists(name): name for name in unclear}
+    if len(by_existence) == 2:
         raise SourceError(
-            f"is this a list of files or of texts? {there[0]!r} exists, {missing!r} does not",
+            f"is this a list of files or of texts? {by_existence[True]!r} exists, {by_existence[False]!r} does not",
             parameter="source",
             remedy="pathlib.Path objects for files, {'text': ...} for texts",
         )
-    return bool(there)
+    return False not in by_existence
 
 
 def _could_only_be_path(name: str, extensions: Sequence[str]) -> bool:
-    return " " not in name and (os.sep in name or name.lower().endswith(tuple(extensions)))
+    is_text = " " in name or "\n" in name or len(name) > 4096
+    return not is_text and (os.sep in name or name.lower().endswith(tuple(extensions)))
+
+
+def _exists(name: str) -> bool:
+    return len(name) <= 4096 and "\0" not in name and os.path.exists(os.path.expanduser(name))
 
 
 _Ranked = tuple[str, bytes]
@@ -160,51 +162,64 @@ def _walk(folder: str, above: set[str]) -> Iterator[_Ranked]:
             yield _by_name(entry.path)
 
 
+class _DatasetDict(msgspec.Struct):
+    """A folder with several splits, as `DatasetDict.save_to_disk` describes it."""
+
+    splits: list[str] = []
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+
+
+class _DatasetState(msgspec.Struct):
+    """A folder with one split, as `Dataset.save_to_disk` describes it."""
+
+    data_files: list[_DataFile] = msgspec.field(name="_data_files", default_factory=list)
+    indices_data_files: Any = msgspec.field(name="_indices_data_files", default=None)
+    indices_files: Any = msgspec.field(name="_indices_files", default=None)
+
+
 def _dataset_files(folder: str) -> list[_Ranked] | None:
-    """The files of a dataset that Hugging Face's library saved to disk; None where a folder is no such dataset."""
+    """The files of a dataset that Hugging Face's library saved to disk; None for every other folder."""
     if os.path.isfile(os.path.join(folder, "dataset_dict.json")):
-        splits = _read_json(folder, "dataset_dict.json").get("splits")
-        names = [split for split in splits if isinstance(split, str)] if isinstance(splits, list) else []
+        splits = _read_json(folder, "dataset_dict.json", _DatasetDict).splits
         raise SourceError(
             "this dataset has several splits",
             file=folder,
-            splits=", ".join(map(repr, names)) or None,
-            remedy=f"{os.path.join(folder, names[0] if names else 'train')}, or one ingredient for each",
+            splits=", ".join(map(repr, splits)) or None,
+            remedy=f"{os.path.join(folder, *splits[:1] or ['train'])}, or one ingredient for each",
         )
     if not all(os.path.isfile(os.path.join(folder, name)) for name in ("state.json", "dataset_info.json")):
         return None
-    state = _read_json(folder, "state.json")
-    if state.get("_indices_data_files") or state.get("_indices_files"):
+    state = _read_json(folder, "state.json", _DatasetState)
+    if state.indices_data_files or state.indices_files:
         raise SourceError(
             "this dataset keeps the order of its rows in a file of its own",
             file=folder,
             remedy="dataset.flatten_indices().save_to_disk(...)",
         )
-    files = state.get("_data_files")
-    listed: list[Any] = (
-        [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
-    )
-    for name in listed:
-        if not isinstance(name, str) or os.path.basename(name) != name:
+    found: list[_Ranked] = []
+    for number, file in enumerate(state.data_files):
+        if os.path.basename(file.filename) != file.filename:
             raise SourceError(
-                f"this dataset lists a file that is not its own: {name!r}",
+                f"this dataset lists a file that is not its own: {file.filename!r}",
                 file=os.path.join(folder, "state.json"),
                 remedy="save the dataset again",
             )
-    start = os.fsencode(os.path.join(folder, ""))
-    return [(os.path.join(folder, name), start + b"%08d" % number) for number, name in enumerate(listed)]
+        found.append((os.path.join(folder, file.filename), os.fsencode(os.path.join(folder, "")) + b"%08d" % number))
+    return found
 
 
-def _read_json(folder: str, name: str) -> dict[str, Any]:
+def _read_json(folder: str, name: str, kind: type[T]) -> T:
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as file:
-            found = msgspec.json.decode(file.read())
+            return msgspec.json.decode(file.read(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         raise SourceError(
             "this dataset cannot be read", file=path, reason=str(error), remedy="save the dataset again"
         ) from None
-    return found if isinstance(found, dict) else {}
 
 
 def _is_store(folder: str) -> bool:

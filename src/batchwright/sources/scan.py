@@ -1,4 +1,4 @@
-"""Read a file of tokens once: hash it, check every id, find the borders of documents, cut it between documents."""
+"""One pass over a file of tokens: its hash, a check of every id, and ranges that are cut between documents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TokenScan:
         self._buffer = bytearray(_READ_BYTES)
 
     def ranges(self, *, max_tokens: int) -> Iterator[Range]:
-        """The file's documents, in ranges of at most so many tokens. Only what follows a cut is read twice."""
+        """The file's documents, in ranges of at most `max_tokens`. Only what follows a cut is read twice."""
         with open(self.file.path, "rb", buffering=0) as raw:
             before = _identity(os.fstat(raw.fileno()))
             if before[0] != self.file.num_bytes:
@@ -93,14 +93,18 @@ class TokenScan:
         every = np.concatenate(found)
         if is_last and not (len(every) and every[-1] == stop):
             every = np.append(every, stop)  # the last document has no end of its own
-        if is_last or at_border is not None:
-            return Range(start, every, row, True, content if is_last else at_border)
+        if is_last:
+            return Range(start, every, row, True, content)
+        if at_border is not None:
+            return Range(start, every, row, True, at_border)
         return Range(start, np.array([stop], np.int64), row, False, content)
 
     def _ends(self, tokens: NDArray[Any], begin: int, start: int) -> NDArray[np.int64]:
         """Ends of documents that these tokens (from `begin`) show, in a range from `start`."""
         if self.file.ends is not None:
-            return self.file.ends.within(begin if begin else -1, begin + len(tokens))
+            limits = [begin - (not begin), begin + len(tokens)]  # a document that ends at 0 is empty, and counts
+            first, last = np.searchsorted(self.file.ends, limits, side="right")
+            return self.file.ends[first:last]
         if self.eos is None:
             return np.empty(0, np.int64)
         hits = np.flatnonzero(tokens == self.eos).astype(np.int64) + begin

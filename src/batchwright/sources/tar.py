@@ -20,8 +20,6 @@ from batchwright.sources.formats import MAX_ROW_BYTES, Malformed, Row, register_
 __all__: list[str] = []
 
 _TEXT = ("txt", "text", "md", "html", "htm", "xml", "csv", "tsv", "jsonl", "cls", "transcript")
-_MAX_NAME_BYTES = 1 << 20
-"""What a header that only carries names and attributes of another may have."""
 _SKIP_BYTES = 1 << 20
 _HEADER_BYTES = 512
 
@@ -61,18 +59,7 @@ class _Damaged(Exception):
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header must be whole, and ask for no more memory than names need."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> _Member:
-        member = super().frombuf(buf, encoding, errors)
-        is_about_another = member.type in (
-            *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-            *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-        )
-        if is_about_another and not 0 <= member.size <= _MAX_NAME_BYTES:
-            raise _Damaged(f"a header of {member.size:,} bytes")
-        return member
+    """A member whose header must not be damaged."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: Any) -> _Member:
@@ -94,7 +81,7 @@ def _expect_nothing(stream: Any) -> None:
 
 
 def _key_of(member: tarfile.TarInfo) -> tuple[str | None, str, Malformed | None]:
-    """(key, column, what is wrong) of a member; no key if it is none of a row's."""
+    """(key, column, fault) of a member; no key if it does not belong to a row."""
     path = member.name.removeprefix("./")
     folder, slash, name = path.rpartition("/")
     stem, dot, column = name.partition(".")
@@ -126,7 +113,7 @@ def _fault_of(member: tarfile.TarInfo) -> str | None:
 
 
 class _Sample:
-    """The row that is being read: its columns so far, or what is wrong with it."""
+    """The row that is being read: its columns so far, or its fault."""
 
     def __init__(self, key: str, columns: Sequence[str] | None, max_row_bytes: int) -> None:
         self.key, self._columns, self._max_row_bytes = key, columns, max_row_bytes
@@ -165,7 +152,7 @@ class _Sample:
 
 
 def _value(data: bytes, column: str) -> Any:
-    """Text as text, JSON as what it says, anything else as bytes; by the last part of the extension."""
+    """Text, JSON or bytes, by the last part of the extension."""
     kind = column.rpartition(".")[2]
     if kind in _TEXT:
         return data.decode("utf-8-sig")

@@ -8,10 +8,11 @@ compressed: they are the same for any number of workers.
 from __future__ import annotations
 
 import copy
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import BufferedReader, RawIOBase
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one worker reads at a time."""
+    """The work of one worker at a time."""
 
     spans: tuple[Span, ...]
     num_bytes: int
@@ -51,7 +52,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class EndOfSpan:
-    """Comes after the last row of a span, with the number of rows in it."""
+    """Comes after the last row of a span."""
 
 
 Item = tuple[int, int, Row | Malformed | EndOfSpan]
@@ -61,60 +62,58 @@ def cut_files(
     files: Sequence[tuple[int, str, int]], named_format: str | None, unit_bytes: int | None = None
 ) -> list[Unit]:
     """Units over files given as (number, path, bytes), in order."""
-    unit_bytes = UNIT_BYTES if unit_bytes is None else unit_bytes
+    unit_bytes = unit_bytes or UNIT_BYTES  # looked up now: tests make it small
     units: list[Unit] = []
-    waiting: list[Span] = []
-    waiting_bytes = 0
-
-    def flush() -> None:
-        nonlocal waiting_bytes
-        if waiting:
-            units.append(Unit(tuple(waiting), waiting_bytes))
-            waiting.clear()
-            waiting_bytes = 0
-
+    small: list[Span] = []  # files that share the next unit
+    small_bytes = 0
     for number, path, num_bytes in files:
         kind = format_for(path, named_format)
-        # The first bytes are looked at only of files that would be cut: there may be a million small ones.
-        if kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path)):
-            flush()
-            for start in range(0, num_bytes, unit_bytes):
-                # The last range goes on to the end, should the file have grown since it was listed.
-                stop = start + unit_bytes if start + unit_bytes < num_bytes else None
-                units.append(Unit((Span(number, path, kind.name, start, stop),), (stop or num_bytes) - start))
-            continue
-        if waiting_bytes + num_bytes > unit_bytes:
-            flush()
-        waiting.append(Span(number, path, kind.name))
-        waiting_bytes += num_bytes
-    flush()
+        is_cut = _is_cut(kind, path, num_bytes, unit_bytes)
+        if small and (is_cut or small_bytes + num_bytes > unit_bytes):
+            units.append(Unit(tuple(small), small_bytes))
+            small, small_bytes = [], 0
+        if is_cut:
+            units += _ranges_of(Span(number, path, kind.name), num_bytes, unit_bytes)
+        else:
+            small.append(Span(number, path, kind.name))
+            small_bytes += num_bytes
+    if small:
+        units.append(Unit(tuple(small), small_bytes))
     return units
 
 
-def cut_rows(rows: Sequence[Any] | TableRows, rows_per_unit: int | None = None) -> list[Unit]:
+def _is_cut(kind: Format, path: str, num_bytes: int, unit_bytes: int) -> bool:
+    # The first bytes are read only of files that would be cut: there may be a million small ones.
+    return kind.can_be_cut and num_bytes > unit_bytes and (kind.by_file or not is_compressed(path))
+
+
+def _ranges_of(span: Span, num_bytes: int, unit_bytes: int) -> Iterator[Unit]:
+    for start in range(0, num_bytes, unit_bytes):
+        stop = start + unit_bytes
+        if stop < num_bytes:
+            yield Unit((replace(span, start=start, stop=stop),), unit_bytes)
+        else:  # to the end, should the file have grown since it was listed
+            yield Unit((replace(span, start=start),), num_bytes - start)
+
+
+def cut_rows(rows: Sequence[Any] | TableRows, rows_per_unit: int = _UNIT_ROWS) -> list[Unit]:
     """Units over rows from memory; those of a table are cut by their size."""
     if isinstance(rows, TableRows):
         return [Unit((), num_bytes, part, first) for first, num_bytes, part in rows.parts(UNIT_BYTES)]
-    rows_per_unit = _UNIT_ROWS if rows_per_unit is None else rows_per_unit
-    return [
-        Unit(
-            (),
-            sum(_size_of(row) for row in rows[start : start + rows_per_unit]),
-            tuple(rows[start : start + rows_per_unit]),
-            start,
-        )
-        for start in range(0, len(rows), rows_per_unit)
-    ]
+    units = []
+    for start in range(0, len(rows), rows_per_unit):
+        part = tuple(rows[start : start + rows_per_unit])
+        units.append(Unit((), sum(map(_size_of, part)), part, start))
+    return units
 
 
 def _size_of(row: Any) -> int:
-    return (
-        len(row)
-        if isinstance(row, str)
-        else sum(len(v) if isinstance(v, str) else 8 for v in row.values())
-        if isinstance(row, dict)
-        else 8
-    )
+    match row:
+        case str():
+            return len(row)
+        case dict():
+            return sum(len(value) if isinstance(value, str) else 8 for value in row.values())
+    return 8
 
 
 def read_unit(unit: Unit, formats: Mapping[str, Format], columns: Sequence[str] | None = None) -> Iterator[Item]:
@@ -162,20 +161,25 @@ def _rows_of_stream(stream: BufferedReader, kind: Format, columns: Sequence[str]
     if not stream.peek(1):
         yield Malformed("empty file", rows=0)
     else:
-        yield from kind.read(BufferedReader(_Lent(stream)), **_keywords(kind, columns))
+        yield from kind.read(stream, **_keywords(kind, columns))
 
 
 def _rows_of_file(span: Span, kind: Format, columns: Sequence[str] | None) -> Iterator[Row | Malformed]:
     if not os.stat(span.path).st_size:
         yield Malformed("empty file", rows=0)
         return
-    part = {"start": span.start, "stop": span.stop} if kind.can_be_cut else {}
-    yield from kind.read(Path(span.path), **part, **_keywords(kind, columns))
+    keywords = _keywords(kind, columns)
+    if kind.can_be_cut:
+        keywords |= {"start": span.start, "stop": span.stop}
+    yield from kind.read(Path(span.path), **keywords)
 
 
 def _keywords(kind: Format, columns: Sequence[str] | None) -> dict[str, Any]:
-    """What a format's function asked for, and the user's options."""
-    return {**kind.read_options, **({"columns": columns} if kind.asks_for("columns") else {})}
+    """Keywords for a format's function: those it asked for, and the user's options."""
+    options = dict(kind.read_options)
+    if kind.asks_for("columns"):
+        options["columns"] = columns
+    return options
 
 
 def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
@@ -196,57 +200,49 @@ def _number(which: int, rows: Iterator[Row | Malformed]) -> Iterator[Item]:
     yield which, number, EndOfSpan()
 
 
-class _Lent(RawIOBase):
-    """A stream that a format may wrap and close as it likes: the file itself is closed by whoever opened it."""
-
-    def __init__(self, stream: BufferedReader) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._stream.readinto(buffer)
-
-    def readall(self) -> bytes:
-        return self._stream.read()
-
-
 def _read_lines(which: int, span: Span, kind: Format, stream: BufferedReader) -> Iterator[Item]:
-    number = 0
-    empty = span.start == 0
-    max_row_bytes, options = kind.max_row_bytes, kind.read_options
+    number, is_empty = 0, span.start == 0
+    parse = functools.partial(kind.read, **kind.read_options)
     try:
         # By the beginning of the file, whichever range of it this is: the first one has the fault, no other has rows.
         fault = encoding_fault(stream.peek(8))
-        if fault is not None and empty:
-            empty = False
+        if fault is not None and is_empty:
             yield which, 0, fault
-        at = _first_line_start(stream, span)
-        while fault is None and (span.stop is None or at < span.stop):
-            line = stream.readline(max_row_bytes + 1)
-            if not line:
-                break
-            empty = False
-            at += len(line)
-            if len(line) > max_row_bytes and not line.endswith(b"\n"):
-                at += _skip_line(stream)
-                yield which, number, too_long(max_row_bytes, "line")
+            is_empty = False
+        for line in _lines(span, stream, kind.max_row_bytes) if fault is None else ():
+            is_empty = False
+            if line is None:
+                yield which, number, too_long(kind.max_row_bytes, "line")
             elif not line.isspace():
-                try:
-                    row = kind.read(line.rstrip(b"\r\n"), **options)
-                except UnicodeDecodeError as error:
-                    row = Malformed("not UTF-8", _not_utf8(error))
-                except ValueError as error:
-                    row = Malformed("malformed row", _reason(error))
-                yield which, number, row
+                yield which, number, _parsed(parse, line)
             number += 1
     except (SourceError, OSError) as error:  # what came before it is good
-        empty = False
+        is_empty = False
         yield which, number, _lost(error)
-    if empty:
+    if is_empty:
         yield which, 0, Malformed("empty file")
     yield which, number, EndOfSpan()
+
+
+def _lines(span: Span, stream: BufferedReader, limit: int) -> Iterator[bytes | None]:
+    """The lines that start in a range; None for one beyond the limit."""
+    at = _first_line_start(stream, span)
+    while (span.stop is None or at < span.stop) and (line := stream.readline(limit + 1)):
+        at += len(line)
+        if len(line) > limit and not line.endswith(b"\n"):
+            at += _skip_line(stream)
+            yield None
+        else:
+            yield line
+
+
+def _parsed(parse: Callable[[bytes], Row | Malformed], line: bytes) -> Row | Malformed:
+    try:
+        return parse(line.rstrip(b"\r\n"))
+    except UnicodeDecodeError as error:
+        return Malformed("not UTF-8", _not_utf8(error))
+    except ValueError as error:
+        return Malformed("malformed row", _reason(error))
 
 
 def _first_line_start(stream: BufferedReader, span: Span) -> int:
@@ -269,16 +265,13 @@ def _skip_line(stream: BufferedReader, limit: int | None = None) -> int:
 
 
 def _lost(error: SourceError | OSError) -> Malformed:
-    """The fault of a file of which no more can be read."""
-    kind = (
-        "unreadable file"
-        if not isinstance(error, SourceError)
-        else "decompression bomb"
-        if isinstance(error, DecompressionBomb)
-        else "damaged archive"
-    )
-    remedy = error.remedy or "" if isinstance(error, DecompressionBomb) else ""
-    return Malformed(kind, _reason(error), rest=True, remedy=remedy)
+    """The fault of a file that cannot be read any further."""
+    match error:
+        case DecompressionBomb():
+            return Malformed("decompression bomb", _reason(error), rest=True, remedy=error.remedy or "")
+        case SourceError():
+            return Malformed("damaged archive", _reason(error), rest=True)
+    return Malformed("unreadable file", _reason(error), rest=True)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

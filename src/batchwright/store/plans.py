@@ -12,7 +12,8 @@ from typing import Any
 
 from batchwright.base.checks import local_path
 from batchwright.base.errors import PlanError, StoreError
-from batchwright.order.plan import Plan, PlanSource, is_fingerprint, kept_plans, plan_home, state_in
+from batchwright.order.plan import Plan, PlanSource
+from batchwright.order.plan_file import is_fingerprint, kept_plans, plan_home, state_in
 from batchwright.store.reader import Store
 from batchwright.store.stream import TokenStream
 from batchwright.store.versions import list_versions, plans_by_version

@@ -211,7 +211,7 @@ class Store:
     def _table(self, name: str, expected_hash: str) -> dict[str, Any]:
         import pyarrow as pa
 
-        from batchwright.store.arrays import as_numpy
+        from batchwright.columns.arrays import arrow_to_numpy
 
         path = self.folder / name
         try:
@@ -222,7 +222,7 @@ class Store:
         except FileNotFoundError:
             raise StoreError("a table of this store is missing", file=path, remedy=self.manifest.repair) from None
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        numbers = {name: as_numpy(column) for name, column in columns.items() if pa.types.is_integer(column.type)}
+        numbers = {name: arrow_to_numpy(column) for name, column in columns.items() if pa.types.is_integer(column.type)}
         return columns | numbers
 
     def file_name(self, number: int) -> str:

@@ -65,7 +65,7 @@ class MappedShard:
     ) -> None:
         import pyarrow as pa
 
-        from batchwright.store.arrays import as_numpy, records_of
+        from batchwright.columns.arrays import arrow_to_numpy, records_of
 
         repair = REBAKE if adopted is None else REPAIR_ADOPTED
         check_shard_file(path, num_bytes, repair)
@@ -75,10 +75,10 @@ class MappedShard:
             batch = pa.ipc.open_file(pa.py_buffer(self._map)).get_batch(0)
             batch.validate()  # sizes only: no number in a damaged file may point outside the map
             lists = batch.column("tokens")
-            self.tokens: NDArray[Any] = as_numpy(lists.values) if adopted is None else np.empty(0, dtype)
-            self.offsets: NDArray[np.int32] = as_numpy(lists.offsets)
-            self.file: NDArray[np.int32] = as_numpy(batch.column("file"))
-            self.row: NDArray[np.int64] = as_numpy(batch.column("row"))
+            self.tokens: NDArray[Any] = arrow_to_numpy(lists.values) if adopted is None else np.empty(0, dtype)
+            self.offsets: NDArray[np.int32] = arrow_to_numpy(lists.offsets)
+            self.file: NDArray[np.int32] = arrow_to_numpy(batch.column("file"))
+            self.row: NDArray[np.int64] = arrow_to_numpy(batch.column("row"))
             self.spans: Spans | None = None
             """The spans of conversations: where each document's spans begin, and the fields of all."""
             if "spans" in batch.schema.names:

@@ -14,7 +14,8 @@ from pathlib import Path
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import PlanError, StoreError
 from batchwright.base.files import exclusive, unused
-from batchwright.order.plan import Plan, kept_plans
+from batchwright.order.plan import Plan
+from batchwright.order.plan_file import kept_plans
 from batchwright.store.layout import Manifest, current_version, version_folder
 
 __all__ = ["Removal", "collect_garbage", "free_version", "list_versions", "plans_by_version"]

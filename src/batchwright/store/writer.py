@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchwright.base.files import write_whole, writing_whole
 from batchwright.base.fingerprint import fingerprint_bytes, fingerprint_file
-from batchwright.store.arrays import as_arrow, records_to_arrow
+from batchwright.columns.arrays import lists_to_arrow, numpy_to_arrow, records_to_arrow
 from batchwright.store.layout import Manifest, Shard, StreamInfo, stream_fingerprint
 
 __all__ = ["MAX_SHARD_TOKENS", "stream_info", "write_arrow", "write_shard", "write_table", "write_version_tables"]
@@ -31,7 +31,7 @@ def write_arrow(path: Path, batch: pa.RecordBatch) -> None:
 
 def write_table(path: Path, columns: dict[str, Any]) -> str:
     """Write columns as an Arrow file. Returns its hash."""
-    write_arrow(path, pa.RecordBatch.from_arrays(list(map(as_arrow, columns.values())), names=list(columns)))
+    write_arrow(path, pa.RecordBatch.from_arrays(list(map(numpy_to_arrow, columns.values())), names=list(columns)))
     return fingerprint_file(path)
 
 
@@ -53,13 +53,11 @@ def write_shard(
     (starts, records), of which document d has records[starts[d]:starts[d + 1]].
     """
     num_tokens = int(offsets[-1])
-    values = pa.nulls(num_tokens)
-    if tokens is not None:
-        values = as_arrow(tokens)
+    values: Any = pa.nulls(num_tokens) if tokens is None else tokens
     columns = {
-        "tokens": pa.ListArray.from_arrays(as_arrow(offsets), values),
-        "file": as_arrow(file),
-        "row": as_arrow(row),
+        "tokens": lists_to_arrow(offsets, values),
+        "file": numpy_to_arrow(file),
+        "row": numpy_to_arrow(row),
     }
     if spans is not None:
         columns["spans"] = records_to_arrow(*spans)

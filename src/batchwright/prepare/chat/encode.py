@@ -5,9 +5,9 @@ the template's own are recognised, their names inside of messages are plain text
 part by the template and in part by a message. Other added tokens are recognised everywhere, as `tokenizers` does.
 
 A `tokenizer.json` for which tiktoken is proved is encoded by it: texts are cut at the added tokens, as `tokenizers`
-cuts them, and where tokens lie is known from their bytes. What is not plain enough for that goes through whole.py,
-which is also what the fast way is tested against. Bytes, characters, functions and users' own tokenizers have no
-special tokens and no offsets: they encode span by span, so none of their tokens crosses a border.
+cuts them, and the places of tokens are known from their bytes. What is not plain enough for that goes through
+special_tokens.py, which is also what the fast way is tested against. Bytes, characters, functions and users' own
+tokenizers have no special tokens and no offsets: they encode span by span, so no token crosses a border.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from batchwright.base.errors import TokenizerError
 from batchwright.prepare.chat.added import AddedTokens
 from batchwright.prepare.chat.align import SpanTable, token_stops
-from batchwright.prepare.chat.cut import FastConversations, are_plain
+from batchwright.prepare.chat.fast_encode import FastConversationEncoder, are_plain
 from batchwright.prepare.chat.spans import Encoded, Rendered
 from batchwright.prepare.tokenizers import CharsTokenizer, JsonTokenizer
 
@@ -47,7 +47,6 @@ class ConversationEncoder:
 
     def encode(self, rendered: Sequence[Rendered]) -> list[Encoded]:
         """Tokens and spans of each conversation. A TokenizerError says by `number` which one it is about."""
-        _check_utf8(rendered)
         if not isinstance(self.tokenizer, JsonTokenizer):
             return _encode_spans(self.tokenizer, rendered)
         encoded: list[Encoded | None] = [None] * len(rendered)
@@ -63,30 +62,16 @@ class ConversationEncoder:
         return AddedTokens(self.tokenizer.backend.get_added_tokens_decoder())
 
     @cached_property
-    def _fast(self) -> FastConversations | None:
+    def _fast(self) -> FastConversationEncoder | None:
         fast = self.tokenizer.fast
-        return FastConversations(fast, self._added) if fast is not None and are_plain(self._added, fast) else None
+        return FastConversationEncoder(fast, self._added) if fast is not None and are_plain(self._added, fast) else None
 
     def _encode_whole(self, rendered: Sequence[Rendered], numbers: Sequence[int]) -> list[Encoded]:
         if not rendered:
             return []
         marked = [self._added.in_template(one) for one in rendered]
-        pieces = self.tokenizer.whole.encode([one.text for one in rendered], marked, numbers)
+        pieces = self.tokenizer.special_encoder.encode([one.text for one in rendered], marked, numbers)
         return [_aligned(one, *found) for one, found in zip(rendered, pieces, strict=True)]
-
-
-def _check_utf8(rendered: Sequence[Rendered]) -> None:
-    for number, one in enumerate(rendered):
-        if one.text.isascii():
-            continue
-        try:
-            one.text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"this text cannot be written as UTF-8: it has half a surrogate pair at character {error.start:,}",
-                number=number,
-                remedy="text.encode('utf-8', 'replace').decode() in a step before chat",
-            ) from None
 
 
 def _aligned(rendered: Rendered, tokens: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Encoded:

@@ -1,12 +1,13 @@
-"""One message of a row -> the normal form (see formats.py), and the rules that a conversation keeps."""
+"""The normal form of one message (see formats.py), and the rules that a conversation keeps."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from batchwright.base.words import suggest
+import msgspec
+
+from batchwright.base.words import listed, suggest
 from batchwright.prepare.chat.faults import ChatError
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
     "Message",
     "Turns",
     "check_order",
-    "listed",
+    "names_in_words",
     "read_turns",
     "text_of",
     "tools_of",
@@ -61,27 +62,29 @@ class Turns(NamedTuple):
     columns: Mapping[str, str]
     """Those that have other names than the format gives them."""
 
-    def said_with(self, field: str = "", **more: Any) -> str:
-        """The parameters that would say all this, and that a field of a turn has another name, or more."""
-        names = {"role": "from", "content": "value"} if self.format == "sharegpt" else {}
-        columns = {**self.columns, **({names.get(field, field): more.pop("name")} if field else {})}
-        given = {"format": self.format, **({"columns": columns} if columns else {}), **more}
-        return ", ".join(f"{name}={value!r}" for name, value in given.items())
+    def as_settings(self, columns: Mapping[str, str], **more: Any) -> str:
+        """The parameters that would say all this, and that fields of a turn have other names, or more."""
+        given: dict[str, Any] = {"format": self.format}
+        if self.columns or columns:
+            given["columns"] = {**self.columns, **columns}
+        return ", ".join(f"{name}={value!r}" for name, value in (given | more).items())
+
+    def field(self, name: str) -> str:
+        """What the format calls the role or the content of a turn."""
+        return {"role": "from", "content": "value"}[name] if self.format == "sharegpt" else name
 
 
 def read_turns(turns: Iterable[Any], how: Turns, messages: list[Message]) -> None:
-    role_field, content_field, roles = how.role, how.content, how.roles
-    is_normal = role_field == "role" and content_field == "content"
+    is_normal = (how.role, how.content) == ("role", "content")
     for item in turns:
         # Nearly always, a message is a role and a text, and what else a table has is null.
         if type(item) is dict and (len(item) == 2 or list(item.values()).count(None) == len(item) - 2):
-            role, content = item.get(role_field), item.get(content_field)
-            if type(content) is str and type(role) is str:
-                known = roles.get(role)
-                if known is not None and known != _CALL:
-                    is_kept = is_normal and known == role and len(item) == 2
-                    messages.append(item if is_kept else {"role": known, "content": content})
-                    continue
+            role, content = item.get(how.role), item.get(how.content)
+            known = how.roles.get(role, _CALL) if type(role) is str and type(content) is str else _CALL
+            if known != _CALL:
+                is_kept = is_normal and known == role and len(item) == 2
+                messages.append(item if is_kept else {"role": known, "content": content})
+                continue
         messages.append(_message(item, how, len(messages)))
 
 
@@ -90,15 +93,13 @@ def _message(item: Any, how: Turns, turn: int) -> Message:
     if not isinstance(item, dict):
         raise ChatError("not a message", f"it is {what_is(item)}, not an object with a role", turn=turn)
     given = {name: value for name, value in item.items() if value is not None and isinstance(value, _JSON_TYPES)}
-    role = _role_of(item, how, turn)
-    content = item.get(how.content)
+    role, content, calls = _role_of(item, how, turn), item.get(how.content), given.pop("tool_calls", None)
     for name in (how.role, how.content):
         given.pop(name, None)
-    calls = given.pop("tool_calls", None)
     if role == _CALL:
-        role, calls, content = "assistant", content, None
-        if calls is None:
+        if content is None:
             raise ChatError("missing content", f"a {item[how.role]} turn without {how.content!r}", turn=turn)
+        role, calls, content = "assistant", content, None
     elif isinstance(given.get("function_call"), dict):  # what tool calls were in OpenAI's first version
         calls = calls or [given.pop("function_call")]
     message: Message = {"role": role, "content": ""}
@@ -106,19 +107,18 @@ def _message(item: Any, how: Turns, turn: int) -> Message:
         if role != "assistant":
             raise ChatError("bad tool call", f"a {role} message has tool calls", turn=turn)
         message["tool_calls"] = _calls_of(calls, turn)
-    if content is None:
-        if "tool_calls" not in message:
-            raise _no_content(item, how, turn)
-    else:
+    if content is not None:
         message["content"] = text_of(content, turn)
+    elif not calls:
+        raise _no_content(item, how, turn)
     weight, train = given.pop("weight", None), given.pop("train", None)
     if weight is not None or train is not None:
         message["weight"] = _weight_of(weight, train, turn)
-    if not isinstance(given.get("reasoning_content", ""), str):
-        what = what_is(given["reasoning_content"])
-        raise ChatError("content is not text", f"'reasoning_content' is {what}, not text", turn=turn)
-    message.update((name, value) for name, value in given.items() if name not in message)
-    return message
+    reasoning = given.get("reasoning_content", "")
+    if not isinstance(reasoning, str):
+        reason = f"'reasoning_content' is {what_is(reasoning)}, not text"
+        raise ChatError("content is not text", reason, turn=turn)
+    return message | {name: value for name, value in given.items() if name not in message}
 
 
 def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
@@ -126,33 +126,34 @@ def _role_of(item: dict[str, Any], how: Turns, turn: int) -> str:
     if role is None:
         raise ChatError(
             "missing role",
-            f"no {how.role!r}: this message has {listed(item)}",
+            f"no {how.role!r}: this message has {names_in_words(item)}",
             turn=turn,
-            remedy=f"{how.said_with('role', name='FIELD')}, if it has another name",
+            remedy=f"{how.as_settings({how.field('role'): 'FIELD'})}, if it has another name",
         )
     if not isinstance(role, str):
         raise ChatError("unknown role", f"{how.role!r} is {what_is(role)}, not text", turn=turn)
     known = how.roles.get(role)
     if known is None:
-        near = LIKELY_ROLES.get(role.lower()) or suggest(role, ROLES) or "assistant"
+        near = LIKELY_ROLES.get(role.lower()) or suggest(role, ROLES)
+        if near not in ROLES:
+            near = "assistant"
         raise ChatError(
             "unknown role",
             f"{role!r}; known are {', '.join(how.roles)}",
             turn=turn,
-            remedy=f"{how.said_with(roles={role: 'assistant' if near == _CALL else near})}, if that is what it is",
+            remedy=f"{how.as_settings({}, roles={role: near})}, if that is what it is",
         )
     return known
 
 
 def _no_content(item: dict[str, Any], how: Turns, turn: int) -> ChatError:
-    null = how.content in item
+    reason, remedy = f"no {how.content!r}: this message has {names_in_words(item)}", ""
+    if how.content in item:
+        reason = f"{how.content!r} is null"
     other = next((name for name in ("content", "value", "text") if isinstance(item.get(name), str)), None)
-    return ChatError(
-        "missing content",
-        f"{how.content!r} is null" if null else f"no {how.content!r}: this message has {listed(item)}",
-        turn=turn,
-        remedy=f"{how.said_with('content', name=other)}, if that is it" if other else "",
-    )
+    if other is not None:
+        remedy = f"{how.as_settings({how.field('content'): other})}, if that is it"
+    return ChatError("missing content", reason, turn=turn, remedy=remedy)
 
 
 def text_of(content: Any, turn: int, where: str = "") -> str:
@@ -176,15 +177,13 @@ def _text_of_part(part: Any, turn: int) -> str:
 
 
 def _weight_of(weight: Any, train: Any, turn: int) -> float:
-    if weight is not None and train is not None:
-        raise ChatError("bad weight", "both 'weight' and 'train'", turn=turn, remedy="one of them")
-    if train is not None:
+    if weight is None:
         if not isinstance(train, bool):
             raise ChatError("bad weight", f"train={train!r} is not true or false", turn=turn)
         return float(train)
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ChatError("bad weight", f"weight={weight!r} is not a number", turn=turn)
-    if not 0 <= weight < _MAX_WEIGHT:
+    if train is not None:
+        raise ChatError("bad weight", "both 'weight' and 'train'", turn=turn, remedy="one of them")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < _MAX_WEIGHT:
         raise ChatError("bad weight", f"weight={weight!r} is not a number from 0 on", turn=turn)
     return float(weight)
 
@@ -210,23 +209,17 @@ def _call_of(call: Any, turn: int) -> dict[str, Any]:
         function = call  # without the wrapping
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise ChatError("bad tool call", f"no 'name' of the function: it has {listed(call)}", turn=turn)
+        raise ChatError("bad tool call", f"no 'name' of the function: it has {names_in_words(call)}", turn=turn)
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = (
-            _decoded(arguments, "bad tool call", f"the arguments of {name!r}", turn) if arguments.strip() else {}
-        )
-        if not isinstance(arguments, dict):
-            what = f"the arguments of {name!r} are {what_is(arguments)}, not an object"
-            raise ChatError("bad tool call", what, turn=turn)
-    elif arguments is None:
-        arguments = {}
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = _decoded(arguments, "bad tool call", f"the arguments of {name!r}", turn)
     elif isinstance(arguments, dict):
         arguments = _without_nulls(arguments)
-    else:
-        raise ChatError(
-            "bad tool call", f"the arguments of {name!r} are {what_is(arguments)}, not an object", turn=turn
-        )
+    elif arguments is None or isinstance(arguments, str):
+        arguments = {}
+    if not isinstance(arguments, dict):
+        reason = f"the arguments of {name!r} are {what_is(arguments)}, not an object"
+        raise ChatError("bad tool call", reason, turn=turn)
     normal: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if call.get("id") is not None:
         normal["id"] = call["id"]
@@ -257,25 +250,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _decoded(text: str, kind: str, what: str, turn: int | None) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ChatError("duplicate keys", f"{what}: {twice!r} is there twice", turn=turn)
-        return found
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-        if "\\u" in text:  # half a surrogate pair can be escaped, and is no text
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ChatError(kind, f"{what}: a string that is not JSON: {why}", turn=turn) from None
-    return value
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise ChatError(kind, f"{what}: a string that is not JSON: {error}", turn=turn) from None
 
 
 # Rules
@@ -310,32 +288,28 @@ def check_order(messages: list[Message]) -> None:
 
 def _check_result(message: Message, before: Message | None, turn: int) -> None:
     """A tool message answers the last message that is none, which must have called."""
-    remedy = "an assistant message with tool_calls before it"
-    if before is None or before["role"] != "assistant":
-        after = "is the first message" if before is None else f"comes after a {before['role']} message"
-        raise ChatError("role order", f"a tool message {after}: no tool was called", turn=turn, remedy=remedy)
+    reason, remedy = "", "an assistant message with tool_calls before it"
     answers = message.get("tool_call_id")
-    calls = before.get("tool_calls")
-    if not calls:
-        if answers is not None or not any(sign in before["content"] for sign in _WRITTEN_CALL):
-            reason = "a tool message comes after an assistant message that calls no tool"
-            raise ChatError("role order", reason, turn=turn, remedy=remedy)
-    elif answers is not None:
-        ids = [call["id"] for call in calls if "id" in call]
-        if ids and answers not in ids:
-            reason = f"tool_call_id {answers!r} is none of those before it ({', '.join(map(repr, ids))})"
-            raise ChatError("role order", reason, turn=turn, remedy="the id of the call that it answers")
+    if before is None:
+        reason = "a tool message is the first message: no tool was called"
+    elif before["role"] != "assistant":
+        reason = f"a tool message comes after a {before['role']} message: no tool was called"
+    elif "tool_calls" in before:
+        ids = [call["id"] for call in before["tool_calls"] if "id" in call]
+        if answers is not None and ids and answers not in ids:
+            reason = f"tool_call_id {answers!r} is none of those before it ({listed(map(repr, ids))})"
+            remedy = "the id of the call that it answers"
+    elif answers is not None or not any(sign in before["content"] for sign in _WRITTEN_CALL):
+        reason = "a tool message comes after an assistant message that calls no tool"
+    if reason:
+        raise ChatError("role order", reason, turn=turn, remedy=remedy)
 
 
 # Words
 
-_NAMES_SHOWN = 12
 
-
-def listed(row: Any) -> str:
-    names = list(row)
-    more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
-    return (", ".join(map(repr, names[:_NAMES_SHOWN])) or "nothing") + more
+def names_in_words(row: Iterable[Any]) -> str:
+    return listed(map(repr, row), most=12) or "nothing"
 
 
 def what_is(value: Any) -> str:

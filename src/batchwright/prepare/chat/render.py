@@ -22,12 +22,12 @@ from batchwright.base.checks import local_path
 from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint_value
 from batchwright.base.words import suggest
-from batchwright.prepare.chat.blind import is_blind
 from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.sandbox import Compiled, compile_template
-from batchwright.prepare.chat.skeleton import Skeletons
+from batchwright.prepare.chat.locate import locate, plain_conversation
+from batchwright.prepare.chat.opaque import LookedInside, OpaqueText, compile_for_opaque
+from batchwright.prepare.chat.render_cache import RenderCache
+from batchwright.prepare.chat.sandbox import CompiledTemplate, compile_template
 from batchwright.prepare.chat.spans import Rendered
-from batchwright.prepare.chat.tagging import locate, plain_conversation
 from batchwright.prepare.chat.templates import BUILT_IN
 from batchwright.prepare.chat.turns import Markers, find_turns
 from batchwright.prepare.tokenizers import WELL_KNOWN_EOS
@@ -89,17 +89,33 @@ class ChatTemplate:
         Raises `ChatError` if the template refuses the conversation, or drops, reorders or changes a message.
         """
         # What generation marks say is not in the text, so it cannot be told from the text that they say the same.
-        return (self._rendered_in_full if self._compiled.has_generation else self._skeletons.rendered)(conversation)
+        render = self._rendered_in_full if self._compiled.has_generation else self._cache.rendered
+        found = render(conversation)
+        if not found.text.isascii():
+            _refuse_half_characters(found.text)
+        return found
 
     @cached_property
-    def _skeletons(self) -> Skeletons:
-        return Skeletons(self._rendered_in_full, self.render, is_blind=is_blind(self.source))
+    def _cache(self) -> RenderCache:
+        return RenderCache(self._rendered_in_full, self.render, self._prints_only)
+
+    @cached_property
+    def _compiled_for_opaque(self) -> CompiledTemplate:
+        return compile_for_opaque(self.source, self.name)
+
+    def _prints_only(self, conversation: Mapping[str, Any]) -> bool:
+        """Whether this template prints the contents of messages without looking into them."""
+        messages = [{**message, "content": OpaqueText(message["content"])} for message in conversation["messages"]]
+        variables = self._variables(plain_conversation({**conversation, "messages": messages}), False)
+        try:
+            self._compiled_for_opaque.render(variables)
+        except (LookedInside, ChatError, SpecError):
+            return False
+        return True
 
     def _rendered_in_full(self, conversation: Mapping[str, Any]) -> Rendered:
         conversation = self._fitted(conversation)
-        located = locate(
-            conversation, self._render, trims=self._is_trimmed, template=self.name, marks=self._compiled.has_generation
-        )
+        located = locate(conversation, self._render, template=self.name, marks=self._compiled.has_generation)
         messages = conversation["messages"]
 
         def prefix(number: int, asked: bool) -> str | None:
@@ -116,21 +132,19 @@ class ChatTemplate:
         return next(iter(self._markers.ends), None)
 
     @cached_property
-    def _compiled(self) -> Compiled:
+    def _compiled(self) -> CompiledTemplate:
         return compile_template(self.source, self.name)
 
     def _render(self, conversation: dict[str, Any], marks: bool, add_generation_prompt: bool = False) -> str:
-        variables = {
-            "documents": None,
-            **self.special_tokens,
-            **self.args,
-            **conversation,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = self._variables(conversation, add_generation_prompt)
         num_characters = sum(len(message["content"]) for message in conversation["messages"])
         if any(_only_calls(message) for message in conversation["messages"]) and self._calls_as.content is None:
             variables["messages"] = [{**m, "content": None} if _only_calls(m) else m for m in conversation["messages"]]
         return self._compiled.render(variables, num_characters=num_characters, marks=marks)
+
+    def _variables(self, conversation: Mapping[str, Any], add_generation_prompt: bool) -> dict[str, Any]:
+        fixed = {"documents": None, **self.special_tokens, **self.args}
+        return {**fixed, **conversation, "add_generation_prompt": add_generation_prompt}
 
     def _fitted(self, conversation: Mapping[str, Any]) -> Mapping[str, Any]:
         """A conversation with the arguments of tool calls as this template takes them."""
@@ -156,13 +170,8 @@ class ChatTemplate:
         user, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}
         again = {"role": "user", "content": _ASKED_AGAIN}
         before, _, after = (self._try(user, answer) or "").partition(_ANSWER)
-        ends = self._ends_in(after)[:1]
         between = (self._try(user, answer, again) or "").partition(_ANSWER)[2].partition(_ASKED_AGAIN)[0]
-        first, *others = [*self._ends_in(between), ""]
-        if ends and first != ends[0] and len(others) > 1:  # some end the last turn with another; one marker is a header
-            ends.append(first)
-        elif not after.strip() and first not in before.partition(_ASKED)[0]:  # others do not end it; this is no header
-            ends = [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
+        ends = self._find_ends(before.partition(_ASKED)[0], after, between)
         alone, prompted = self._try(user) or "", self._try(user, prompt=True) or ""
         header = _behind_ends(before.partition(_ASKED)[2], ends)
         behind = prompted.partition(_ASKED)[2]
@@ -172,9 +181,19 @@ class ChatTemplate:
             prompt, header = "", header.removeprefix(behind)
         else:  # always or never there: what stands behind the user's turn
             prompt = _behind_ends(behind, ends)
-        prompt = prompt if prompt.strip() else header
+        if not prompt.strip():
+            prompt = header
         lead = header[header.rfind(prompt) + len(prompt) :] if prompt in header else ""
         return Markers(tuple(ends), prompt, lead, self.special_tokens.get("bos_token", ""))
+
+    def _find_ends(self, first_header: str, after: str, between: str) -> list[str]:
+        """End-of-turn markers, from what follows the last answer, and what stands between an answer and a question."""
+        last, (first, *others) = self._ends_in(after)[:1], [*self._ends_in(between), ""]
+        if last and first != last[0] and len(others) > 1:
+            return [*last, first]  # some end the last turn with another; one marker alone is a header
+        if not last and not after.strip() and first not in first_header:  # others do not end it; this is no header
+            return [first] if len(others) > 1 or first == self.special_tokens.get("eos_token") else []
+        return last
 
     def _ends_in(self, after: str) -> list[str]:
         """What looks like a token in the text after an answer, if it starts with one."""
@@ -194,44 +213,21 @@ class ChatTemplate:
                 {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
                 {"role": "assistant", "content": "a"},
             ]
-            given = {"documents": None, "tools": None, **self.special_tokens, **self.args, "messages": messages}
             try:
-                text = self._compiled.render({**given, "add_generation_prompt": False})
+                text = self._compiled.render(self._variables({"messages": messages, "tools": None}, False))
             except ChatError:
                 continue
             if _ANSWER in text and _ASKED in text:
                 return calls
         return _WAYS_TO_CALL[0]
 
-    def _is_trimmed(self, role: str, kind: str) -> bool:
-        if kind not in ("content", "reasoning"):
-            return False
-        known: dict[tuple[str, str], bool] = self.__dict__.setdefault("_trimmed", {})
-        if (role, kind) not in known:
-            known[role, kind] = self._find_trimmed(role, kind)
-        return known[role, kind]
 
-    def _find_trimmed(self, role: str, kind: str) -> bool:
-        """Whether the template strips the blanks around such strings."""
-        user, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
-        call = {"type": "function", "id": "123456789", "function": {"name": "f", "arguments": {}}}
-        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-        around: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
-            "system": ([], [user, answer]),
-            "developer": ([], [user, answer]),
-            "user": ([], [answer]),
-            "assistant": ([user], []),
-        }
-        before, after = around.get(role, ([user, asked], [answer]))
-        texts = []
-        for text in (f" \n{_ASKED}\n ", _ASKED):
-            message = {"role": role, "content": text, "name": "f", "tool_call_id": "123456789"}
-            if kind == "reasoning":
-                message |= {"content": "a", "reasoning_content": text}
-            if role != "tool":
-                del message["name"], message["tool_call_id"]
-            texts.append(self._try(*before, message, *after))
-        return texts[0] is not None and texts[0] == texts[1] and _ASKED in texts[0]
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        reason = f"half a surrogate pair at character {error.start:,} of the rendered text"
+        raise ChatError("not UTF-8", reason) from None
 
 
 def _only_calls(message: Mapping[str, Any]) -> bool:
@@ -266,38 +262,41 @@ def find_template(
     A tokenizer may have several templates of its own: "default" is taken, and any other by its name.
     """
     config = getattr(tokenizer, "config", None) or {}
-    tokens = _special_tokens(config)
-    given = dict(args or {})
-    own = _own_templates(config)
-    if template is None:
-        if not own:
-            raise TokenizerError(
-                f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+    tokens, own = _special_tokens(config), _own_templates(config)
+    match template:
+        case None:
+            name, source = _name_of(tokenizer), _default_of(own, tokenizer)
+        case str() if "{{" in template or "{%" in template:
+            name, source = "inline", template
+        case str() if template in BUILT_IN:
+            name, (source, literals) = template, BUILT_IN[template]
+            vocab = getattr(tokenizer, "vocab", None) or {}
+            tokens = {token: _token_for(token, literal, vocab) for token, literal in literals.items()} | tokens
+        case str() if template in own:
+            name, source = f"{_name_of(tokenizer)}:{template}", own[template]
+        case str() | os.PathLike():
+            name, source = Path(template).name, _read(template, [*BUILT_IN, *own])
+        case _:
+            raise SpecError(
+                f"chat_template={template!r} is not a chat template",
                 parameter="chat_template",
-                names=", ".join(BUILT_IN),
-                remedy="chat_template='chatml', another of these names, or a Jinja string",
+                remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
             )
-        name = "default" if "default" in own else next(iter(own))
-        found = ChatTemplate(_name_of(tokenizer), own[name], tokens, given)
-    elif isinstance(template, str) and ("{{" in template or "{%" in template):
-        found = ChatTemplate("inline", template, tokens, given)
-    elif isinstance(template, str) and template in BUILT_IN:
-        built_in = BUILT_IN[template]
-        vocab = getattr(tokenizer, "vocab", None) or {}
-        defaults = {name: _token_for(name, literal, vocab) for name, literal in built_in.tokens.items()}
-        found = ChatTemplate(template, built_in.source, defaults | tokens, given)
-    elif isinstance(template, str) and template in own:
-        found = ChatTemplate(f"{_name_of(tokenizer)}:{template}", own[template], tokens, given)
-    elif isinstance(template, str | os.PathLike):
-        found = ChatTemplate(Path(template).name, _read(template, [*BUILT_IN, *own]), tokens, given)
-    else:
-        raise SpecError(
-            f"chat_template={template!r} is not a chat template",
-            parameter="chat_template",
-            remedy=f"one of {', '.join(BUILT_IN)}; a Jinja string; the path of a .jinja file",
-        )
+    found = ChatTemplate(name, source, tokens, dict(args or {}))
     _ = found._compiled  # says now, not at the first row, that it is not valid
     return found
+
+
+def _default_of(own: Mapping[str, str], tokenizer: Any) -> str:
+    for source in (own.get("default"), *own.values()):
+        if source is not None:
+            return source
+    raise TokenizerError(
+        f"the tokenizer {_name_of(tokenizer)!r} has no chat template",
+        parameter="chat_template",
+        names=", ".join(BUILT_IN),
+        remedy="chat_template='chatml', another of these names, or a Jinja string",
+    )
 
 
 def _name_of(tokenizer: Any) -> str:

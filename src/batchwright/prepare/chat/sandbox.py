@@ -1,8 +1,9 @@
-"""Chat templates come from strangers: Jinja as transformers sets it up, in the immutable sandbox, with limits on work.
+"""The sandbox for chat templates, which come from strangers: Jinja as transformers sets it up, with limits on work.
 
-A template is made to count what it does (loop rounds weighed by what is in the loop, calls, characters made), so that
-an endless one ends in an error, without signals, threads or another process. No text depends on the time or on chance:
-the same template and conversation give the same one on every day, or the error that a limit was met.
+There are two limits. Every round of a loop and every call looks at the CPU clock: a template without end becomes
+an error, without signals, threads or another process. And whatever may make much text, or go through nested lists, asks
+before it does. No text depends on the time or on chance: the same template and conversation give the same one on every
+day, or the error that a limit was met.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import datetime
 import functools
 import json
 import re
+import threading
 import time
 import types
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -26,103 +28,100 @@ from jinja2.exceptions import SecurityError
 from batchwright.base.errors import SpecError
 from batchwright.prepare.chat.faults import ChatError
 
-__all__ = ["GENERATION_CLOSE", "GENERATION_OPEN", "MAX_CHARACTERS", "MAX_STEPS", "Compiled", "compile_template"]
+__all__ = [
+    "GENERATION_CLOSE",
+    "GENERATION_OPEN",
+    "CompiledTemplate",
+    "TemplateEnvironment",
+    "compile_template",
+    "own_values",
+]
 
-MAX_STEPS = 2_000_000
-"""Work of one render: nodes of the template that loops and calls ran. Real templates need some hundreds a message."""
+MAX_SECONDS = 0.5
+"""CPU time of one render, beyond what a long conversation may take. Real templates take a thousandth of it."""
 MAX_CHARACTERS = 16_000_000
 """Characters of one text that a template makes, beyond what the conversation brought (eight times over)."""
 MAX_MADE = 16 * MAX_CHARACTERS
 """Characters of all texts that one render makes on its way."""
 MAX_ITEMS = 200_000
-"""Things inside one list or mapping that is printed, and items of a list that is repeated."""
+"""Items inside one list or mapping that is printed, compared or passed on."""
 MAX_INTEGER = 1_000_000
 """Integers as arguments: what pads, repeats or indents by more is not a chat template."""
-MAX_SECONDS = 0.5
-"""CPU time of one render, beyond what a long conversation may take: the last net, for work that no count sees
-(searching a long text in a loop). Real templates take a thousandth of it."""
+MAX_BITS = 4096
 
 GENERATION_OPEN, GENERATION_CLOSE = "\ufdd0\ufdd4\ufde0\ufde0\ufde0\ufde0", "\ufdd0\ufdd5\ufde0\ufde0\ufde0\ufde0"
 """Where `{% generation %}` blocks start and stop, in renders that ask for it."""
 
-_CHECK_STEPS = 500
-_WIDTH = re.compile(r"\d{7,}")
+_MULTIPLIES = {
+    *("replace", "join", "format", "format_map", "%", "expandtabs", "translate", "indent", "tojson", "batch", "slice"),
+    "wordwrap",
+}
+"""Filters, methods and operators whose result may be as long as two of their arguments multiplied."""
+_TICKS = 16
+"""Rounds and calls between two looks at the clock."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, jinja2.utils.Namespace)
+# Names of filters that no template can write
+_ROUNDS, _JOINED, _MARK, _SIZED = "\0rounds", "\0joined", "\0mark", "\0sized"
 
 
 class _Limit(Exception):
     """A template that asks for too much work."""
 
 
-class _Meter:
-    """What one render did so far. Threads that share a template share it: limits are looser then, texts the same."""
+class _Budget:
+    """The work that one render may do. Of threads that share a template, the last one to begin is timed."""
 
     def __init__(self) -> None:
-        self.start(0, 0, 0)
+        self.start(0, 0)
 
-    def start(self, num_nodes: int, num_messages: int, num_characters: int) -> None:
-        self.steps = self.made = 0
-        self.max_steps = MAX_STEPS + 4 * num_nodes * num_messages
+    def start(self, num_messages: int, num_characters: int) -> None:
+        self.ticks = self.made = 0
+        self.thread, self.began = threading.get_ident(), time.thread_time()
         self.max_seconds = MAX_SECONDS + num_messages * 1e-2 + num_characters * 1e-6
         self.max_characters = MAX_CHARACTERS + 8 * num_characters
         self.max_made = MAX_MADE + 64 * num_characters
-        self.check_at, self.seconds = _CHECK_STEPS, -1.0
 
-    def step(self, steps: int) -> None:
-        self.steps += steps
-        if self.steps > self.check_at:
-            self._check()
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks % _TICKS or threading.get_ident() != self.thread:
+            return
+        if time.thread_time() - self.began > self.max_seconds:
+            raise _Limit(f"it takes more than {self.max_seconds:.1f} s of CPU time: a loop or recursion without end")
 
-    def _check(self) -> None:
-        if self.steps > self.max_steps:
-            raise _Limit(f"it takes more than {self.max_steps:,} steps: a loop or recursion without end")
-        self.check_at = self.steps + _CHECK_STEPS
-        now = time.thread_time()
-        if self.seconds < 0:
-            self.seconds = now
-        elif now - self.seconds > self.max_seconds:
-            raise _Limit(f"it takes more than {self.max_seconds:.1f} s of CPU time")
-
-    def will_make(self, num_characters: int) -> None:
-        """Asked before anything that may be large is made."""
+    def make(self, num_characters: int) -> None:
+        """Asked before any text or list is made that may be large."""
         self.made += num_characters
         if num_characters > self.max_characters or self.made > self.max_made:
             raise _Limit(f"it makes texts of more than {self.max_characters:,} characters")
 
-    def text_size(self, value: Any) -> int:
-        """About how many characters a value has when printed."""
+    def size(self, value: Any) -> int:
+        """About the number of characters that a value has when printed."""
         if isinstance(value, str | bytes):
             return len(value)
-        if isinstance(value, dict | list | tuple | set | frozenset | jinja2.utils.Namespace):
-            return self._size_inside(value)
-        return 20
-
-    def _size_inside(self, value: Any) -> int:
+        if not isinstance(value, _CONTAINERS):
+            return 20
         size, left, seen = 0, [value], 0
         while left:
             seen += 1
             if seen > MAX_ITEMS:
-                raise _Limit(f"it prints a list or mapping of more than {MAX_ITEMS:,} things")
+                raise _Limit(f"it goes through a list or mapping of more than {MAX_ITEMS:,} things")
             item = left.pop()
             if isinstance(item, jinja2.utils.Namespace):
                 item = item._Namespace__attrs
             if isinstance(item, dict):
                 left.extend(item.values())
-                size += sum(map(len, map(str, item)))
-            elif isinstance(item, list | tuple | set | frozenset):
+                size += sum(len(str(key)) for key in item)
+            elif isinstance(item, _CONTAINERS):
                 left.extend(item)
+            elif isinstance(item, str | bytes):
+                size += len(item)
             else:
-                size += len(item) if isinstance(item, str | bytes) else 20
-        self.step(seen)
+                size += 20
         return size
 
-    def check_integers(self, values: Iterable[Any]) -> None:
-        for value in values:
-            if isinstance(value, int | float) and abs(value) > MAX_INTEGER:
-                raise _Limit(f"it calls a function with {value:.6g}; more than {MAX_INTEGER:,} is not allowed")
 
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The immutable sandbox, whose operators, calls and filters are counted."""
+class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's immutable sandbox, whose operators, calls and filters keep to a budget."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -133,21 +132,19 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             extensions=[_Generation, jinja2.ext.loopcontrols],
             finalize=self._printed,
         )
-        self.meter = _Meter()
-        self.num_nodes = 0
+        self.budget = _Budget()
         self.concat = self._concat  # type: ignore[method-assign]
         for chance in ("random", "pprint"):  # one is not reproducible, the other takes minutes for nested lists
             del self.filters[chance]
         del self.globals["lipsum"]  # chance again
         self.filters["tojson"] = _tojson
-        self.filters = {name: self._counted_filter(name, function) for name, function in self.filters.items()}
-        self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _MARK: self._mark, _SIZED: self._sized}
+        self.filters = {name: self._counted(name, function) for name, function in self.filters.items()}
+        self.filters |= {_ROUNDS: self._rounds, _JOINED: self._joined, _SIZED: self._sized, _MARK: _mark}
         self.globals |= {"raise_exception": _raise_exception, "dict": _dict, "namespace": _Namespace}
 
     def parse_counted(self, source: str) -> nodes.Template:
         """The tree of a template, with counters put in."""
         tree = self.parse(source)
-        self.num_nodes = _count_nodes(tree)
         _put_counters(tree)
         return tree
 
@@ -155,182 +152,139 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         # Jinja would print nothing for `{{ ''.__class__ }}`: who tries, should hear it.
         raise SecurityError(f"{attribute!r} of a {type(obj).__name__}")
 
-    # What templates do, counted
-
     def _concat(self, parts: Iterable[str]) -> str:
-        meter, size, texts = self.meter, 0, []
+        size, texts = 0, []
         for part in parts:
             size += len(part)
-            if size > meter.max_characters:
+            if size > self.budget.max_characters:
                 break
             texts.append(part)
-        meter.will_make(size)
+        self.budget.make(size)
         return "".join(texts)
 
     def _printed(self, value: Any) -> Any:
         if not isinstance(value, str):
-            self.meter.will_make(self.meter.text_size(value))
+            self.budget.make(self.budget.size(value))
         return value
 
-    @staticmethod
-    @jinja2.pass_context
-    def _rounds(context: Any, iterable: Any, weight: int) -> Iterator[Any]:
-        step = context.environment.meter.step
+    def _rounds(self, iterable: Any) -> Iterator[Any]:
         for item in iterable:
-            step(weight)
+            self.budget.tick()
             yield item
 
-    @staticmethod
-    @jinja2.pass_context
-    def _joined(context: Any, parts: list[Any]) -> str:
-        meter = context.environment.meter
-        meter.will_make(sum(map(meter.text_size, parts)))
+    def _joined(self, parts: list[Any]) -> str:
+        self.budget.make(sum(map(self.budget.size, parts)))
         return "".join(map(str, parts))
 
-    @staticmethod
-    @jinja2.pass_context
-    def _sized(context: Any, value: Any) -> Any:
+    def _sized(self, value: Any) -> Any:
         """What is compared or hashed: lists that have each other inside many times over would take for ever."""
-        if isinstance(value, list | tuple | dict):
-            context.environment.meter.text_size(value)
+        self.budget.size(value)
         return value
 
-    @staticmethod
-    @jinja2.pass_context
-    def _mark(context: Any, mark: str) -> str:
-        return mark if context.parent.get(_MARK) else ""
-
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        meter = self.meter
-        if operator == "+":
-            if type(left) is str and type(right) is str:
-                meter.made += len(left) + len(right)
-                if meter.made > MAX_CHARACTERS:
-                    meter.made -= len(left) + len(right)
-                    meter.will_make(len(left) + len(right))
-                return left + right
-            if isinstance(left, str | list | tuple | bytes) and isinstance(right, str | list | tuple | bytes):
-                meter.will_make(len(left) + len(right))
+        if operator == "+" and type(left) is type(right) is str:  # nearly always
+            self.budget.make(len(left) + len(right))
+            return left + right
+        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            self.budget.make(len(left) + len(right))
         elif operator == "*":
             for many, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(many, str | bytes | list | tuple):
-                    if not isinstance(many, str | bytes) and len(many) * times > MAX_ITEMS:
-                        raise _Limit(f"it makes a list of more than {MAX_ITEMS:,} things")
-                    meter.will_make(len(many) * times)
-            _check_power(left, right, 1)
-        elif operator == "**":
-            _check_power(left, right, None)
-        elif isinstance(left, str | bytes):
-            meter.check_integers(right if isinstance(right, tuple) else (right,))
-            self._check_format(left, "%", (right,))
+                    self.budget.make(len(many) * times)
+        elif operator == "%" and isinstance(left, str | bytes):
+            self._allow("%", left, right if isinstance(right, tuple) else (right,))
+        _check_bits(operator, left, right)
         return self.binop_table[operator](left, right)
-
-    def _check_format(self, form: str | bytes, sign: str, values: Iterable[Any]) -> None:
-        if isinstance(form, bytes):
-            form = form.decode("latin-1")
-        if _WIDTH.search(form):
-            raise _Limit("it formats with a width of millions of characters")
-        biggest = max(map(self.meter.text_size, values), default=0)
-        num_widths = sum(map(int, re.findall(r"\d{4,6}", form)))
-        self.meter.will_make(len(form) + form.count(sign) * biggest + num_widths)
 
     def call(*arguments: Any, **kwargs: Any) -> Any:
         self, context, function, *args = arguments  # names of their own could meet a keyword of the template
-        meter = self.meter
-        if isinstance(function, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
-            meter.step(self.num_nodes + 30)  # a call takes longer than most nodes
-        else:
-            meter.step(1)
-            if args or kwargs:
-                self._check_call(function, args, kwargs)
-        result = super(_Environment, self).call(context, function, *args, **kwargs)
-        if isinstance(result, range):
-            meter.step(len(result) // 8)
-        elif isinstance(result, str | bytes | list):
-            meter.will_make(len(result))
+        self.budget.tick()
+        if not isinstance(function, jinja2.runtime.Macro | jinja2.runtime.LoopContext):
+            args = self._allow_call(function, args, own_values(kwargs))
+        result = super(TemplateEnvironment, self).call(context, function, *args, **kwargs)
+        if isinstance(result, str | bytes | list):
+            self.budget.make(len(result))
         return result
 
-    def _check_call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-        meter = self.meter
-        if function is not jinja2.sandbox.safe_range:  # which has a limit of its own
-            meter.check_integers((*args, *kwargs.values()))
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, list | tuple | dict):  # index(), count(), get()
-            for value in (owner, *args):
-                meter.text_size(value)
-        if isinstance(owner, str | bytes):
-            meter.step(len(owner) >> 8)
-            name = function.__name__
-            if name == "join" and args and not isinstance(args[0], str | bytes):
-                args[0] = items = list(args[0])
-                meter.will_make(sum(map(meter.text_size, items)) + len(owner) * len(items))
-            elif name == "replace" and len(args) >= 2 and isinstance(args[1], type(owner)):
-                meter.will_make(len(owner) + owner.count(args[0]) * len(args[1]))
-            elif name in ("expandtabs", "translate"):
-                widest = max(a if isinstance(a, int) else meter.text_size(a) for a in (*args, *kwargs.values()))
-                meter.will_make(len(owner) * widest)
-        elif isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):  # a sandboxed str.format
-            form = getattr(function.__wrapped__, "__self__", "")
-            if isinstance(form, str):
-                self._check_format(form, "{", (*args, *kwargs.values()))
+    def _allow_call(self, function: Any, args: list[Any], more: list[Any]) -> list[Any]:
+        """Check a call, and give its arguments."""
+        name = getattr(function, "__name__", "")
+        value = getattr(function, "__self__", None)
+        if isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):  # a sandboxed str.format
+            name, value = "format", getattr(function.__wrapped__, "__self__", "")
+        if name == "join" and args:
+            items = list(args[0])
+            self._allow(name, items, (value,))
+            return [items]
+        if args or more:
+            self._allow(name, value, [*args, *more])
+        return args
 
-    def _counted_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        passed = jinja2.utils._PassArg.from_obj(function) is not None
-        meter = self.meter
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        num_passed = int(jinja2.utils._PassArg.from_obj(function) is not None)
 
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            first, *others = args[1:] if passed else args
-            if isinstance(first, Generator | map | filter):
-                first = list(first)
-                args = (args[0], first, *others) if passed else (first, *others)
-            if isinstance(first, str | bytes | list | tuple | dict | range):
-                meter.step(
-                    1 + (len(first) >> 8 if isinstance(first, str | bytes) else 16 * len(first))
-                )  # map and select take long
-            if name not in ("default", "d", "int", "float", "round", "abs"):
-                self._check_filter(name, first, (*others, *kwargs.values()))
-            result = function(*args, **kwargs)
+            passed, value, others = args[:num_passed], args[num_passed], args[num_passed + 1 :]
+            if isinstance(value, Generator | map | filter):
+                value = list(value)
+            self.budget.tick()
+            if name not in ("default", "d"):
+                self._allow(name, value, (*others, *kwargs.values()))
+            result = function(*passed, value, *others, **kwargs)
             if isinstance(result, str):
-                meter.will_make(len(result))
+                self.budget.make(len(result))
             return result
 
         return counted
 
-    def _check_filter(self, name: str, value: Any, others: tuple[Any, ...]) -> None:
-        meter = self.meter
-        if others:
-            meter.check_integers(others)
-        size = meter.text_size(value)
-        if name == "tojson" and any(isinstance(other, int) and other > 100 for other in others):
-            raise _Limit("it writes JSON with an indent of more than 100")
-        if name == "format":
-            self._check_format(str(value), "%", others)
-        elif name == "replace" and len(others) >= 2 and isinstance(value, str):
-            old, new = str(others[0]), str(others[1])
-            meter.will_make(size + value.count(old) * len(new))
-        elif others and name in ("indent", "wordwrap", "join", "batch", "slice"):
-            count = len(value) if isinstance(value, list | tuple | dict) else size
-            count = value.count("\n") + 1 if name == "indent" and isinstance(value, str) else count
-            widest = max(o if isinstance(o, int) else len(o) if isinstance(o, str) else 0 for o in others)
-            meter.will_make(size + count * widest)
-        elif isinstance(value, dict | list | tuple):
-            meter.will_make(size)
+    def _allow(self, name: str, value: Any, others: Sequence[Any]) -> None:
+        """Raise if the filter, method or operator `name` may make too much of a value and its other arguments."""
+        if name not in _MULTIPLIES and all(type(each) is str for each in (value, *others)):
+            return
+        size, sizes = self.budget.size(value), [self.budget.size(other) for other in others]
+        numbers = [abs(other) for other in others if isinstance(other, int | float)]
+        if max(numbers, default=0) > MAX_INTEGER:
+            raise _Limit(f"it calls a function with {max(numbers):.6g}; more than {MAX_INTEGER:,} is not allowed")
+        widest = max([*sizes, *numbers], default=0)
+        match name:
+            case "replace" if len(others) > 1 and isinstance(value, str) and isinstance(others[0], str):
+                size += value.count(others[0]) * sizes[1]
+            case "join" if others:
+                size += len(value) * sizes[0]
+            case "format" | "format_map" | "%" if isinstance(value, str | bytes):
+                size = _formatted_size(value, name, max(sizes, default=0))
+            case "expandtabs" | "translate" | "indent" | "tojson" | "batch" | "slice" | "wordwrap":
+                size *= max(int(widest), 1)
+        if size > self.budget.max_characters:
+            self.budget.make(size)
 
 
-def _check_power(left: Any, right: Any, times: int | None) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if times is None else left.bit_length() + right.bit_length()
-        if bits > 4096:
-            raise _Limit("it makes a number of more than 4,096 bits")
+def own_values(kwargs: Mapping[str, Any]) -> list[Any]:
+    """The keyword arguments of a call, without those that Jinja adds inside of loops."""
+    return [value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")]
 
 
-# Names that no template can write
-_ROUNDS, _JOINED, _MARK, _SIZED = "\0rounds", "\0joined", "\0mark", "\0sized"
+def _formatted_size(form: str | bytes, name: str, biggest: int) -> int:
+    """The most characters that a format can give: fields of at most `biggest`, and widths."""
+    text = form if isinstance(form, str) else form.decode("latin-1")
+    widths = [int(width) for width in re.findall(r"\d{4,19}", text)]
+    if max(widths, default=0) > MAX_INTEGER:
+        raise _Limit("it formats with a width of millions of characters")
+    return len(text) + text.count("%" if name == "%" else "{") * biggest + sum(widths)
 
 
-def _count_nodes(node: nodes.Node) -> int:
-    return 1 + sum(map(_count_nodes, node.iter_child_nodes()))
+def _check_bits(operator: str, left: Any, right: Any) -> None:
+    """Keep numbers short: one with millions of digits takes minutes."""
+    if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_BITS:
+            raise _Limit(f"it makes a number of more than {MAX_BITS:,} bits")
+
+
+@jinja2.pass_context
+def _mark(context: Any, mark: str) -> str:
+    return mark if context.parent.get(_MARK) else ""
 
 
 def _put_counters(node: nodes.Node) -> None:
@@ -344,16 +298,24 @@ def _put_counters(node: nodes.Node) -> None:
         elif isinstance(value, nodes.Node):
             _put_counters(value)
             setattr(node, name, _joining(value))
-    if isinstance(node, nodes.For):
-        weight = sum(map(_count_nodes, [*node.body, *([node.test] if node.test else [])])) + 3
-        node.iter = _filtered(node.iter, _ROUNDS, nodes.Const(weight))
-    elif isinstance(node, nodes.Compare):
-        if not any(isinstance(side, nodes.Const) for side in (node.expr, *(operand.expr for operand in node.ops))):
-            node.expr = _filtered(node.expr, _SIZED)
-            for operand in node.ops:
-                operand.expr = _filtered(operand.expr, _SIZED)
-    elif isinstance(node, nodes.Pair) and not isinstance(node.key, nodes.Const):
-        node.key = _filtered(node.key, _SIZED)
+    match node:
+        case nodes.For():
+            node.iter = _filtered(node.iter, _ROUNDS)
+        case nodes.Compare():
+            _put_sizes(node)
+        case nodes.Pair() if not isinstance(node.key, nodes.Const):
+            node.key = _filtered(node.key, _SIZED)
+
+
+def _put_sizes(node: nodes.Compare) -> None:
+    """Comparing with a constant is quick, whatever it is that is compared; but `x in "words"` looks into x."""
+    has_constant = any(isinstance(side, nodes.Const) for side in (node.expr, *(operand.expr for operand in node.ops)))
+    is_search = node.ops[0].op in ("in", "notin")
+    if not has_constant or (is_search and not isinstance(node.expr, nodes.Const)):
+        node.expr = _filtered(node.expr, _SIZED)
+    if not has_constant:
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, _SIZED)
 
 
 def _joining(node: nodes.Node) -> nodes.Node:
@@ -418,12 +380,16 @@ def _fixed_date(name: str, date: object) -> Callable[[str], str]:
     return lambda form: day.strftime(form)
 
 
-class Compiled:
+_FAILURES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""What Python raises where a template asks for what a conversation does not have."""
+
+
+class CompiledTemplate:
     """A template, ready to render."""
 
-    def __init__(self, source: str, name: str) -> None:
+    def __init__(self, source: str, name: str, environment: TemplateEnvironment) -> None:
         self.name = name
-        self._environment = _Environment()
+        self._environment = environment
         try:
             tree = self._environment.parse_counted(source)
             self._template = self._environment.from_string(tree)
@@ -448,7 +414,7 @@ class Compiled:
         """The text. `num_characters` is how much the conversation itself brought: limits grow with it."""
         environment, template = self._environment, self._template
         num_messages = len(variables.get("messages", ()))
-        environment.meter.start(environment.num_nodes, num_messages, num_characters)
+        environment.budget.start(num_messages, num_characters)
         variables = {**variables, _MARK: marks}
         if "strftime_now" in variables:
             variables["strftime_now"] = _fixed_date(self.name, variables["strftime_now"])
@@ -481,15 +447,7 @@ class Compiled:
                     remedy="a fixed day: args={'strftime_now': '2025-01-31'}",
                 ) from None
             raise self._failed(error) from None
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            AssertionError,
-        ) as error:
+        except (jinja2.TemplateError, *_FAILURES) as error:
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> ChatError:
@@ -498,5 +456,5 @@ class Compiled:
 
 
 @functools.lru_cache(maxsize=64)
-def compile_template(source: str, name: str) -> Compiled:
-    return Compiled(source, name)
+def compile_template(source: str, name: str) -> CompiledTemplate:
+    return CompiledTemplate(source, name, TemplateEnvironment())

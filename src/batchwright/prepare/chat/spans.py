@@ -62,3 +62,7 @@ class Encoded(NamedTuple):
     tokens: NDArray[Any]
     spans: NDArray[Any]
     """Of SPAN_DTYPE; tile the tokens, in order; none is empty."""
+
+    def fields(self) -> dict[str, NDArray[Any]]:
+        """The spans, field by field."""
+        return {name: self.spans[name] for name in SPAN_DTYPE.names or ()}

@@ -15,8 +15,10 @@ from batchwright.base.errors import SpecError, TokenizerError
 from batchwright.base.fingerprint import fingerprint
 from batchwright.prepare.chat.encode import ConversationEncoder
 from batchwright.prepare.chat.faults import ChatError
-from batchwright.prepare.chat.formats import Layout, layout_of
+from batchwright.prepare.chat.formats import Layout
+from batchwright.prepare.chat.layout_settings import layout_of
 from batchwright.prepare.chat.spans import Encoded, Rendered
+from batchwright.prepare.tokenize import checked_ids
 from batchwright.prepare.tokenizers import CharsTokenizer, resolve_tokenizer
 from batchwright.typing import TokenizerLike
 
@@ -171,11 +173,7 @@ class Chat:
             raise SpecError("this chat step does not know its format yet", parameter="format", remedy="format=")
         found = self.layout.normalise(row)
         conversations = found if isinstance(found, tuple) else (found,)
-        prepared = Prepared(conversations, tuple(self.template.rendered(c) for c in conversations))
-        for side in prepared.sides:
-            if not side.text.isascii():
-                _refuse_half_characters(side.text)
-        return prepared
+        return Prepared(conversations, tuple(map(self.template.rendered, conversations)))
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
         """The tokens and spans of each; a pair's two sides are one document, chosen first.
@@ -185,8 +183,7 @@ class Chat:
         sides = [side for one in prepared for side in one.sides]
         try:
             encoded = self._encoder.encode(sides)
-            for number, side in enumerate(encoded):
-                _check_ids(side, self.vocab_size, number)
+            checked_ids([side.tokens for side in encoded], self.vocab_size)
         except TokenizerError as error:
             owners = [number for number, one in enumerate(prepared) for _ in one.sides]
             error.where["number"] = owners[int(error.where.pop("number", 0))]  # type: ignore[call-overload]
@@ -240,22 +237,3 @@ class Chat:
             spans.append(mine)
             begin += len(side.tokens)
         return Encoded(tokens, np.concatenate(spans))
-
-
-def _refuse_half_characters(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ChatError(
-            "not UTF-8", f"half a surrogate pair at character {error.start:,} of the rendered text"
-        ) from None
-
-
-def _check_ids(encoded: Encoded, limit: int, number: int) -> None:
-    if len(encoded.tokens) and int(encoded.tokens.max()) >= limit:
-        raise TokenizerError(
-            f"the tokenizer gave id {int(encoded.tokens.max())}, outside its vocabulary of {limit:,}",
-            number=number,
-            parameter="vocab_size",
-            remedy=f"vocab_size={int(encoded.tokens.max()) + 1} or more",
-        )

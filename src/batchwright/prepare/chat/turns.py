@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from batchwright.prepare.chat.faults import ChatError
+from batchwright.prepare.chat.locate import Leaf, Located, Region
 from batchwright.prepare.chat.spans import END, ROLES, TEMPLATE, TEXT, Rendered, TextSpan
-from batchwright.prepare.chat.tagging import Located, Region
 
 __all__ = ["Markers", "Prefix", "find_turns", "role_number"]
 
@@ -103,10 +103,12 @@ def _without(text: str, said: Sequence[Region]) -> str:
 def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) -> list[list[Region]]:
     """The regions of each message, in order; checks that each comes out once, in its place."""
     regions: list[list[Region]] = [[] for _ in messages]
-    lost: dict[int, tuple[str, str]] = {}
-    for leaf, found in zip(located.leaves, located.regions, strict=True):
-        if leaf.turn < 0 or leaf.kind in ("name", "other"):
-            continue
+    found_leaves = [
+        (leaf, found)
+        for leaf, found in zip(located.leaves, located.regions, strict=True)
+        if leaf.turn >= 0 and leaf.kind not in ("name", "other")
+    ]
+    for leaf, found in found_leaves:
         if len(found) > 1 and leaf.kind == "content" and leaf.text.strip():
             raise ChatError(
                 "repeated by the template",
@@ -114,27 +116,32 @@ def _message_regions(located: Located, messages: Sequence[Mapping[str, Any]]) ->
                 turn=leaf.turn,
                 remedy="a template that writes every message once",
             )
-        if leaf.kind == "call" and not found:
-            lost[leaf.turn] = f"its call of {leaf.text!r} is not in the text", _FOR_CALLS
-        elif leaf.kind == "content" and leaf.text.strip() and all(start == stop for start, stop in found):
-            lost.setdefault(leaf.turn, ("its text is not in the rendered text", _FOR_TEXT))
-        if not (leaf.kind == "content" and not leaf.text and messages[leaf.turn].get("tool_calls")):
+        if leaf.text or leaf.kind != "content" or not messages[leaf.turn].get("tool_calls"):
             regions[leaf.turn] += found
-    for turn, (why, remedy) in lost.items():
-        if remedy is _FOR_CALLS or not any(start < stop for start, stop in regions[turn]):
-            raise ChatError("dropped by the template", why, turn=turn, remedy=remedy)
+    for leaf, found in found_leaves:
+        _refuse_dropped(leaf, found, regions[leaf.turn])
     before = 0
-    for turn, found in enumerate(regions):
-        found.sort()
-        if found and found[0][0] < before:
+    for turn, mine in enumerate(regions):
+        mine.sort()
+        if mine and mine[0][0] < before:
             raise ChatError(
                 "reordered by the template",
                 "its text comes before that of an earlier message",
                 turn=turn,
                 remedy="a template that keeps the order of messages",
             )
-        before = max([before, *(stop for _, stop in found)])
+        before = max([before, *(stop for _, stop in mine)])
     return regions
+
+
+def _refuse_dropped(leaf: Leaf, found: Sequence[Region], regions: Sequence[Region]) -> None:
+    if leaf.kind == "call" and not found:
+        reason = f"its call of {leaf.text!r} is not in the text"
+        raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_CALLS)
+    is_said = any(start < stop for start, stop in (*found, *regions))  # a message may be there by its reasoning
+    if leaf.kind == "content" and leaf.text.strip() and not is_said:
+        reason = "its text is not in the rendered text"
+        raise ChatError("dropped by the template", reason, turn=leaf.turn, remedy=_FOR_TEXT)
 
 
 def _answer_start(whole: str, text: str, before: int, first: int, number: int, markers: Markers, prefix: Prefix) -> int:

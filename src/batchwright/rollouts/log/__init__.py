@@ -1,6 +1,6 @@
-"""Prompts and their rollouts in a folder: nothing is lost and nothing is used twice, whatever dies."""
+"""Prompts and their rollouts in a folder: nothing is lost or used twice, whatever process dies."""
 
 from batchwright.rollouts.log.log import RolloutLog
-from batchwright.rollouts.log.prompts import Job
+from batchwright.rollouts.log.prompts import PromptJob
 
-__all__ = ["Job", "RolloutLog"]
+__all__ = ["PromptJob", "RolloutLog"]

@@ -1,6 +1,6 @@
-"""Count what became of every prompt, from the events alone and without the ledger's rules: a check on them.
+"""An independent count of prompts, from the events alone and without the ledger's rules: a check on them.
 
-The ledger refuses events that cannot be; this only counts. So it can say that something was lost, or used twice.
+The ledger refuses impossible events. This module only counts, so it can find that a prompt was lost or used twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Audit", "audit"]
 
 @dataclass(slots=True)
 class Audit:
-    """Where prompts are by the last thing that happened to them, and what was used."""
+    """The place of each prompt after its last event, and the groups that were used."""
 
     places: dict[int, str] = field(default_factory=dict)
     """By ordinal: in flight, again, waiting, taken or dropped."""
@@ -28,7 +28,7 @@ class Audit:
     taken: list[int] = field(default_factory=list)
     """Ordinals, in the order of use."""
     contents: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How often each group was taken, by where its content lies."""
+    """How often each group was taken, by the place of its content."""
 
     @property
     def cursor(self) -> int:
@@ -36,12 +36,12 @@ class Audit:
 
     @property
     def lost(self) -> list[int]:
-        """Prompts that come before one that was issued, and are nowhere."""
+        """Prompts before one that was issued, without a place."""
         return [ordinal for ordinal in range(self.cursor) if ordinal not in self.places]
 
     @property
     def used_twice(self) -> list[int]:
-        """Prompts of which more than one group was taken, or one group more than once."""
+        """Prompts with several taken groups, or one group that was taken twice."""
         twice = {ordinal for ordinal, count in Counter(self.taken).items() if count > 1}
         again = {place for place, count in self.contents.items() if count > 1}
         twice |= {ordinal for ordinal, answer in self.answers.items() if (answer.writer, answer.offset) in again}
@@ -49,7 +49,7 @@ class Audit:
 
 
 def audit(events: Iterable[Event]) -> Audit:
-    """Go through the events, and believe each of them."""
+    """Count the events, each as it is."""
     found = Audit()
     places = found.places
     for event in events:

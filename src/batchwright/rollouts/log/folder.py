@@ -1,11 +1,11 @@
-"""The files of a rollout log, which many processes have open at once.
+"""The files of a rollout log, open in many processes at once.
 
     ledger.journal            events: one record for each; written under the lock, read without
     ledger.lock               held by a process while it reads what others wrote, decides, and writes one record
-    groups/<writer>.journal   what one process added; it holds this file as long as it lives
+    groups/<writer>.journal   groups that one process added; locked by it as long as it lives
 
-A group lies in its writer's file, on disk, before an event names it. What no event names was left by a process that
-died, and nobody sees it.
+A group is on disk, in its writer's file, before an event names it. A group without an event was left by a process that
+died, and is never read.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
 from batchwright.base.errors import StoreError
 from batchwright.base.files import inside, is_in_use, out_of_space_at, shared
+from batchwright.base.forks import let_go_in_children
 from batchwright.base.journal import (
     HEAD_BYTES,
     RECORD_BYTES,
     Journal,
     Record,
-    let_go_in_children,
     read_head,
     read_record,
     read_records,
 )
+from batchwright.rollouts.log.ledger import Add
 
-__all__ = ["LEDGER_NAME", "LogFolder", "Place", "host_of"]
+__all__ = ["LEDGER_NAME", "LogFolder", "host_of"]
 
 LEDGER_NAME = "ledger.journal"
 _LOCK = "ledger.lock"
@@ -48,16 +48,8 @@ _MAX_OPEN = 64
 _checksum = xxhash.xxh3_64_intdigest
 
 
-class Place(NamedTuple):
-    """Where the content of a group lies in its writer's file."""
-
-    offset: int
-    num_bytes: int
-    checksum: int
-
-
 class LogFolder:
-    """A process's ends of these files. Made when they are first needed: a reader leaves nothing behind."""
+    """One process's handles of these files, opened when first needed: a reader leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,14 +93,13 @@ class LogFolder:
             ) from None
 
     def new_events(self) -> Iterator[Record]:
-        """What was written since; call `applied` after each. Nothing is locked."""
+        """Records written since the last applied one; call `applied` after each. Nothing is locked."""
         if self._size_bytes() == self.end_offset:
             return iter(())
         return read_records(self.ledger_path, self.end_offset, after=self.number)
 
     def _size_bytes(self) -> int:
-        """Of the ledger. Where that is gone, or another is in its place, what this process would write to the one that
-        it has open would be lost: a StoreError."""
+        """Bytes of the ledger. A StoreError where it is gone or was replaced: writes of this process would be lost."""
         try:
             found = os.stat(self.ledger_path)
         except FileNotFoundError:
@@ -158,7 +149,7 @@ class LogFolder:
             Journal.create(self.ledger_path, 1, secrets.token_bytes(16)).close()
 
     def catch_up(self) -> list[Record]:
-        """What others wrote since; what a killed one left of a record is removed. Only inside `locked`."""
+        """Records that others wrote since. A killed process's unfinished record is removed. Only inside `locked`."""
         self._size_bytes()
         if self._ledger is None:
             self._ledger = Journal.open_shared(self.ledger_path)
@@ -180,7 +171,7 @@ class LogFolder:
     # Writers
 
     def begin_writing(self) -> str:
-        """A name and a file of groups for this process. Others see by the file whether it still lives."""
+        """A name and a file of groups for this process. The lock on the file shows others that it lives."""
         with self._writing_groups:
             if self.writer is None:
                 name = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -193,7 +184,7 @@ class LogFolder:
         return self.writer
 
     def dead(self, writers: Iterable[str]) -> set[str]:
-        """Those that do not live any more. Of other machines, that cannot be known."""
+        """Writers whose process has ended. Of other machines, that is unknown."""
         mine = _host()
         return {name for name in set(writers) if name != self.writer and host_of(name) == mine and self._is_dead(name)}
 
@@ -205,8 +196,8 @@ class LogFolder:
 
     # Groups
 
-    def write_group(self, payload: bytes) -> Place:
-        """The content of a group, on disk when this returns. Safe to call from several threads."""
+    def write_group(self, payload: bytes) -> tuple[int, int, int]:
+        """Write a group, on disk when this returns: (offset, bytes, checksum). Safe to call from several threads."""
         self.begin_writing()
         groups = self._groups
         assert groups is not None
@@ -214,25 +205,25 @@ class LogFolder:
             offset = groups.num_bytes
             groups.write(groups.last_number + 1, payload)
         groups.sync()  # of all threads that wrote meanwhile
-        return Place(offset, len(payload), _checksum(payload))
+        return offset, len(payload), _checksum(payload)
 
-    def read_group(self, writer: str, place: Place) -> bytes:
-        path = self._groups_path(writer)
+    def read_group(self, answer: Add) -> bytes:
+        path = self._groups_path(answer.writer)
         with self._reading:
-            record = read_record(path, self._opened(writer, path), self.id, place.offset)
-        if len(record.payload) != place.num_bytes or _checksum(record.payload) != place.checksum:
+            record = read_record(path, self._opened(answer.writer, path), self.id, answer.offset)
+        if len(record.payload) != answer.num_bytes or _checksum(record.payload) != answer.checksum:
             raise StoreError(
                 "this group is not the one that was added",
                 file=path,
-                byte=place.offset,
+                byte=answer.offset,
                 remedy="restore the folder from a copy",
             )
         return record.payload
 
-    def has_group(self, writer: str, place: Place) -> bool:
-        """Whether a file is there, and long enough. What is in it is checked when it is read."""
+    def has_group(self, answer: Add) -> bool:
+        """Whether its file is there, and long enough. The content is checked when it is read."""
         try:
-            return self._groups_path(writer).stat().st_size >= place.offset + place.num_bytes + RECORD_BYTES
+            return self._groups_path(answer.writer).stat().st_size >= answer.offset + answer.num_bytes + RECORD_BYTES
         except OSError:
             return False
 

@@ -1,24 +1,23 @@
-"""Where every prompt of a rollout log is, as a function of the events that were written down, in their order.
+"""The ledger of a rollout log: the state of every prompt, as a pure function of the journal's events.
 
 A prompt has an ordinal: its number in the stream of prompts, epoch after epoch. Every ordinal below the cursor is in
 exactly one place:
 
     in flight   leased to a process that generates
     again       to be leased again: its lease ended, it was given back, or its answer was stale
-    waiting     answered; nobody decided yet whether it is used
-    taken       decided: it is used, as group number so and so
-    dropped     decided: it is not
+    waiting     answered, not decided on
+    taken       decided: used by the trainer, as a group with a number
+    dropped     decided: not used
 
-`Ledger.apply` moves them; it decides nothing. What may be decided from a ledger are functions, each of which gives an
-event to write down. Nothing here reads a clock or a file.
+`Ledger.apply` moves prompts between these places and decides nothing. Decisions are functions of a ledger, below it;
+each returns an event for the journal. Nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,10 +31,10 @@ __all__ = [
     "Drop",
     "Event",
     "GiveBack",
-    "Held",
     "Late",
     "Lease",
     "Ledger",
+    "OpenLease",
     "Renew",
     "Take",
     "accepts",
@@ -45,6 +44,7 @@ __all__ = [
     "expired",
     "failed_attempts",
     "is_over",
+    "last_group",
     "num_fresh_left",
     "to_issue",
 ]
@@ -72,7 +72,7 @@ class Begin(_Base, tag="begin", frozen=True):
 
 
 class Lease(_Base, tag="lease", frozen=True):
-    """Leases that ended, then prompts that a process was given: `again`, and `num_fresh` from the cursor on."""
+    """Leases that ended, then prompts leased to a process: `again`, and `num_fresh` from the cursor on."""
 
     at: float
     writer: str
@@ -115,7 +115,7 @@ class Add(_Base, tag="add", frozen=True):
 
 
 class Late(_Base, tag="late", frozen=True):
-    """An answer that came when another was there already."""
+    """An answer that came after the one that counts."""
 
     at: float
     writer: str
@@ -125,7 +125,7 @@ class Late(_Base, tag="late", frozen=True):
 
 
 class Take(_Base, tag="take", frozen=True):
-    """What was decided about the first `num_judged` waiting groups: all are used but the `stale` ones."""
+    """A decision on the first `num_judged` waiting groups: all are used but the `stale` ones."""
 
     at: float
     writer: str
@@ -152,11 +152,11 @@ _decoder = msgspec.msgpack.Decoder(Event)
 
 
 def decode(payload: bytes) -> Event:
-    """The event of a record. A Contradiction says that it is none."""
+    """The event of a record. Other bytes are a Contradiction."""
     try:
         event: Event = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Contradiction(f"this record is no event: {error}") from None
+        raise Contradiction(f"this record is not an event: {error}") from None
     return event
 
 
@@ -170,8 +170,8 @@ class Contradiction(ValueError):
     """An event that cannot have happened after those before it."""
 
 
-class Held(NamedTuple):
-    """A lease that nobody ended yet."""
+class OpenLease(NamedTuple):
+    """A lease that has not ended."""
 
     attempt: int
     writer: str
@@ -181,15 +181,14 @@ class Held(NamedTuple):
 
 
 class Ledger:
-    """What the events up to now come to."""
+    """Where every prompt is after the events so far."""
 
     def __init__(self) -> None:
         self.begin: Begin | None = None
         self.cursor: int = 0
         """Ordinals below it were issued at least once."""
-        self.in_flight: dict[int, Held] = {}
-        self.again: list[int] = []
-        """In order."""
+        self.in_flight: dict[int, OpenLease] = {}
+        self.again: set[int] = set()
         self.waiting: dict[int, Add] = {}
         """By ordinal, in the order in which they were answered."""
         self.taken: list[Add] = []
@@ -197,26 +196,40 @@ class Ledger:
         self.dropped: dict[int, str] = {}
         """With the reason."""
         self.issued: dict[int, int] = {}
-        """How often, of those that are not taken or dropped."""
+        """How often each prompt was issued that is not taken or dropped."""
         self.void: dict[int, int] = {}
-        """Attempts up to this one no longer count: one of them was answered, and stale."""
+        """Attempts up to this one no longer count: one of them was answered and stale."""
         self.num_stale: int = 0
         self.num_late: int = 0
-        self.num_events: int = 0
         self.decided_version: int | None = None
         """The trainer's highest policy version at a decision."""
+
+    @property
+    def first_event(self) -> Begin:
+        assert self.begin is not None
+        return self.begin
 
     def apply(self, event: Event) -> None:
         """Move what the event moves. A Contradiction leaves the ledger unusable: it is damage."""
         if isinstance(event, Begin) != (self.begin is None):
             raise Contradiction("the first event, and no other, says what the log is of")
-        _APPLY[type(event)](self, event)
-        self.num_events += 1
-
-    # One method for each kind of event
-
-    def _begin(self, event: Begin) -> None:
-        self.begin = event
+        match event:
+            case Begin():
+                self.begin = event
+            case Lease():
+                self._lease(event)
+            case Renew():
+                self._renew(event)
+            case GiveBack():
+                self._end_lease(event.ordinal)
+            case Add():
+                self._add(event)
+            case Late():
+                self.num_late += 1
+            case Take():
+                self._take(event)
+            case Drop():
+                self._drop(event)
 
     def _lease(self, event: Lease) -> None:
         for ordinal in (*event.died, *event.overdue):
@@ -230,29 +243,23 @@ class Ledger:
         for ordinal in (*event.again, *range(event.first_fresh, self.cursor)):
             attempt = self.issued.get(ordinal, 0) + 1
             self.issued[ordinal] = attempt
-            self.in_flight[ordinal] = Held(attempt, event.writer, event.at, event.at, until)
+            self.in_flight[ordinal] = OpenLease(attempt, event.writer, event.at, event.at, until)
 
     def _renew(self, event: Renew) -> None:
         for ordinal in event.ordinals:
-            held = self.in_flight.get(ordinal)
-            if held is None or held.writer != event.writer:
+            lease = self.in_flight.get(ordinal)
+            if lease is None or lease.writer != event.writer:
                 raise Contradiction(f"a lease of prompt {ordinal:,} was renewed that is not there")
-            self.in_flight[ordinal] = held._replace(renewed=event.at, until=event.at + event.seconds)
-
-    def _give_back(self, event: GiveBack) -> None:
-        self._end_lease(event.ordinal)
+            self.in_flight[ordinal] = lease._replace(renewed=event.at, until=event.at + event.seconds)
 
     def _add(self, event: Add) -> None:
         if not accepts(self, event.ordinal, event.attempt):
             raise Contradiction(
-                f"an answer to prompt {event.ordinal:,}, attempt {event.attempt}, that nobody asked for"
+                f"an answer to prompt {event.ordinal:,}, attempt {event.attempt}, that was not asked for"
             )
         if self.in_flight.pop(event.ordinal, None) is None:
             self._remove_from_again(event.ordinal)
         self.waiting[event.ordinal] = event
-
-    def _late(self, event: Late) -> None:
-        self.num_late += 1
 
     def _take(self, event: Take) -> None:
         if not 0 <= event.num_judged <= len(self.waiting):
@@ -265,7 +272,7 @@ class Ledger:
                 self._forget(ordinal)
             elif event.reissue:
                 self.void[ordinal] = self.issued[ordinal]
-                bisect.insort(self.again, ordinal)
+                self.again.add(ordinal)
             else:
                 self.dropped[ordinal] = "stale"
                 self._forget(ordinal)
@@ -286,29 +293,16 @@ class Ledger:
     def _end_lease(self, ordinal: int) -> None:
         if self.in_flight.pop(ordinal, None) is None:
             raise Contradiction(f"a lease of prompt {ordinal:,} ended that is not there")
-        bisect.insort(self.again, ordinal)
+        self.again.add(ordinal)
 
     def _remove_from_again(self, ordinal: int) -> None:
-        at = bisect.bisect_left(self.again, ordinal)
-        if at == len(self.again) or self.again[at] != ordinal:
+        if ordinal not in self.again:
             raise Contradiction(f"prompt {ordinal:,} is not one of those to be issued again")
-        del self.again[at]
+        self.again.remove(ordinal)
 
     def _forget(self, ordinal: int) -> None:
         del self.issued[ordinal]
         self.void.pop(ordinal, None)
-
-
-_APPLY: dict[type, Callable[[Ledger, Any], None]] = {
-    Begin: Ledger._begin,
-    Lease: Ledger._lease,
-    Renew: Ledger._renew,
-    GiveBack: Ledger._give_back,
-    Add: Ledger._add,
-    Late: Ledger._late,
-    Take: Ledger._take,
-    Drop: Ledger._drop,
-}
 
 
 # Decisions
@@ -316,13 +310,8 @@ _APPLY: dict[type, Callable[[Ledger, Any], None]] = {
 
 def accepts(ledger: Ledger, ordinal: int, attempt: int) -> bool:
     """Whether an answer would count: the prompt has none, and this attempt is newer than a stale one."""
-    is_open = ordinal in ledger.in_flight or _is_again(ledger, ordinal)
+    is_open = ordinal in ledger.in_flight or ordinal in ledger.again
     return is_open and ledger.void.get(ordinal, 0) < attempt <= ledger.issued[ordinal]
-
-
-def _is_again(ledger: Ledger, ordinal: int) -> bool:
-    at = bisect.bisect_left(ledger.again, ordinal)
-    return at < len(ledger.again) and ledger.again[at] == ordinal
 
 
 def failed_attempts(ledger: Ledger, ordinal: int) -> int:
@@ -331,32 +320,33 @@ def failed_attempts(ledger: Ledger, ordinal: int) -> int:
 
 
 def expired(ledger: Ledger, now: float, dead: Collection[str] = ()) -> tuple[list[int], list[int]]:
-    """Leases that are over, though nobody wrote it down: (those of dead writers, those whose time is up)."""
+    """Leases that are over and not yet recorded as such: (those of dead writers, those whose time is up)."""
     died, overdue = [], []
-    for ordinal, held in ledger.in_flight.items():
-        if held.writer in dead:
+    for ordinal, lease in ledger.in_flight.items():
+        if lease.writer in dead:
             died.append(ordinal)
-        elif held.until <= now:
+        elif lease.until <= now:
             overdue.append(ordinal)
     return died, overdue
 
 
 def num_fresh_left(ledger: Ledger) -> int | None:
-    """Prompts that were never issued; None where there is no end of them."""
-    assert ledger.begin is not None
-    epochs = ledger.begin.epochs
-    return None if epochs is None else epochs * ledger.begin.num_prompts - ledger.cursor
+    """Prompts that were never issued; None in endless epochs."""
+    begin = ledger.first_event
+    if begin.epochs is None:
+        return None
+    return begin.epochs * begin.num_prompts - ledger.cursor
 
 
 def to_issue(
     ledger: Ledger, num_prompts: int, *, ended: Iterable[int] = (), ahead: int | None = None
 ) -> tuple[list[int], int]:
-    """What to lease: (ordinals once more, the lowest first; how many fresh ones).
+    """The next lease: (ordinals to issue again, lowest first; number of fresh prompts).
 
     `ended` are leases that are over. Fresh ones only while fewer than `ahead` groups are asked for and not taken.
     """
     ended = set(ended)
-    every = sorted((*ledger.again, *ended))
+    every = sorted(ledger.again | ended)
     again = every[:num_prompts]
     num_fresh = num_prompts - len(again)
     left = num_fresh_left(ledger)
@@ -378,9 +368,11 @@ def decide(
     at: float,
     writer: str,
 ) -> Take | None:
-    """Judge waiting groups, in order, until `num_groups` are taken in all; None where there is nothing to decide."""
+    """Judge waiting groups in order until `num_groups` are taken in all. None where none waits."""
     num_taken, num_judged, stale = len(ledger.taken), 0, []
-    oldest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
+    oldest = None
+    if policy_version is not None and max_staleness is not None:
+        oldest = policy_version - max_staleness
     for ordinal, answer in ledger.waiting.items():
         if num_taken >= num_groups:
             break
@@ -407,5 +399,10 @@ def _version_of(answer: Add) -> int:
 
 
 def is_over(ledger: Ledger) -> bool:
-    """Whether there will never be another group: everything was issued, and is taken or dropped."""
+    """Whether no group will follow: every prompt was issued, and is taken or dropped."""
     return num_fresh_left(ledger) == 0 and not (ledger.in_flight or ledger.again or ledger.waiting)
+
+
+def last_group(ledger: Ledger) -> int | None:
+    """The number of groups that there will ever be; None while it is unknown."""
+    return len(ledger.taken) if is_over(ledger) else None

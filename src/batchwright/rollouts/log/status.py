@@ -1,20 +1,22 @@
-"""What is in a rollout log, counted from its journal; and all that happened to one prompt. Nothing is written."""
+"""The contents of a rollout log, counted from its journal, and the history of one prompt. Nothing is written."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from batchwright.base.checks import at_least, local_path
 from batchwright.base.errors import SpecError, StoreError
 from batchwright.base.journal import read_records
+from batchwright.rollouts.log.answers import read_answer
 from batchwright.rollouts.log.audit import Audit, audit
-from batchwright.rollouts.log.folder import LogFolder, Place
-from batchwright.rollouts.log.groups import decode_content
+from batchwright.rollouts.log.folder import LogFolder
 from batchwright.rollouts.log.ledger import (
     Add,
     Begin,
@@ -29,9 +31,11 @@ from batchwright.rollouts.log.ledger import (
     Take,
     decode,
     is_over,
+    last_group,
 )
 from batchwright.rollouts.log.prompts import rows_of
-from batchwright.rollouts.log.uses import Uses
+from batchwright.rollouts.log.rounds import rounds_of
+from batchwright.rollouts.log.shared_ledger import damaged
 
 __all__ = ["history", "ordinal_at", "status"]
 
@@ -39,234 +43,182 @@ Facts = dict[str, Any]
 
 
 def status(path: str | os.PathLike[str], position: int | None = None) -> Facts:
-    """Where all prompts are. With the position of a checkpoint, in rows: what that run has used, and what it will.
+    """Where all prompts are. With the position of a checkpoint, in rows: what its run has used, and what is to come.
 
     `lost` are prompts that are nowhere, groups whose content is gone, and groups that the checkpoint used and the
-    journal does not have. Both `lost` and `used_twice` are counted from the events, not from the ledger's state.
+    journal does not have. `lost` and `used_twice` are counted from the events, not from the ledger's state.
     """
-    folder = _opened(path)
-    try:
-        return _status(folder, position)
-    finally:
-        folder.close()
+    with _opened(path) as folder:
+        ledger, events = Ledger(), []
+        for _, event in _replay(folder, ledger):
+            events.append(event)
+        begin, found = ledger.first_event, audit(events)
+        gone = [
+            ordinal
+            for ordinal, answer in found.answers.items()
+            if found.places[ordinal] in ("waiting", "taken") and not folder.has_group(answer)
+        ]
+        settings = msgspec.structs.asdict(begin)
+        facts: Facts = {
+            "prompts": {"fingerprint": settings.pop("prompts"), **settings},
+            "cursor": ledger.cursor,
+            "in_flight": _open_leases(folder, ledger),
+            "again": sorted(ledger.again),
+            "waiting": len(ledger.waiting),
+            "taken": len(ledger.taken),
+            "stale": ledger.num_stale,
+            "dropped": dict(sorted(ledger.dropped.items())),
+            "late": ledger.num_late,
+            "is_over": is_over(ledger),
+            "journal": len(events),
+            "lost": sorted({*found.lost, *gone}),
+            "used_twice": found.used_twice,
+        }
+        if position is not None:
+            facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), is_over(ledger))
+        return facts
 
 
-def _status(folder: LogFolder, position: int | None) -> Facts:
-    events = list(_events(folder))
-    ledger = _replayed(folder, events)
-    begin = ledger.begin
-    assert begin is not None
-    found = audit(event for _, event in events)
-    gone = [
-        ordinal
-        for ordinal, answer in found.answers.items()
-        if found.places[ordinal] in ("waiting", "taken")
-        and not folder.has_group(answer.writer, Place(answer.offset, answer.num_bytes, answer.checksum))
-    ]
+def _open_leases(folder: LogFolder, ledger: Ledger) -> list[Facts]:
     now = time.time()
-    dead = folder.dead(held.writer for held in ledger.in_flight.values())
-    facts: Facts = {
-        "prompts": {name: getattr(begin, name) for name in Begin.__struct_fields__} | {"fingerprint": begin.prompts},
-        "cursor": ledger.cursor,
-        "in_flight": [
-            {
-                "ordinal": ordinal,
-                "attempt": held.attempt,
-                "holder": held.writer,
-                "is_dead": held.writer in dead,
-                "age_seconds": round(now - held.since, 3),
-                "seconds_left": round(held.until - now, 3),
-            }
-            for ordinal, held in sorted(ledger.in_flight.items())
-        ],
-        "again": list(ledger.again),
-        "waiting": len(ledger.waiting),
-        "taken": len(ledger.taken),
-        "stale": ledger.num_stale,
-        "dropped": dict(sorted(ledger.dropped.items())),
-        "late": ledger.num_late,
-        "is_over": is_over(ledger),
-        "journal": len(events),
-        "lost": sorted({*found.lost, *gone}),
-        "used_twice": found.used_twice,
-    }
-    del facts["prompts"]["prompts"]
-    if position is not None:
-        facts["checkpoint"] = _checkpoint(begin, found, at_least(0, position=position), is_over(ledger))
-    return facts
+    dead = folder.dead(lease.writer for lease in ledger.in_flight.values())
+    return [
+        {
+            "ordinal": ordinal,
+            "attempt": lease.attempt,
+            "holder": lease.writer,
+            "is_dead": lease.writer in dead,
+            "age_seconds": round(now - lease.since, 3),
+            "seconds_left": round(lease.until - now, 3),
+        }
+        for ordinal, lease in sorted(ledger.in_flight.items())
+    ]
 
 
 def _checkpoint(begin: Begin, found: Audit, position: int, is_last: bool) -> Facts:
-    """What a run that restores this position has used, and what it gets again."""
-    uses = Uses(begin.samples_per_insert, begin.round_groups or 1, begin.seed)
+    """The groups that a run has used which restores this position, and those that it gets again."""
+    rounds, num_taken = rounds_of(begin), len(found.taken)
     num_uses = -(-position // begin.group_size)
-    known = uses.known(len(found.taken), is_last)
-    needed = uses.groups_needed(num_uses, len(found.taken) if is_last else None)
+    used = min(rounds.groups_needed(num_uses), num_taken)
     return {
         "position": position,
-        "groups_used": min(needed, len(found.taken)),
-        "groups_to_come": max(len(found.taken) - needed, 0),
-        "missing": max(num_uses - known, 0),
+        "groups_used": used,
+        "groups_to_come": num_taken - used,
+        "missing": max(num_uses - rounds.num_uses(num_taken, is_last), 0),
     }
 
 
 def history(path: str | os.PathLike[str], ordinal: int) -> Facts:
-    """All that happened to one prompt, in order."""
-    folder = _opened(path)
-    try:
-        return _history(folder, ordinal)
-    finally:
-        folder.close()
-
-
-def _history(folder: LogFolder, ordinal: int) -> Facts:
-    events = list(_events(folder))
-    ledger = Ledger()
-    told: list[Facts] = []
-    for number, event in events:
-        try:
-            before = ledger.waiting.get(ordinal)
+    """The history of one prompt, in order, and its last answer."""
+    with _opened(path) as folder:
+        ledger, lines, answer, num_taken = Ledger(), [], None, 0
+        for number, event in _replay(folder, ledger):
+            when = {"record": number, "at": getattr(event, "at", None)}
+            lines += [{**when, **line} for line in _lines(event, ordinal, ledger, num_taken)]
+            if isinstance(event, Add) and event.ordinal == ordinal:
+                answer = event
             num_taken = len(ledger.taken)
-            waiting_before = list(ledger.waiting) if isinstance(event, Take) else []
-            ledger.apply(event)
-        except Contradiction as error:
-            raise _damaged(folder, number, str(error)) from None
-        told += [
-            {"record": number, "at": getattr(event, "at", None), **line} for line in _lines(event, ordinal, ledger)
-        ]
-        if isinstance(event, Take) and before is not None and ordinal not in ledger.waiting:
-            told.append({"record": number, "at": event.at, **_verdict(event, ordinal, waiting_before, num_taken)})
-    begin = ledger.begin
-    assert begin is not None
-    if not 0 <= ordinal < ledger.cursor:
-        raise SpecError(
-            f"prompt {ordinal:,} was never issued",
-            parameter="ordinal",
-            folder=folder.path,
-            remedy=f"an ordinal from 0 to {ledger.cursor - 1:,}" if ledger.cursor else "next_prompts issues the first",
-        )
-    (epoch,), (row,) = rows_of([ordinal], num_prompts=begin.num_prompts, seed=begin.seed, shuffle=begin.shuffle)
-    answer = next((e for _, e in reversed(events) if isinstance(e, Add) and e.ordinal == ordinal), None)
-    return {"ordinal": ordinal, "epoch": epoch, "row": row, "events": told, "answer": _answer(folder, begin, answer)}
+        if not 0 <= ordinal < ledger.cursor:
+            remedy = f"an ordinal from 0 to {ledger.cursor - 1:,}" if ledger.cursor else "next_prompts issues the first"
+            raise SpecError(
+                f"prompt {ordinal:,} was never issued", parameter="ordinal", folder=folder.path, remedy=remedy
+            )
+        begin = ledger.first_event
+        (epoch,), (row,) = rows_of([ordinal], begin)
+        facts: Facts = {"ordinal": ordinal, "epoch": epoch, "row": row, "events": lines, "answer": None}
+        if answer is not None:
+            facts["answer"] = _content(folder, answer, begin.group_size)
+        return facts
 
 
-def _answer(folder: LogFolder, begin: Begin, answer: Add | None) -> Facts | None:
-    """What was asked, answered last, and what that was worth."""
-    if answer is None:
-        return None
-    where = {"folder": folder.path, "writer": answer.writer, "ordinal": answer.ordinal}
+def _content(folder: LogFolder, answer: Add, group_size: int) -> Facts:
+    """The prompt, its responses and their rewards."""
     try:
-        payload = folder.read_group(answer.writer, Place(answer.offset, answer.num_bytes, answer.checksum))
-        content = decode_content(payload, begin.group_size, **where)
-    except StoreError as error:  # what happened is known all the same
+        group = read_answer(folder, answer, group_size)
+    except StoreError as error:  # the history is known all the same
         return {"damaged": error.headline}
-    rewards = [float(np.sum(reward)) for reward in content.rewards]
-    return {"prompt": _plain(content.prompt), "responses": _plain(content.responses), "rewards": rewards}
+    rewards = [float(np.sum(reward)) for reward in group.rewards]
+    return {"prompt": _as_json(group.prompt), "responses": _as_json(group.responses), "rewards": rewards}
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has a word for."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+def _as_json(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=lambda array: array.tolist())
 
 
 def ordinal_at(path: str | os.PathLike[str], position: int) -> tuple[int, int]:
     """(prompt, number of its response) of the row at a position of the trainer's stream."""
-    folder = _opened(path)
-    try:
-        ledger = _replayed(folder, list(_events(folder)))
-    finally:
-        folder.close()
-    begin = ledger.begin
-    assert begin is not None
+    with _opened(path) as folder:
+        ledger = Ledger()
+        for _ in _replay(folder, ledger):
+            pass
+    begin = ledger.first_event
     use, response = divmod(position, begin.group_size)
-    uses = Uses(begin.samples_per_insert, begin.round_groups or 1, begin.seed)
-    num_uses = uses.known(len(ledger.taken), is_over(ledger))
+    rounds = rounds_of(begin)
+    num_uses = rounds.num_uses(len(ledger.taken), is_over(ledger))
     if not 0 <= use < num_uses:
-        raise SpecError(
-            f"no row was taken at position {position:,}",
-            parameter="position",
-            folder=path,
-            remedy=f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first",
-        )
-    last_group = len(ledger.taken) if is_over(ledger) else None
-    return ledger.taken[int(uses.at(np.array([use]), last_group)[0])].ordinal, response
+        remedy = f"a position from 0 to {num_uses * begin.group_size - 1:,}" if num_uses else "take some first"
+        raise SpecError(f"no row was taken at position {position:,}", parameter="position", folder=path, remedy=remedy)
+    (group,) = rounds.group_of(np.array([use]), last_group(ledger)).tolist()
+    return ledger.taken[group].ordinal, response
 
 
-def _lines(event: Event, ordinal: int, ledger: Ledger) -> Iterator[Facts]:
-    """What an event says of a prompt; `ledger` is the state after it."""
+def _lines(event: Event, ordinal: int, ledger: Ledger, num_taken: int) -> Iterator[Facts]:
+    """The lines of one event in the history of a prompt. `ledger` is the state after it, `num_taken` from before it."""
     match event:
         case Lease():
             if ordinal in event.died:
                 yield {"event": "lease ended", "reason": "its holder died"}
             if ordinal in event.overdue:
                 yield {"event": "lease ended", "reason": "its time was up"}
-            is_fresh = event.first_fresh <= ordinal < event.first_fresh + event.num_fresh
-            if ordinal in event.again or is_fresh:
+            if ordinal in event.again or event.first_fresh <= ordinal < event.first_fresh + event.num_fresh:
                 attempt = ledger.issued[ordinal]
                 yield {"event": "issued", "attempt": attempt, "holder": event.writer, "seconds": event.seconds}
-        case Renew():
-            if ordinal in event.ordinals:
-                yield {"event": "lease renewed", "holder": event.writer}
-        case GiveBack() if event.ordinal == ordinal:
-            yield {"event": "given back", "attempt": event.attempt, "reason": event.reason}
-        case Add() if event.ordinal == ordinal:
-            yield {
-                "event": "answered",
-                "attempt": event.attempt,
-                "holder": event.writer,
-                "policy_version": event.policy_version,
-                "num_bytes": event.num_bytes,
-            }
-        case Late() if event.ordinal == ordinal:
-            yield {"event": "answered too late", "attempt": event.attempt, "holder": event.writer}
+        case Renew() if ordinal in event.ordinals:
+            yield {"event": "lease renewed", "holder": event.writer}
         case Drop() if ordinal in event.ordinals:
             yield {"event": "dropped", "reason": event.reason}
+        case Take():
+            yield from _judgements(event, ordinal, [answer.ordinal for answer in ledger.taken[num_taken:]], num_taken)
+        case GiveBack(ordinal=each) | Add(ordinal=each) | Late(ordinal=each) if each == ordinal:
+            yield _answer_line(event)
 
 
-def _verdict(event: Take, ordinal: int, waiting: list[int], num_taken: int) -> Facts:
-    told: Facts = {"policy_version": event.policy_version, "max_staleness": event.max_staleness}
+def _answer_line(event: GiveBack | Add | Late) -> Facts:
+    match event:
+        case GiveBack():
+            return {"event": "given back", "attempt": event.attempt, "reason": event.reason}
+        case Late():
+            return {"event": "answered too late", "attempt": event.attempt, "holder": event.writer}
+    names = ("attempt", "policy_version", "num_bytes")
+    return {"event": "answered", "holder": event.writer, **{name: getattr(event, name) for name in names}}
+
+
+def _judgements(event: Take, ordinal: int, taken: list[int], num_taken: int) -> Iterator[Facts]:
+    judged_by = {"policy_version": event.policy_version, "max_staleness": event.max_staleness}
     if ordinal in event.stale:
-        return {"event": "stale: " + ("to be issued again" if event.reissue else "dropped"), **told}
-    stale = set(event.stale)
-    before = sum(1 for each in waiting[: waiting.index(ordinal)] if each not in stale)
-    return {"event": "taken", "group": num_taken + before, **told}
+        fate = "to be issued again" if event.reissue else "dropped"
+        yield {"event": f"stale: {fate}", **judged_by}
+    elif ordinal in taken:
+        yield {"event": "taken", "group": num_taken + taken.index(ordinal), **judged_by}
 
 
-def _opened(path: str | os.PathLike[str]) -> LogFolder:
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[LogFolder]:
     folder = LogFolder(local_path(path=path))
-    if not folder.has_events():
+    try:
+        if not folder.has_events():
+            raise StoreError("there is no rollout log here", folder=path, remedy="look for a mistake in the path")
+        yield folder
+    finally:
         folder.close()
-        raise StoreError("there is no rollout log here", folder=path, remedy="look for a mistake in the path")
-    return folder
 
 
-def _events(folder: LogFolder) -> Iterator[tuple[int, Event]]:
+def _replay(folder: LogFolder, ledger: Ledger) -> Iterator[tuple[int, Event]]:
+    """(record, event) of the journal, each after the ledger has applied it."""
     for record in read_records(folder.ledger_path):
         try:
-            yield record.number, decode(record.payload)
-        except Contradiction as error:
-            raise _damaged(folder, record.number, str(error)) from None
-
-
-def _replayed(folder: LogFolder, events: list[tuple[int, Event]]) -> Ledger:
-    ledger = Ledger()
-    for number, event in events:
-        try:
+            event = decode(record.payload)
             ledger.apply(event)
         except Contradiction as error:
-            raise _damaged(folder, number, str(error)) from None
-    return ledger
-
-
-def _damaged(folder: LogFolder, record: int, reason: str) -> StoreError:
-    return StoreError(
-        "this log is damaged",
-        file=folder.ledger_path,
-        record=record,
-        reason=reason,
-        remedy="restore the folder from a copy",
-    )
+            raise damaged(folder, record.number, error) from None
+        yield record.number, event

@@ -1,0 +1,196 @@
+"""Columns as Arrow arrays and back, and as Python values. Numbers that Arrow and NumPy lay out alike are not copied."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from batchwright.buffer.arrow_types import holds, is_bytes, is_tensor, is_text, numbers_of, plain_type, types_inside
+from batchwright.buffer.plain_values import Misfit
+from batchwright.buffer.schema import Columns, Field, Numbers, Schema, Values
+
+__all__ = ["as_table", "as_tensors", "from_arrow", "joined", "pylist", "to_arrow"]
+
+
+def to_arrow(field: Field, values: Values) -> pa.Array:
+    """A column as Arrow: over the same memory, unless it has nulls or booleans."""
+    if not isinstance(values, Numbers):
+        return values
+    numbers, valid = values
+    is_null = None if valid is None or valid.all() else ~valid
+    if not is_tensor(field.type):
+        return pa.array(np.ascontiguousarray(numbers), field.type, mask=is_null)
+    flat = pa.array(np.ascontiguousarray(numbers).reshape(-1), field.type.value_type)
+    bitmap = None if is_null is None else pa.array(valid).buffers()[1]
+    # From buffers: of arrays with a 0 in their shape, the values do not say how many rows there are.
+    storage = pa.Array.from_buffers(field.type.storage_type, len(numbers), [bitmap], children=[flat])
+    return pa.ExtensionArray.from_storage(field.type, storage)
+
+
+def as_table(schema: Schema, columns: Columns) -> pa.Table:
+    """The columns of a schema as a table."""
+    arrays = [to_arrow(field, columns[field.name]) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema.arrow)
+
+
+def from_arrow(field: Field, array: pa.Array | pa.ChunkedArray) -> Values:
+    """An Arrow array as a column of this field. A `Misfit` where the field's type does not hold its values."""
+    array = joined(array)
+    if array.type != field.type:
+        array = _cast(_decoded(array), field.type)
+    if field.numbers is None:
+        return _owned(array)
+    if is_tensor(array.type):
+        return _of_tensors(array)
+    valid = _valid(array)
+    if valid is not None:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    return Numbers(array.to_numpy(zero_copy_only=False), valid)
+
+
+def joined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """One array of a chunked one; the chunk itself where there is just one."""
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    if array.num_chunks == 1:
+        return array.chunk(0)
+    if not array.num_chunks:
+        return pa.nulls(0, array.type)
+    return pa.concat_arrays(array.chunks)
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    """The array in a layout that Arrow's casts know: they take no runs and no views in dictionaries."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, _decoded(array.dictionary)).dictionary_decode()
+    if pa.types.is_run_end_encoded(kind):
+        return pc.run_end_decode(array)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return array.cast(plain_type(kind))
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return pa.array(array.to_pylist(), plain_type(kind))  # Arrow's cast breaks lists that are null
+    return array
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if holds(kind, array.type):
+        try:
+            return array.cast(kind)
+        except pa.ArrowException:  # an integer that a float would round, a list of another length, a null
+            pass
+    has, got = str(Field("", kind)), str(Field("", array.type))
+    raise Misfit("a column of another type", has=has, got=got, remedy=f"a column of type {has}, e.g. array.cast(...)")
+
+
+def _owned(array: pa.Array) -> pa.Array:
+    """The array, in memory that no other code can change.
+
+    Arrow shares the memory of NumPy arrays and does not say so; text never is of such memory, and what was read from a
+    file cannot be changed.
+    """
+    if is_text(array.type) or is_bytes(array.type):
+        return array
+    if not any(buffer is not None and buffer.is_mutable for buffer in array.buffers()):
+        return array
+    return pa.concat_arrays([array, array.slice(0, 0)])  # two arrays: of one alone, Arrow makes no copy
+
+
+# Tensors
+
+
+def as_tensors(array: pa.Array) -> Numbers | None:
+    """Tensors, or numbers in lists of a fixed length (inside each other), as one array; None of anything else.
+
+    Lists in which a number is missing stay lists.
+    """
+    if is_tensor(array.type):
+        return _of_tensors(array)
+    kind, shape = array.type, []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    if numbers_of(kind) is None or is_tensor(kind) or not prod(shape) or not shape:
+        return None
+    return _stacked(array, tuple(shape))
+
+
+def _of_tensors(array: pa.Array) -> Numbers:
+    kind = array.type
+    found = _stacked(array.storage, (kind.storage_type.list_size,))
+    if found is None:
+        raise Misfit("a tensor with a null inside", remedy="NaN where a number is missing, or a list column")
+    values = found.values.reshape(len(array), *kind.shape)
+    if kind.permutation is not None:
+        values = values.transpose(0, *(axis + 1 for axis in kind.permutation))
+    return Numbers(values, found.valid)
+
+
+def _stacked(array: pa.Array, shape: tuple[int, ...]) -> Numbers | None:
+    """Lists of this shape as an array [rows, *shape]. None where something inside a row is missing."""
+    flat, valid, num_valid = array, _valid(array), len(array) - array.null_count
+    for _ in shape:
+        flat = flat.flatten()  # which leaves out lists that are null
+    if flat.null_count or len(flat) != num_valid * prod(shape):
+        return None
+    known = flat.to_numpy(zero_copy_only=False).reshape(num_valid, *shape)
+    if valid is None:
+        return Numbers(known)
+    values = np.zeros((len(array), *shape), known.dtype)
+    values[valid] = known
+    return Numbers(values, valid)
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
+    """Which rows have a value; None: all of them."""
+    if not array.null_count:
+        return None
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+# Python values
+
+
+def pylist(values: Values) -> list[Any]:
+    """Python values of a column: numbers, text, bytes, lists, dicts, None; NumPy arrays with memory of their own."""
+    if not isinstance(values, Numbers):
+        return _python(values)
+    numbers, valid = values
+    found: list[Any] = numbers.tolist() if numbers.ndim == 1 else list(numbers.copy())
+    return found if valid is None else _with_none(found, valid.tolist())
+
+
+def _with_none(values: list[Any], valid: list[bool]) -> list[Any]:
+    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+
+
+def _python(array: pa.Array) -> list[Any]:
+    kind = array.type
+    if is_tensor(kind):
+        return pylist(_of_tensors(array))
+    has_tensors = any(map(is_tensor, types_inside(kind)))
+    if not has_tensors or not len(array) or pa.types.is_map(kind) or pa.types.is_union(kind):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    found: list[Any]
+    if pa.types.is_struct(kind):
+        members = [_python(array.field(number)) for number in range(kind.num_fields)]
+        found = [dict(zip(kind.names, row, strict=True)) for row in zip(*members, strict=True)]
+    else:
+        first, *ends = _offsets(array)
+        items = iter(_python(array.values.slice(first, ends[-1] - first)))
+        found = [list(islice(items, stop - start)) for start, stop in pairwise([first, *ends])]
+    return _with_none(found, array.is_valid().to_pylist())
+
+
+def _offsets(array: pa.Array) -> list[int]:
+    """The items with which lists begin, and the end of the last one."""
+    if pa.types.is_fixed_size_list(array.type):
+        return [(array.offset + row) * array.type.list_size for row in range(len(array) + 1)]
+    return array.offsets.to_pylist()  # type: ignore[no-any-return]

@@ -1,0 +1,133 @@
+"""Conversations with the same roles, rendered from one that was rendered before.
+
+For messages with the same roles, most templates write the same words around the contents. These words, and the spans
+among them, are kept: the next such conversation is put together from them. Where the template does not look into
+contents (opaque.py), that is its text; of others the text is rendered, once and without tags, and must be equal.
+Whatever is not as expected is rendered in full.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from batchwright.prepare.chat.spans import Rendered, TextSpan
+
+__all__ = ["RenderCache"]
+
+_MOST_KEPT = 1024
+_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What a template writes around contents."""
+
+    words: tuple[str, ...]
+    """Before, between and after the contents."""
+    spans: tuple[tuple[int, int, int, int, TextSpan], ...]
+    """(start, contents before it, stop, contents before that, the span it was): places count words alone."""
+    fits_all: bool | None = None
+    """Whether the template writes this around any contents; None before it is known."""
+
+
+class RenderCache:
+    """Frames by the roles of a conversation.
+
+    `render_in_full` gives text and spans, `render_text` the text alone; `prints_only` tells whether the template prints
+    the contents of a conversation without looking into them.
+    """
+
+    def __init__(
+        self,
+        render_in_full: Callable[[Mapping[str, Any]], Rendered],
+        render_text: Callable[[Mapping[str, Any]], str],
+        prints_only: Callable[[Mapping[str, Any]], bool],
+    ) -> None:
+        self._in_full, self._text, self._prints_only = render_in_full, render_text, prints_only
+        self._frames: dict[Any, _Frame | None] = {}
+
+    def rendered(self, conversation: Mapping[str, Any]) -> Rendered:
+        roles = _roles(conversation)
+        if roles is None:
+            return self._in_full(conversation)
+        contents = [message["content"] for message in conversation["messages"]]
+        if roles not in self._frames:
+            found = self._in_full(conversation)
+            if len(self._frames) < _MOST_KEPT:
+                self._frames[roles] = _frame_of(found, contents)
+            return found
+        frame = self._frames[roles]
+        if frame is None:
+            return self._in_full(conversation)
+        filled = _fill(frame, contents)
+        if frame.fits_all is None:
+            frame.fits_all = self._prints_only(conversation)
+        if frame.fits_all or filled.text == self._text(conversation):
+            return filled
+        return self._in_full(conversation)
+
+
+def _roles(conversation: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What decides on the frame of a conversation; None where contents may: blanks around them, or other fields."""
+    roles: list[Any] = []
+    for name, value in conversation.items():
+        if name != "messages":
+            if value:
+                return None
+            roles.append((name, repr(value)))
+    for message in conversation["messages"]:
+        role, content, weight = message.get("role"), message.get("content"), message.get("weight")
+        if len(message) != 2 + ("weight" in message) or not isinstance(role, str) or not isinstance(content, str):
+            return None
+        if not content or content[0].isspace() or content[-1].isspace():
+            return None
+        if not content.isascii() and _NONCHARACTER.search(content):
+            return None
+        roles.append((role, weight))
+    return tuple(roles)
+
+
+def _frame_of(rendered: Rendered, contents: Sequence[str]) -> _Frame | None:
+    """None where each content is not there once, by itself, as it is."""
+    text, said = rendered.text, rendered.said
+    if [text[start:stop] for start, stop in said] != list(contents):
+        return None
+    starts, stops = [0, *(stop for _, stop in said)], [*(start for start, _ in said), len(text)]
+    words = [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    begins = [0, *accumulate(map(len, words))]  # of each word, without contents
+    places: dict[int, tuple[int, int]] = {}
+    shift = 0
+    for number, word in enumerate(words):
+        for at in range(len(word) + 1):
+            places.setdefault(begins[number] + shift + at, (begins[number] + at, number))
+        shift += len(contents[number]) if number < len(contents) else 0
+    spans = []
+    for span in rendered.spans:
+        if span.start not in places or span.stop not in places:
+            return None
+        spans.append((*places[span.start], *places[span.stop], span))
+    return _Frame(tuple(words), tuple(spans))
+
+
+def _fill(frame: _Frame, contents: Sequence[str]) -> Rendered:
+    words = frame.words
+    parts = [words[0]]
+    for content, word in zip(contents, words[1:], strict=True):
+        parts += (content, word)
+    lengths = [0, *accumulate(map(len, contents))]  # of the first n contents
+    spans = tuple(
+        [
+            TextSpan(start + lengths[a], stop + lengths[b], span.role, span.part, span.turn, span.weight)
+            for start, a, stop, b, span in frame.spans
+        ]
+    )
+    said, at = [], 0
+    for content, word in zip(contents, words, strict=False):
+        at += len(word)
+        said.append((at, at + len(content)))
+        at += len(content)
+    return Rendered("".join(parts), spans, tuple(said))

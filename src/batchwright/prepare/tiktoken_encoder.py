@@ -1,0 +1,200 @@
+"""The fast encoder: tiktoken for documents that it is proved to encode as `tokenizers` does, `tokenizers` for the rest.
+
+tiktoken_proof.py proves it for a tokenizer. A document still goes through `tokenizers` if it
+- holds the text of an added token, which `tokenizers` finds in any text;
+- holds a character that the two regex engines see differently (ſ is an s where case is ignored);
+- has an unbroken run of more than 4,096 characters, blank or not: tiktoken's time can be quadratic in it;
+- makes tiktoken fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchwright.base.errors import SpecError
+from batchwright.base.machine import cpu_count
+from batchwright.prepare.tiktoken_proof import DIFFERS, NORMALIZES, Proof, make_encoding, proved_before
+
+__all__ = ["MAX_RUN_CHARACTERS", "FastEncoder", "any_of", "find_proof"]
+
+MAX_RUN_CHARACTERS = 4096
+_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 64, 1 << 17
+"""What is encoded both ways when a process begins: about 0.05 s of `tokenizers`, and of many documents."""
+_THREAD_CHARACTERS, _THREAD_DOCUMENT_CHARACTERS = 1 << 16, 1 << 10
+"""Below this in all, or for each document, threads cost more than they give: they wait for each other in between."""
+
+_BLANK = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # White_Space, as \s of both engines
+_BLANKS, _OTHERS = re.compile(f"[{_BLANK}]"), re.compile(f"[^{_BLANK}]")
+_RUNS = re.compile(f"[{_BLANK}]+|[^{_BLANK}]+")
+
+log: logging.Logger = logging.getLogger("batchwright")
+
+Ids = NDArray[np.uint32]
+
+
+def find_proof(json: str, backend: Any) -> Proof:
+    """Whether there can be a fast encoder for this `tokenizer.json`, and else why not."""
+    asked = os.environ.get("BATCHWRIGHT_ENCODER", "")
+    if asked not in ("", "tokenizers"):
+        raise SpecError(
+            f"BATCHWRIGHT_ENCODER={asked!r} is not an encoder",
+            parameter="BATCHWRIGHT_ENCODER",
+            remedy="'tokenizers' turns the fast encoder off; without the variable it is used where it is proved",
+        )
+    if asked:
+        return Proof(reason="BATCHWRIGHT_ENCODER=tokenizers")
+    try:
+        import tiktoken  # noqa: F401
+    except ImportError:
+        return Proof(reason="tiktoken is not installed: pip install 'batchwright[fast]'")
+    return proved_before(json, backend.to_str)
+
+
+class FastEncoder:
+    """Both encoders of one tokenizer, and the choice between them for each document."""
+
+    def __init__(self, backend: Any, proof: Proof) -> None:
+        self.backend: Any = backend
+        self.proof: Proof = proof
+        self.encoding: Any = make_encoding(backend.get_vocab(with_added_tokens=False), proof)
+        self.off: str | None = None
+        """Why it is no longer used in this process."""
+        self._sample = [_SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS]
+        self._table = proof.table()
+        self._added = any_of(self._added_texts())
+
+    def _added_texts(self) -> set[str]:
+        contents = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        if self.proof.normalizes:
+            contents |= {self.backend.normalizer.normalize_str(content) for content in contents}
+        return contents - {""}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        if self.off:
+            return self._slow(texts)
+        ready = self._ready(texts)
+        if not self._sample_agrees(ready, texts):
+            return self._slow(texts)
+        encoded = self._fast(ready)
+        slow = [number for number, ids in enumerate(encoded) if ids is None]
+        for number, ids in zip(slow, self._slow([texts[number] for number in slow]), strict=True):
+            encoded[number] = ids
+        return encoded  # type: ignore[return-value]
+
+    def _slow(self, texts: Sequence[str]) -> list[Ids]:
+        if not texts:
+            return []
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def _fast(self, ready: Sequence[str | None]) -> list[Ids | None]:
+        """All cores work while this process is alone; a bake's workers are one for each core already."""
+        threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF else cpu_count()
+        worth_it = max(_THREAD_CHARACTERS, _THREAD_DOCUMENT_CHARACTERS * len(ready))
+        if threads == 1 or len(ready) == 1 or sum(len(text) for text in ready if text) < worth_it:
+            return self._encode(ready)
+        size = -(-len(ready) // (threads * 8))  # some parts take longer than others
+        parts = [ready[start : start + size] for start in range(0, len(ready), size)]
+        with ThreadPoolExecutor(threads) as pool:
+            return [ids for part in pool.map(self._encode, parts) for ids in part]
+
+    def _encode(self, texts: Iterable[str | None]) -> list[Ids | None]:
+        encode = self.encoding.encode_to_numpy
+        encoded: list[Ids | None] = []
+        for text in texts:
+            ids = None
+            if text is not None:
+                try:
+                    ids = encode(text, disallowed_special=())
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:  # a Rust panic is no Exception
+                    log.debug("tiktoken failed on a document of %d characters", len(text), exc_info=True)
+            encoded.append(ids)
+        return encoded
+
+    def _sample_agrees(self, ready: Sequence[str | None], texts: Sequence[str]) -> bool:
+        """Encode the first documents both ways. Should they differ, against the proof, tiktoken is used no more."""
+        sample = []
+        for number, text in enumerate(ready):
+            if not all(left > 0 for left in self._sample):
+                break
+            if text is not None:
+                part = texts[number][: self._sample[1]]
+                self._sample = [self._sample[0] - 1, self._sample[1] - len(part)]
+                sample.append(part)
+        fast = self._encode(self._ready(sample))
+        if any(not np.array_equal(a, b) for a, b in zip(fast, self._slow(sample), strict=True) if a is not None):
+            self.off = "tiktoken gave other ids for a document, though it was proved identical"
+            log.warning("%s; only tokenizers is used from here on. Please report this tokenizer", self.off)
+        return self.off is None
+
+    # Which documents
+
+    def _ready(self, texts: Sequence[str]) -> list[str | None]:
+        """Each text as tiktoken takes it, or None where `tokenizers` must do it."""
+        ready: list[str | None] = list(texts)
+        for number in self._not_ascii(texts):
+            ready[number] = self._characters_checked(texts[number])
+        for number, text in enumerate(texts):
+            if len(text) > MAX_RUN_CHARACTERS and has_long_run(text):
+                ready[number] = None
+        if self._added.search("\0".join(texts)):  # all at once: it is rarely there
+            for number, text in enumerate(texts):
+                if self._added.search(text):
+                    ready[number] = None
+        return [text if before else None for text, before in zip(ready, texts, strict=True)]
+
+    def _not_ascii(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of texts that hold a flagged character."""
+        numbers = [number for number, text in enumerate(texts) if not text.isascii()]
+        if not numbers or not self._flags("".join(texts[number] for number in numbers)):
+            return []
+        return [number for number in numbers if self._flags(texts[number])]
+
+    def _flags(self, text: str) -> int:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        return int(np.bitwise_or.reduce(self._table.take(points), initial=0))
+
+    def _characters_checked(self, text: str) -> str | None:
+        flags = self._flags(text)
+        if flags & NORMALIZES:
+            try:
+                text = self.backend.normalizer.normalize_str(text)
+            except UnicodeEncodeError:  # half a surrogate pair
+                return None
+            if self._added.search(text):
+                return None
+            flags = self._flags(text)
+        return None if flags & DIFFERS else text
+
+
+_NOTHING = "\U0010ffff(?!)"  # a literal first: then a search is quick
+_OFF = ("off", "false", "f", "no", "n", "0")  # as tokenizers reads its own variable
+
+
+def has_long_run(text: str) -> bool:
+    """Whether more than 4,096 characters in a row are all blank, or none of them is.
+
+    >>> has_long_run("ab " * 9000), has_long_run("ab " * 9000 + "a" * 4097), has_long_run(" " * 4097)
+    (False, True, True)
+    """
+    half = MAX_RUN_CHARACTERS // 2  # a long run holds a whole block of half its length: most texts are done after these
+    starts = range(0, len(text) - half + 1, half)
+    if all(_BLANKS.search(text, at, at + half) and _OTHERS.search(text, at, at + half) for at in starts):
+        return False
+    return any(run.end() - run.start() > MAX_RUN_CHARACTERS for run in _RUNS.finditer(text))
+
+
+def any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the names, the longest where several begin."""
+    patterns = [re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))]
+    return re.compile(f"({'|'.join(patterns)})" if patterns else _NOTHING)

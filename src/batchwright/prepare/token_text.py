@@ -1,0 +1,121 @@
+"""Tokens as text, each and side by side: a character that one token begins and the next one ends is shown whole.
+
+Byte-level and byte-fallback vocabularies, bytes and characters are spelled from the bytes of their tokens; where the
+tokens asked for end inside a character, its bytes come out as escapes. Others are decoded by their own tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from batchwright.prepare.byte_level import bytes_of_tokens
+
+__all__ = ["TokenSpelling", "TokenText"]
+
+_FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenText(NamedTuple):
+    """Some text, or the name of a token that stands for no text."""
+
+    text: str
+    is_special: bool
+
+
+class TokenSpelling:
+    """The tokens of one tokenizer as text. `can_decode` is False for a function that has no inverse."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._decode: Callable[[Sequence[int]], str | None] = tokenizer.decode
+        self._names = _names_of(tokenizer)
+        self._bytes_of = _bytes_of(tokenizer)
+        self.can_decode: bool = self._bytes_of is not None or tokenizer.decode([]) is not None
+
+    def text_of(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[TokenText]:
+        """The text of tokens. `before` are a few tokens before them: some tokenizers need them to know of spaces."""
+        parts, context = [], list(before)
+        for is_special, group in groupby(ids, key=self._names.__contains__):
+            some = list(group)
+            if is_special:
+                parts += [TokenText(self._names[token], True) for token in some]
+            else:
+                parts.append(TokenText(self._text(some, context), False))
+            context += some
+        return parts
+
+    def is_inside(self, token: int) -> bool:
+        """Whether a token begins in the middle of a character."""
+        if self._bytes_of is None or token in self._names:
+            return False
+        data = self._bytes_of(token)
+        return bool(data) and 0x80 <= data[0] < 0xC0
+
+    def _text(self, ids: list[int], before: list[int]) -> str:
+        if self._bytes_of is not None:
+            return b"".join(map(self._bytes_of, ids)).decode("utf-8", "backslashreplace")
+        head, together = self._decode(before[-8:]) or "", self._decode([*before[-8:], *ids]) or ""
+        text = together.removeprefix(head) if together.startswith(head) else self._decode(ids) or ""
+        return text.replace("\ufffd", "\\ufffd")  # a part of a character
+
+
+def _names_of(tokenizer: Any) -> dict[int, str]:
+    """Tokens that are shown by their names."""
+    if tokenizer.kind == "tokenizer.json":
+        return {i: token.content for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    return {tokenizer.eos_id: "<eos>"} if tokenizer.kind in ("bytes", "chars") else {}
+
+
+def _bytes_of(tokenizer: Any) -> Callable[[int], bytes] | None:
+    """The bytes of each token; None where a vocabulary does not tell."""
+    spell: Callable[[int], bytes | None] | None = None
+    match tokenizer.kind:
+        case "bytes":
+            spell = {number: bytes([number]) for number in range(256)}.get
+        case "chars":
+            spell = {number: character.encode() for number, character in enumerate(tokenizer.chars)}.get
+        case "tokenizer.json":
+            spell = _bytes_of_json(tokenizer)
+    if spell is None:
+        return None
+    return lambda token: spell(token) or f"<no token {token}>".encode()
+
+
+def _bytes_of_json(tokenizer: Any) -> Callable[[int], bytes | None] | None:
+    parts = msgspec.json.decode(tokenizer.json)
+    described = msgspec.json.encode([parts.get("decoder"), parts.get("pre_tokenizer")])
+    if b'"type":"ByteLevel"' in described:
+        by_name = _of_byte_level
+    elif b'"type":"ByteFallback"' in described:
+        by_name = _of_fallback
+    else:
+        return None
+
+    @cache  # of the tokens that are seen: a vocabulary is long
+    def bytes_of(token: int) -> bytes | None:
+        name = tokenizer.backend.id_to_token(token) if token >= 0 else None
+        return None if name is None else by_name(name)
+
+    return bytes_of
+
+
+def _of_byte_level(name: str) -> bytes:
+    """
+    >>> _of_byte_level("Ġa"), _of_byte_level("<▁>")
+    (b' a', b'<\\xe2\\x96\\x81>')
+    """
+    return next(iter(bytes_of_tokens({name: 0})), name.encode())
+
+
+def _of_fallback(name: str) -> bytes:
+    """
+    >>> _of_fallback("<0xC3>"), _of_fallback("▁caf")
+    (b'\\xc3', b' caf')
+    """
+    match = _FALLBACK.fullmatch(name)
+    return bytes([int(match[1], 16)]) if match else name.replace("▁", " ").encode()

@@ -1,0 +1,110 @@
+"""The stream of a provider in the consumer's own process, without files: for breakpoints and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from batchwright.queue.reading import Arrays, FileShape, Position, joined
+from batchwright.queue.streams import StreamCounts, check_shape
+
+if TYPE_CHECKING:
+    from batchwright.queue.provider import DataProviderBase
+
+__all__ = ["InProcessStream"]
+
+
+class InProcessStream:
+    """The rows that a provider makes, when they are asked for: the same ones as in its files."""
+
+    def __init__(self, provider: DataProviderBase, split: str, rank: int, world_size: int) -> None:
+        self.provider = provider
+        self.split = split
+        self.counts: StreamCounts = StreamCounts()
+        self._is_kept = split == "val" and bool(provider.val_batches)
+        self._rank, self._world_size = (0, 1) if self._is_kept else (rank, world_size)
+        self._kept: list[Arrays] = []
+        self._row = 0
+        """Rows of the stream before the next one, of all ranks and files."""
+        self._making: tuple[int, Iterator[Arrays]] | None = None
+        self._made: tuple[int, int, Arrays] | None = None
+        """File, number in it, and batch that was made last."""
+
+    def peek(self, num_rows: int | None) -> tuple[Arrays, int]:
+        size = num_rows or self.provider.batch_size
+        rows = joined(self._rows(self._row + self._rank * size, size))
+        return rows, self._row + self._world_size * size
+
+    def move(self, row: int) -> None:
+        self._row = row % self._rows_per_file if self._is_kept else row
+
+    @property
+    def _shape(self) -> FileShape:
+        return FileShape(self.provider.batch_size, self.provider.num_batches(self.split))
+
+    @property
+    def _rows_per_file(self) -> int:
+        return self._shape.batch_size * self._shape.num_batches
+
+    def _rows(self, first: int, num_rows: int) -> list[Arrays]:
+        pieces: list[Arrays] = []
+        size = self.provider.batch_size
+        while num_rows > 0:
+            file, row = divmod(first, self._rows_per_file)
+            start = row % size
+            stop = min(start + num_rows, size)
+            batch = self._batch(0 if self._is_kept else file, row // size)
+            pieces.append([array[start:stop].copy() for array in batch])
+            num_rows -= stop - start
+            first += stop - start
+        return pieces
+
+    def _batch(self, file: int, index: int) -> Arrays:
+        """A batch of a file. Those before it are made too: they all draw from one generator."""
+        if self._is_kept:
+            if not self._kept:
+                self._kept = [_copied(batch) for batch in self.provider.batches(self.split, 0)]
+            return self._kept[index]
+        made = self._made
+        if made is not None and made[:2] == (file, index):
+            return made[2]
+        if self._making is None or made is None or made[0] != file or made[1] > index:
+            self._making, made = (file, self.provider.batches(self.split, file)), None
+            self.counts.files += 1
+        number = -1 if made is None else made[1]
+        self._made = None  # where sample_batch raises, the next call begins the file again
+        while number < index:
+            batch = _copied(next(self._making[1]))
+            number += 1
+        self._made = file, index, batch
+        return batch
+
+    def begin_again(self) -> None:
+        """The next evaluation begins with the first kept batch."""
+        if self._is_kept:
+            self._row = 0
+
+    def record(self) -> None:
+        """Nothing is used up."""
+
+    def position(self) -> tuple[Position, FileShape | None] | None:
+        return None if self._is_kept else (Position(*divmod(self._row, self._rows_per_file)), self._shape)
+
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
+        check_shape(shape, self._shape, f"{self.split} file {position.file}")
+        if not self._is_kept:
+            self._row = position.file * self._rows_per_file + position.row
+
+    def release(self, *, record: bool) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        self._making = self._made = None
+
+    def forget_lost_files(self) -> None:
+        """It holds none."""
+
+
+def _copied(batch: Arrays) -> Arrays:
+    """A batch of its own memory: a provider may fill the same arrays again."""
+    return [array.copy() for array in batch]

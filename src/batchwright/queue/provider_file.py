@@ -1,0 +1,234 @@
+"""From a shared config to its provider: `prepare_streaming.py` is run, its class found, and made with the config."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import tokenize
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from batchwright.base.errors import BatchwrightError, SpecError
+from batchwright.base.words import listed, shortened
+from batchwright.queue.provider import DataProviderBase
+
+if TYPE_CHECKING:
+    from batchwright.queue.config import SharedConfig
+
+__all__ = ["PROVIDER_FILE", "open_provider"]
+
+PROVIDER_FILE = "prepare_streaming.py"
+_MODULE_NAME = "prepare_streaming_of_"
+
+_opened: set[str] = set()
+"""Data folders whose providers this process has loaded: files beside them may have the same names."""
+
+
+def open_provider(config: SharedConfig) -> DataProviderBase:
+    """The provider of the config's dataset, from `data/<dataset>/prepare_streaming.py`, made with the whole config.
+
+    The file runs with the config's names as globals. It is loaded anew each time, with the files beside it that it
+    imports: edits count.
+    """
+    module = _load(Path(config.data_dir), config)
+    return _make(_provider_class(module), config)
+
+
+# The module
+
+
+def _load(folder: Path, names: Mapping[str, Any]) -> ModuleType:
+    file = folder / PROVIDER_FILE
+    if not file.is_file():
+        there = [path.name for path in folder.glob("*")]
+        raise SpecError(
+            f"there is no {file}",
+            parameter="dataset",
+            found=listed(sorted(there)) or "nothing",
+            remedy="write it, with a subclass of batchwright.DataProviderBase; or set another dataset",
+        )
+    name = _MODULE_NAME + re.sub(r"\W", "_", folder.resolve().name)
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__.update(names)
+    _put_on_path(folder.resolve())
+    sys.modules[name] = module  # where dataclasses, pickle and inspect look for it
+    try:
+        with tokenize.open(file) as opened:  # in the encoding that it declares
+            text = opened.read()
+        module.__dict__["__source__"] = text  # what runs: the file may be edited before its stamp is taken
+        code = compile(
+            _without_defaults(ast.parse(text, str(file.resolve())), names),
+            str(file.resolve()),
+            "exec",
+            dont_inherit=True,
+        )
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _failed(error, file, "while it was loaded") from error
+    return module
+
+
+def _put_on_path(folder: Path) -> None:
+    """Files beside a provider can be imported, before any others of their names, and as they are now."""
+    _opened.add(str(folder) + os.sep)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        is_providers = name == "__main__" or name.startswith(_MODULE_NAME)
+        if isinstance(file, str) and file.startswith(tuple(_opened)) and not is_providers:
+            del sys.modules[name]
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+
+
+def _without_defaults(tree: ast.Module, names: Mapping[str, Any]) -> ast.Module:
+    """The module without assignments of constants, at its top, to names that the config sets: those are defaults.
+
+    What is computed (`vocab_size = len(chars)`) stays. Lines keep their numbers.
+    """
+    tree.body = [
+        single
+        for statement in tree.body
+        for single in _single_assignments(statement)
+        if _assigned_constant(single) not in names
+    ]
+    return tree
+
+
+def _single_assignments(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """`a = b = 1` as two assignments, and `a, b = 1, 2` too."""
+    if not isinstance(statement, ast.Assign) or not _is_constant(statement.value):
+        yield statement
+        return
+    for target in statement.targets:
+        pairs = [(target, statement.value)]
+        match target, statement.value:
+            case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
+                if all(isinstance(name, ast.Name) for name in names):
+                    pairs = list(zip(names, values, strict=True))
+        for one, value in pairs:
+            yield ast.copy_location(ast.Assign([one], value), statement)
+
+
+def _assigned_constant(statement: ast.stmt) -> str | None:
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+        ) if _is_constant(value):
+            return name
+    return None
+
+
+_OF_CONSTANTS = (
+    *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp),
+    *(ast.operator, ast.unaryop, ast.expr_context),
+)
+
+
+def _is_constant(value: ast.expr) -> bool:
+    """Whether an expression is written in numbers, text and brackets alone: nothing is looked up or called."""
+    return all(isinstance(node, _OF_CONSTANTS) for node in ast.walk(value))
+
+
+def _failed(error: BaseException, file: Path, when: str) -> SpecError:
+    """The error of a provider's own code, with its place in the data folder."""
+    folder = file.parent.resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames if Path(frame.filename).is_relative_to(folder)]
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        places.append((str(error.filename), error.lineno))
+    at = str(file)
+    if places:
+        name, line = places[-1]
+        at = f"{file.parent / Path(name).relative_to(folder)}:{line}"
+    said, remedy = str(error), "correct the file; nothing was made"
+    match error:
+        case BatchwrightError():
+            said, remedy = error.headline, error.remedy or remedy
+        case SyntaxError():
+            said, remedy = error.msg, f"python -m py_compile {file} shows the same"
+        case ModuleNotFoundError(name=str(name)):
+            remedy = f"pip install {name.partition('.')[0]}, or a file {name}.py beside {file}"
+        case ImportError() if "relative import" in said:
+            remedy = "import it without the dots: a file beside this one is found by its plain name"
+        case NameError(name=str(name)):
+            remedy = f"set {name} in the config, or in {file}"
+    return SpecError(f"{at}: {type(error).__name__} {when}: {said}".rstrip(": "), file=file, remedy=remedy)
+
+
+# The class
+
+
+def _provider_class(module: ModuleType) -> type[DataProviderBase]:
+    """The symbol `Provider`, or else the only subclass of DataProviderBase that the module defines."""
+    kinds = {name: value for name, value in vars(module).items() if _is_provider(value)}
+    if "Provider" in kinds:
+        return kinds["Provider"]
+    own = {value.__qualname__: value for value in kinds.values() if value.__module__ == module.__name__}
+    if len(own) == 1 and "Provider" not in vars(module):
+        return next(iter(own.values()))
+    file = Path(str(module.__file__))
+    name = f"{file.parent.name}/{file.name}"
+    headline = f"no subclass of DataProviderBase in {name}"
+    if own:
+        headline = f"several subclasses of DataProviderBase in {name}: which one is meant?"
+    if "Provider" in vars(module):
+        headline = f"Provider in {name} is no subclass of DataProviderBase: {shortened(vars(module)['Provider'])}"
+    imported = [f"{one} (imported from {kind.__module__})" for one, kind in kinds.items() if one not in own]
+    raise SpecError(
+        headline,
+        file=file,
+        found=listed([*own, *imported]) or "no subclass of DataProviderBase",
+        remedy=f"Provider = {next(iter(kinds), 'YourSubclass')} at its end, for a class YourSubclass(DataProviderBase)",
+    )
+
+
+def _is_provider(value: Any) -> TypeGuard[type[DataProviderBase]]:
+    return isinstance(value, type) and issubclass(value, DataProviderBase) and value is not DataProviderBase
+
+
+def _make(kind: type[DataProviderBase], config: SharedConfig) -> DataProviderBase:
+    """The provider, with every name of the config: those that its __init__ takes are given to it."""
+    settings: dict[str, Any] = {**config, "data_dir": config.data_dir}
+    file = Path(config.data_dir) / PROVIDER_FILE
+    parameters = inspect.signature(kind).parameters
+    named = {name: one for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    missing = [name for name, one in named.items() if one.default is one.empty and name not in settings]
+    if missing:
+        raise SpecError(
+            f"{kind.__qualname__}.__init__ takes {', '.join(missing)}, which the config does not set",
+            parameter=missing[0],
+            config=config.path,
+            file=file,
+            remedy=f"{missing[0]} = ... in the config, or a default in __init__",
+        )
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    given = {name: value for name, value in settings.items() if takes_all or name in named}
+    try:
+        provider = kind(**given)
+    except BatchwrightError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(error, file, f"in {kind.__qualname__}.__init__") from error
+    if "config" not in vars(provider):
+        raise SpecError(
+            f"{kind.__qualname__}.__init__ does not call the __init__ of DataProviderBase",
+            parameter="__init__",
+            file=file,
+            remedy="def __init__(self, **settings): super().__init__(**settings), and then your own",
+        )
+    provider._take_missing(config, given, named)
+    return provider

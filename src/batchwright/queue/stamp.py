@@ -1,0 +1,200 @@
+"""The stamp of a queue: the meta, source, settings, seed and raw files that its batches are made from.
+
+A comment, a docstring or a blank line is no change of the source. A setting counts if its name is a word of the source:
+a new learning rate is no change of the data.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+import sys
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchwright.base.errors import QueueError, SpecError
+from batchwright.base.fingerprint import fingerprint_value, function_fingerprint, is_users
+
+__all__ = ["Stamp", "normalised", "stamp_of"]
+
+_NOT_DATA = {
+    *("batch_size", "batches_per_file", "val_batches", "max_backlog_files", "sleep_seconds"),
+    *("verbose", "durable", "data_dir", "seed"),
+}
+"""These settings decide how much is made at a time, and when and where, and not the content of a row. (The seed is
+compared by itself.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the batches of a queue are made from. Equal stamps have equal fingerprints, in every process."""
+
+    meta: dict[str, Any]
+    source: dict[str, str]
+    """The code of each file (or class, where there is no file), without comments and docstrings."""
+    settings: dict[str, Any]
+    seed: int
+    inputs: dict[str, str] = field(default_factory=dict)
+    """The fingerprint of each raw file's content, in the order of the files."""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_value({"meta": self.meta, **self.to_json()})
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the meta, which a queue keeps beside it."""
+        return {"source": self.source, "settings": self.settings, "seed": self.seed, "inputs": self.inputs}
+
+    @classmethod
+    def from_json(cls, value: Any, meta: dict[str, Any]) -> Stamp:
+        try:
+            source, settings, inputs = (dict(value[name]) for name in ("source", "settings", "inputs"))
+            return cls(meta, source, settings, int(value["seed"]), inputs)
+        except (KeyError, TypeError, ValueError):
+            raise QueueError(
+                "this queue does not say what it was made from",
+                remedy="remove it and have it made again: batchwright queue purge",
+            ) from None
+
+
+def stamp_of(provider: Any, meta: dict[str, Any], inputs: dict[str, str] | None = None) -> Stamp:
+    """What this provider makes its batches from. `meta` is plain, as `check_meta` returns it."""
+    source = _source_of(provider)
+    is_mentioned = _words_of(source.values())
+    settings = {
+        name: _plain(value)
+        for name, value in sorted(provider.config.items())
+        if name not in _NOT_DATA and is_mentioned(name)
+    }
+    return Stamp(meta, source, settings, int(provider.seed), inputs or {})
+
+
+def _words_of(sources: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name is a word of the source. One that is put together counts: `train_stages`, of f"{split}_stages"."""
+    words = set(re.findall(r"\w+", "\n".join(sources)))
+    starts = tuple(word for word in words if len(word) > 2 and word.endswith("_"))
+    ends = tuple(word for word in words if len(word) > 2 and word.startswith("_"))
+    return lambda name: name in words or name.startswith(starts) or name.endswith(ends)
+
+
+# Source
+
+
+def normalised(code: str) -> str:
+    """Code as Python understands it: layout, comments and docstrings are gone. Code with a wrong syntax stays.
+
+    >>> print(normalised('def f(x):\\n    "Twice."\\n\\n    return x*2  # or x + x'))
+    def f(x):
+        return x * 2
+    """
+    try:
+        return ast.unparse(_WithoutDocstrings().visit(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return code.strip()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops every string that stands for itself; a block that was nothing else becomes `pass`."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        blocks = [name for name in ("body", "orelse", "finalbody") if isinstance(getattr(node, name, None), list)]
+        filled = [name for name in blocks if getattr(node, name)]
+        super().generic_visit(node)
+        for name in filled:
+            if not getattr(node, name) and not isinstance(node, ast.Module):
+                setattr(node, name, [ast.Pass()])
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else self.generic_visit(node)
+
+
+def _source_of(provider: Any) -> dict[str, str]:
+    """The code of a provider's class, of the user's classes that it inherits from, and of files beside it.
+
+    Files are named from the data folder on, and others by their module, so that a project can move.
+    """
+    folder = Path(provider.data_dir).resolve()
+    found: dict[str, str] = {}
+    for kind in _own_classes(type(provider)):
+        module = sys.modules.get(kind.__module__)
+        path = Path(getattr(module, "__file__", None) or "").resolve()
+        if kind.__module__ == "__main__" or path.suffix != ".py":
+            # The rest of a notebook or of a training script is not the provider's.
+            if text := _text_of(kind):
+                found[f"class {kind.__qualname__}"] = text
+        elif path.is_relative_to(folder):
+            _add_file(path, folder, found, getattr(module, "__source__", None))
+        else:
+            found[f"{kind.__module__.replace('.', '/')}.py"] = normalised(_read(path))
+    beside = folder / "prepare_streaming.py"
+    if any(getattr(module, "__file__", None) == str(beside) for module in list(sys.modules.values())):
+        _add_file(beside, folder, found)  # where it only imports the class, it may still set something
+    return dict(sorted(found.items()))
+
+
+def _own_classes(kind: type) -> list[type]:
+    """The class and what it inherits, without DataProviderBase, what that inherits, and what is installed."""
+    base = next((each for each in kind.__mro__ if each.__name__ == "DataProviderBase"), object)
+    return [kind, *(each for each in kind.__mro__[1:] if each not in base.__mro__ and is_users(each.__module__))]
+
+
+def _text_of(kind: type) -> str:
+    try:
+        return normalised(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, IndentationError, tokenize.TokenError):
+        return ""
+
+
+def _add_file(path: Path, folder: Path, found: dict[str, str], text: str | None = None) -> None:
+    """A file of the data folder, and those in the folder that its imports name: also what it imports when it runs.
+
+    Read from the code, not from what is loaded: that depends on what else this process did before.
+    """
+    name = path.relative_to(folder).as_posix()
+    if name in found:
+        return
+    found[name] = normalised(text or _read(path))
+    imports = [line for line in found[name].splitlines() if "import" in line]
+    for word in dict.fromkeys(re.findall(r"\w+", "\n".join(imports))):
+        for parent in path.parents:
+            if parent.is_relative_to(folder):
+                for file in (parent / f"{word}.py", *sorted((parent / word).glob("*.py"))):
+                    if file.is_file():
+                        _add_file(file, folder, found)
+
+
+def _read(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:  # in the encoding that the file declares
+            return file.read()
+    except (OSError, SyntaxError, UnicodeError):
+        return ""
+
+
+# Settings
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON, to be shown and compared. What JSON does not have is shown by its type and fingerprint."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else repr(value)
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    try:
+        return f"{kind} {function_fingerprint(value, name='a setting')}"
+    except SpecError:  # an open file, a lock
+        return kind

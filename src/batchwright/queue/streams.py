@@ -1,0 +1,185 @@
+"""What the streams of a split have in common: their interface, their counts, and reading a file of the split."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from batchwright.base.errors import PlanError, QueueError
+from batchwright.queue.batch_file import DamagedFile, read_facts
+from batchwright.queue.claims import Claim
+from batchwright.queue.file_names import EXTENSION, digits_of, file_in_words
+from batchwright.queue.folder import SplitFolder
+from batchwright.queue.quarantine import quarantine
+from batchwright.queue.reading import Arrays, FileReader, FileShape, LoadedFile, Position
+from batchwright.queue.system_errors import purge_command
+from batchwright.queue.waiting import Waiter
+
+__all__ = ["BatchStream", "SplitReader", "StreamCounts", "check_shape", "replace_older"]
+
+
+class BatchStream(Protocol):
+    """The rows of a split, for one consumer."""
+
+    counts: StreamCounts
+
+    def peek(self, num_rows: int | None) -> tuple[Arrays, Any]:
+        """The next rows, and what `move` needs. None: as many as the provider put into a batch."""
+
+    def move(self, taken: Any) -> None:
+        """The rows that `peek` gave are handed out."""
+
+    def record(self) -> None:
+        """All rows that were handed out are used: they do not come again."""
+
+    def position(self) -> tuple[Position, FileShape | None] | None:
+        """The place of the next row, and how its file is cut, where that is known. None: there is nothing to keep."""
+
+    def seek(self, position: Position, shape: FileShape | None, *, can_be_made_again: bool) -> None:
+        """Go on at a place of files that are cut like this."""
+
+    def release(self, *, record: bool) -> None:
+        """Give all files back: rows that are not recorded are there for others."""
+
+    def drop(self) -> None:
+        """Close everything, and tell nobody. Others find that the holder of its files is gone."""
+
+    def forget_lost_files(self) -> None:
+        """After a time in which this process seemed dead: others may have its files."""
+
+
+@dataclass
+class StreamCounts:
+    """What happened to a split, in this consumer."""
+
+    batches: int = 0
+    rows: int = 0
+    files: int = 0
+    redelivered_batches: int = 0
+    """Handed out before, to a consumer that died or did not record them."""
+    quarantined_files: int = 0
+    lost_claims: int = 0
+    """Files that were given to others, because this process seemed dead."""
+
+
+class SplitReader:
+    """Reads files of a split for one consumer: waits for them, checks them, and puts damaged ones aside."""
+
+    def __init__(
+        self,
+        folder: SplitFolder,
+        waiter: Waiter,
+        fingerprint: str,
+        memory: Callable[[int], NDArray[Any]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.waiter = waiter
+        self.fingerprint = fingerprint
+        self.reader: FileReader = FileReader(memory)
+        self.counts: StreamCounts = StreamCounts()
+
+    def load(self, path: Path, number: int | None, claim: Claim | None = None) -> LoadedFile | None:
+        """A file that was verified. None where it was damaged: it is in quarantine now."""
+        inode = path.stat().st_ino
+        try:
+            file = self.reader.load(path)
+            self._check_identity(file, number)
+        except DamagedFile as error:
+            quarantine(self.folder, number, error.reason, path, inode, claim)
+            self.counts.quarantined_files += 1
+            return None
+        return file
+
+    def _check_identity(self, file: LoadedFile, number: int | None) -> None:
+        """That a file is the one that its name says, of the queue that this consumer was opened on."""
+        facts, folder = file.facts, self.folder
+        name = file_in_words(folder.name, number)
+        if (facts.split, facts.number) != (folder.name, number or 0):
+            reason = f"it is {facts.split} file {facts.number}, under the name of {name}"
+            raise DamagedFile(f"a file of {folder.path} is another: {reason}", file=folder.path, reason=reason)
+        if facts.stamp != self.fingerprint:
+            raise QueueError(
+                f"{name} was made by another provider than the queue that this consumer opened",
+                folder=folder.queue.path,
+                remedy="a new DatasetConsumer reads the new queue; to throw old files away:\n"
+                f"{purge_command(folder.queue.path)}",
+            )
+
+    def shape_at(self, place: Position) -> FileShape | None:
+        """How the file of a place is cut. Needed only inside of a file, which is then there."""
+        if not place.row:
+            return None
+        claimed = self.folder.claimed.glob(f"{digits_of(place.file)}.*{EXTENSION}")
+        for path in (self.folder.ready_path(place.file), *claimed):
+            with contextlib.suppress(OSError, DamagedFile):
+                facts = read_facts(path)
+                return FileShape(facts.batch_size, facts.num_batches)
+        return None
+
+    def delete_files_cut_otherwise(self, shape: FileShape) -> None:
+        """Delete files that wait and are cut otherwise than a state counts: they are made again as the provider cuts
+        now."""
+        for number in self.folder.listing().ready:
+            with contextlib.suppress(DamagedFile, FileNotFoundError):
+                facts = read_facts(self.folder.ready_path(number))
+                if (facts.batch_size, facts.num_batches) != shape:
+                    self.folder.ready_path(number).unlink()
+
+
+def check_shape(of_state: FileShape | None, of_file: FileShape, file: str) -> None:
+    """That a file is cut as a state counts: cut otherwise, it holds other rows."""
+    if of_state is None or of_state == of_file:
+        return
+    parameter = "batches_per_file"
+    if of_state.batch_size != of_file.batch_size:
+        parameter = "batch_size"
+    raise PlanError(
+        f"the state counts in files of {of_state.num_batches} batches of {of_state.batch_size} rows, "
+        f"and {file} has {of_file.num_batches} of {of_file.batch_size}",
+        parameter=parameter,
+        remedy=f"prepare with batch_size = {of_state.batch_size} and batches_per_file = {of_state.num_batches}; "
+        "a consumer's own batch_size= may be any",
+    )
+
+
+# One reader of a split in a process
+
+
+class _Replaceable(Protocol):
+    folder: SplitFolder
+    rank: int | None
+    is_replaced: bool
+
+    def release(self, *, record: bool) -> None: ...
+
+
+_readers: weakref.WeakValueDictionary[tuple[str, int | None, int], _Replaceable] = weakref.WeakValueDictionary()
+_readers_lock = threading.Lock()
+
+
+def replace_older(stream: _Replaceable) -> None:
+    """Let a stream go on for an older one of the same process, which ends: a notebook cell may run twice."""
+    if stream.is_replaced:
+        raise QueueError(
+            "a newer DatasetConsumer of this process reads this queue",
+            folder=stream.folder.queue.path,
+            split=stream.folder.name,
+            remedy="use that one; several readers are several processes, or have rank= and world_size=",
+        )
+    key = (stream.folder.identity, stream.rank, os.getpid())
+    if _readers.get(key) is stream:
+        return
+    with _readers_lock:
+        before = _readers.get(key)
+        _readers[key] = stream
+    if before is not None and before is not stream:
+        before.is_replaced = True
+        before.release(record=False)

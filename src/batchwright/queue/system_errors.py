@@ -1,0 +1,70 @@
+"""Errors of the operating system, as errors of a queue: what they mean for it, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from batchwright.base.errors import BatchwrightError, OutOfSpaceError, QueueError
+
+__all__ = ["clear_errors", "deleted", "is_out_of_space", "purge_command"]
+
+
+def is_out_of_space(error: OSError) -> bool:
+    return isinstance(error, OutOfSpaceError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def clear_errors(queue: Path) -> Iterator[None]:
+    """In the block, an error of the system becomes one that says what it means for the queue."""
+    try:
+        yield
+    except BatchwrightError:
+        raise
+    except OSError as error:
+        clear = _in_words(error, queue)
+        if clear is None:
+            raise
+        raise clear from error
+
+
+def _in_words(error: OSError, queue: Path) -> BatchwrightError | None:
+    """None where the error is no matter of the queue."""
+    if is_out_of_space(error):
+        return OutOfSpaceError(
+            f"no space left for the queue: {error.strerror}",
+            folder=queue,
+            file=error.filename,
+            remedy="make room, then do the same again: nothing was lost",
+        )
+    if isinstance(error, FileNotFoundError):  # in a folder that was there before
+        return deleted(queue)
+    if error.errno == errno.EROFS:
+        what = "the queue cannot be written"
+        remedy = "mount it so that it can be written, or put the dataset elsewhere; nothing was lost"
+    elif isinstance(error, PermissionError):
+        what = "this process may no longer read and write the queue"
+        remedy = "give it back its permissions, then run this again: nothing was lost"
+    elif isinstance(error, NotADirectoryError | FileExistsError):
+        what, remedy = "there is a file where the queue has a folder", "move that file away"
+    else:
+        return None
+    return QueueError(f"{what}: {error.strerror}", folder=queue, file=error.filename, remedy=remedy)
+
+
+def purge_command(queue: Path) -> str:
+    """The command that throws a queue away. Put it at the end of a line: it is copied from there."""
+    return f"batchwright queue purge {shlex.quote(str(queue.parent))}"
+
+
+def deleted(queue: Path) -> QueueError:
+    return QueueError(
+        "the queue folder was deleted while it was in use",
+        folder=queue,
+        reason=os.strerror(errno.ENOENT),
+        remedy="batchwright prepare CONFIG makes it anew; a consumer goes on with load_state_dict of its last state",
+    )

@@ -1,0 +1,136 @@
+"""The generators' side of a log: leases of prompts, which end by an answer, by time, or with their process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchwright.base.errors import SampleError, SpecError
+from batchwright.rollouts.log import ledger as rules
+from batchwright.rollouts.log.ledger import Begin, Drop, GiveBack, Lease, Ledger, Renew
+from batchwright.rollouts.log.prompts import PromptJob, Prompts, rows_of
+from batchwright.rollouts.log.shared_ledger import SharedLedger
+
+__all__ = ["Leases"]
+
+log: logging.Logger = logging.getLogger("batchwright")
+
+
+@dataclass(slots=True, kw_only=True)
+class Leases:
+    """The leases of one `RolloutLog`. Settings are those of its constructor."""
+
+    shared: SharedLedger
+    begin: Begin
+    lease_seconds: float
+    max_attempts: int
+    on_stuck: str
+    ahead: int | None
+    open: dict[tuple[int, int], PromptJob] = field(default_factory=dict)
+    """By (ordinal, attempt): jobs of this object that were neither answered nor given back."""
+
+    def issue(self, ledger: Ledger, wanted: int, prompts: Prompts) -> list[PromptJob]:
+        """Lease up to `wanted` prompts. Inside `shared.reading`."""
+        dead = self.shared.folder.dead({lease.writer for lease in ledger.in_flight.values()})
+        again, num_fresh = rules.to_issue(ledger, wanted, ahead=self.ahead)
+        if not again and not num_fresh and not any(rules.expired(ledger, time.time(), dead)):
+            return []  # without the lock: processes that wait do not disturb those that work
+        writer = self.shared.writer()
+        with self.shared.writing() as ledger:
+            now = time.time()
+            died, overdue = rules.expired(ledger, now, dead)
+            if self._drop_stuck(ledger, wanted, (*died, *overdue), writer):
+                died, overdue = rules.expired(ledger, now, dead)
+            again, num_fresh = rules.to_issue(ledger, wanted, ended=(*died, *overdue), ahead=self.ahead)
+            if not again and not num_fresh:
+                return []
+            first = ledger.cursor
+            self.shared.write(Lease(now, writer, self.lease_seconds, died, overdue, again, first, num_fresh))
+        ordinals = [*again, *range(first, first + num_fresh)]
+        log_id = self.shared.folder.id.hex()
+        jobs = [
+            prompts.job(row, ordinal, ledger.in_flight[ordinal].attempt, epoch, log_id)
+            for ordinal, epoch, row in zip(ordinals, *rows_of(ordinals, self.begin), strict=True)
+        ]
+        self.open.update(((job.ordinal, job.attempt), job) for job in jobs)
+        return jobs
+
+    def _drop_stuck(self, ledger: Ledger, wanted: int, ended: Sequence[int], writer: str) -> bool:
+        """Prompts that were issued too often without an answer are an error, or dropped. Returns whether any was."""
+        again, _ = rules.to_issue(ledger, wanted, ended=ended, ahead=0)
+        stuck = [ordinal for ordinal in again if rules.failed_attempts(ledger, ordinal) >= self.max_attempts]
+        if not stuck:
+            return False
+        if self.on_stuck == "raise":
+            first = stuck[0]
+            raise SampleError(
+                f"a group that never completes: its prompt was issued {ledger.issued[first]} times",
+                ordinal=first,
+                row=rows_of([first], self.begin)[1][0],
+                attempts=ledger.issued[first],
+                others=len(stuck) - 1 or None,
+                remedy=f"log.drop({first}, reason=...) to leave it out, max_attempts={self.max_attempts * 2} to try "
+                "again, or on_stuck='drop'",
+            )
+        reason = f"issued {self.max_attempts} times without an answer"
+        log.warning("%s: dropped %d prompts, each %s: %s", self.shared.folder.path, len(stuck), reason, stuck[:10])
+        self.shared.write(Drop(time.time(), writer, stuck, reason))
+        return True
+
+    def renew(self, jobs: list[PromptJob] | None) -> list[PromptJob]:
+        """Renew the leases of jobs, or of all open ones, when a quarter has passed. Returns those still leased."""
+        with self.shared.reading() as ledger:
+            jobs = list(self.open.values()) if jobs is None else jobs
+            now, mine = time.time(), self._still_leased(ledger, jobs)
+            if any(now - ledger.in_flight[job.ordinal].renewed >= self.lease_seconds / 4 for job in mine):
+                with self.shared.writing() as ledger:
+                    mine = self._still_leased(ledger, jobs)
+                    if mine:
+                        ordinals = sorted({job.ordinal for job in mine})
+                        self.shared.write(Renew(now, self.shared.writer(), self.lease_seconds, ordinals))
+            still_leased = {(job.ordinal, job.attempt) for job in mine}
+            for job in jobs:
+                if (job.ordinal, job.attempt) not in still_leased:
+                    self.forget(job)
+            return mine
+
+    def _still_leased(self, ledger: Ledger, jobs: list[PromptJob]) -> list[PromptJob]:
+        found = []
+        for job in jobs:
+            lease = ledger.in_flight.get(job.ordinal)
+            if lease is not None and (lease.attempt, lease.writer) == (job.attempt, self.shared.folder.writer):
+                found.append(job)
+        return found
+
+    def give_back(self, job: PromptJob, reason: str) -> None:
+        with self.shared.writing() as ledger:
+            lease = ledger.in_flight.get(job.ordinal)
+            if lease is not None and lease.attempt == job.attempt:
+                self.shared.write(GiveBack(time.time(), self.shared.writer(), job.ordinal, job.attempt, _text(reason)))
+        self.forget(job)
+
+    def drop(self, ordinal: int, reason: str) -> None:
+        with self.shared.writing() as ledger:
+            if ordinal in ledger.dropped:
+                return
+            if ordinal not in ledger.issued:
+                what = "was used" if 0 <= ordinal < ledger.cursor else "was never issued"
+                raise SpecError(
+                    f"prompt {ordinal:,} {what}, and cannot be dropped",
+                    parameter="ordinal",
+                    remedy="the ordinal of a prompt that is in flight, to be issued again, or waiting",
+                )
+            self.shared.write(Drop(time.time(), self.shared.writer(), [ordinal], _text(reason)))
+        self.shared.folder.sync()
+
+    def forget(self, job: PromptJob) -> None:
+        """The job is done. A later attempt at the same prompt stays open."""
+        self.open.pop((job.ordinal, job.attempt), None)
+
+
+def _text(reason: Any) -> str:
+    """A reason as it can be written: an error's message may hold anything."""
+    return str(reason).encode("utf-8", "backslashreplace").decode("utf-8")
